@@ -1,0 +1,50 @@
+"""lockstep: run a training function on N workers, in lockstep.
+
+``lockstep.train`` is where to begin. Subpackages are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "init", "shutdown"]
+
+_SUBPACKAGES = ("air", "train", "tune")
+
+
+def init(*, engine: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:
+    """Set what later runs of this process start with. Optional; starts nothing.
+
+    Args:
+        engine: ``"local"`` (the default): processes on this machine.
+        runtime_env: ``{"env_vars": {"NAME": "value"}}``: set in every worker before anything of
+            yours is imported there.
+    """
+    from lockstep import runtime
+    from lockstep.engine.select import ENGINES
+
+    if engine is not None and engine not in ENGINES:
+        raise ValueError(f"init(engine={engine!r}): choose one of {', '.join(ENGINES)}.")
+    runtime.configure(engine, runtime_env)
+
+
+def shutdown() -> None:
+    """Forget ``init()`` and end the warm processes; the next run starts them again."""
+    from lockstep import runtime
+
+    runtime.reset()
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"lockstep.{name}")
+    raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SUBPACKAGES})

@@ -1,0 +1,18 @@
+"""Old spellings of what ``lockstep.train`` has: re-exports, nothing else."""
+
+from __future__ import annotations
+
+from lockstep.air import session
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from lockstep.result import Result
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointConfig",
+    "FailureConfig",
+    "Result",
+    "RunConfig",
+    "ScalingConfig",
+    "session",
+]

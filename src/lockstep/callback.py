@@ -1,0 +1,237 @@
+"""What a user subclasses to follow a run, and the frozen values handed to it.
+
+Nothing here dispatches: ``train/callbacks.py`` calls the hooks, each callback from a thread of its
+own in the driver process, in this order:
+
+    setup → on_trial_start → (on_trial_restore) → on_trial_result | on_checkpoint …
+          → on_trial_complete | on_trial_error → on_experiment_end
+    after_report … after_exception                       (UserCallback)
+
+A hook that raises or stalls is reported and neither fails nor slows the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from lockstep.checkpoint import Checkpoint
+    from lockstep.config import RunConfig, ScalingConfig, StopCondition
+
+__all__ = ["Callback", "LoggerCallback", "RunContext", "Trial", "TrialStatus", "UserCallback"]
+
+TrialStatus = Literal["PENDING", "RUNNING", "TERMINATED", "ERROR"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trial:
+    """A run as a callback sees it: a snapshot that later reports do not change.
+
+    Snapshots of one trial are equal and hash alike, so a trial can key a callback's own dict.
+
+    Attributes:
+        last_result: the result *before* the one being reported.
+        path: the run directory.
+        checkpoint: the newest committed checkpoint.
+    """
+
+    trial_id: str
+    trainable_name: str
+    path: str
+    experiment_name: str = ""
+    experiment_tag: str = "0"
+    config: dict[str, Any] = field(default_factory=dict)
+    last_result: dict[str, Any] = field(default_factory=dict)
+    status: TrialStatus = "PENDING"
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def local_path(self) -> str:
+        """The run directory."""
+        return self.path
+
+    @property
+    def logdir(self) -> str:
+        """The run directory."""
+        return self.path
+
+    def __eq__(self, other: object) -> bool:
+        return self.trial_id == other.trial_id if isinstance(other, Trial) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.trial_id)
+
+    def __str__(self) -> str:
+        return f"{self.trainable_name}_{self.trial_id}"
+
+    def __repr__(self) -> str:
+        return f"Trial({self}, {self.status})"
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a ``UserCallback`` is told about the run it follows."""
+
+    run_config: RunConfig
+    trial_id: str
+    path: str
+    experiment_name: str
+    train_loop_config: dict[str, Any] | None
+    scaling_config: ScalingConfig
+
+
+class Callback:
+    """Follows runs and trials; override the hooks you need, each does nothing by default.
+
+    The object stays in the driver process, so what it collects can be read after ``fit()``. Its
+    hooks are called one after the other, never two at once for one run.
+    """
+
+    batched: ClassVar[bool] = False
+    """Internal: collect events for a moment, then deliver them and call ``flush_batch``."""
+
+    def flush_batch(self) -> None:
+        """Internal: called after each batch of events of a ``batched`` callback."""
+
+    def setup(
+        self,
+        stop: StopCondition | None = None,
+        num_samples: int | None = None,
+        total_num_samples: int | None = None,
+        **info: Any,
+    ) -> None:
+        """Before anything else."""
+
+    def on_trial_start(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """When a trial starts."""
+
+    def on_trial_restore(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """After ``on_trial_start``, when the trial goes on from ``trial.checkpoint``."""
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: Sequence[Trial],
+        trial: Trial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        """After each report; ``trial.last_result`` is still the one before ``result``."""
+
+    def on_checkpoint(
+        self,
+        iteration: int,
+        trials: Sequence[Trial],
+        trial: Trial,
+        checkpoint: Checkpoint,
+        **info: Any,
+    ) -> None:
+        """After a checkpoint is committed."""
+
+    def on_trial_complete(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """When a trial has ended well."""
+
+    def on_trial_error(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """When a trial has failed for good."""
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        """After everything else."""
+
+    def get_state(self) -> dict[str, Any] | None:
+        """What an interrupted experiment should keep of this callback; None for nothing."""
+        return None
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes back what ``get_state`` gave."""
+
+
+class LoggerCallback(Callback):
+    """A callback with the hooks a tracker needs. ``super().__init__()`` need not be called."""
+
+    def log_trial_start(self, trial: Trial) -> None:
+        """When a trial starts."""
+
+    def log_trial_restore(self, trial: Trial) -> None:
+        """After ``log_trial_start``, when the trial goes on from ``trial.checkpoint``."""
+
+    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+        """After each report; ``trial.last_result`` is still the one before ``result``."""
+
+    def log_trial_save(self, trial: Trial) -> None:
+        """After a checkpoint is committed: ``trial.checkpoint``."""
+
+    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+        """When a trial has ended."""
+
+    def on_trial_start(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Calls ``log_trial_start``."""
+        self.log_trial_start(trial)
+
+    def on_trial_restore(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Calls ``log_trial_restore``."""
+        self.log_trial_restore(trial)
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: Sequence[Trial],
+        trial: Trial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        """Calls ``log_trial_result``."""
+        self.log_trial_result(iteration, trial, result)
+
+    def on_checkpoint(
+        self,
+        iteration: int,
+        trials: Sequence[Trial],
+        trial: Trial,
+        checkpoint: Checkpoint,
+        **info: Any,
+    ) -> None:
+        """Calls ``log_trial_save``."""
+        self.log_trial_save(trial)
+
+    def on_trial_complete(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Calls ``log_trial_end``."""
+        self.log_trial_end(trial, failed=False)
+
+    def on_trial_error(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Calls ``log_trial_end`` with ``failed=True``."""
+        self.log_trial_end(trial, failed=True)
+
+
+class UserCallback:
+    """Sees what every rank reports. It may be mixed with ``Callback`` objects in one list."""
+
+    def after_report(
+        self,
+        run_context: RunContext,
+        metrics: list[dict[str, Any]],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """After each report: ``metrics[rank]`` is what that rank reported."""
+
+    def after_exception(
+        self, run_context: RunContext, worker_exceptions: dict[int, Exception]
+    ) -> None:
+        """After workers failed, also when the run starts again: rank → its exception."""

@@ -1,0 +1,460 @@
+"""Checkpoint: a directory somewhere, or a dict. Which ones a run keeps is not known here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import CheckpointError
+from lockstep.storage import MANIFEST, Storage, open_storage
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+
+__all__ = ["DICT_FILE", "METADATA_FILE", "Checkpoint"]
+
+DICT_FILE = "dict_checkpoint.pkl"
+"""The file that makes a directory a dict checkpoint: the pickled dict."""
+METADATA_FILE = ".metadata.json"
+"""The file that holds a checkpoint's metadata."""
+
+_TAR_KEY = "fs_checkpoint"
+_ID_KEY = "_current_checkpoint_id"
+_ADDED_KEYS = ("_timestamp", "_preprocessor", _ID_KEY)
+
+
+class Checkpoint:
+    """A directory on any filesystem, or a dict; each can be read as the other.
+
+    Nothing is looked at when it is made: what is missing shows at the first use, by its path.
+    Pickled by path, a dict that is not stored yet by value. Two are equal when they are the same
+    place, or the same bytes.
+
+    Args:
+        path: the directory, or a URI such as ``s3://bucket/prefix``.
+        filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
+        local_path, data_dict, uri: the three things it can be made from, by the older names.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        *,
+        local_path: str | os.PathLike[str] | None = None,
+        data_dict: dict[str, Any] | None = None,
+        uri: str | None = None,
+    ) -> None:
+        places = [place for place in (path, local_path, uri) if place is not None]
+        if len(places) + (data_dict is not None) != 1:
+            raise ValueError(
+                f"Checkpoint(path={path!r}, local_path={local_path!r}, uri={uri!r}, "
+                f"data_dict={'…' if data_dict is not None else None}): give exactly one of these."
+            )
+        self._storage: Storage | None = None
+        self._files: dict[str, bytes] = {}
+        self._numbers: dict[str, Any] = {}
+        if data_dict is not None:
+            self._take(data_dict)
+        elif not isinstance(places[0], (str, os.PathLike)):
+            raise TypeError(
+                f"Checkpoint({places[0]!r}): expected a path; "
+                "a dict goes through Checkpoint.from_dict."
+            )
+        else:
+            self._storage = open_storage(places[0], filesystem)
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """The checkpoint that is the directory ``path``; it stays the caller's."""
+        return cls(path)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Checkpoint:
+        """A checkpoint of the dict as it is now: later changes do not show. Tensors go to CPU.
+
+        Raises:
+            TypeError: not a dict, or a value in it cannot be pickled.
+        """
+        if not isinstance(data, dict):
+            raise TypeError(f"Checkpoint.from_dict({data!r}): expected a dict.")
+        return cls(data_dict=data)
+
+    @classmethod
+    def from_uri(cls, uri: str) -> Checkpoint:
+        """The checkpoint at a URI such as ``s3://bucket/prefix`` or ``file:///directory``."""
+        return cls(uri=uri)
+
+    @property
+    def path(self) -> str | None:
+        """The directory's path on ``filesystem``; None for a dict that is not stored."""
+        return None if self._storage is None else self._storage.root
+
+    @property
+    def filesystem(self) -> pyarrow.fs.FileSystem | None:
+        """The filesystem ``path`` is on; None for a dict that is not stored."""
+        return None if self._storage is None else self._storage.filesystem
+
+    @property
+    def uri(self) -> str | None:
+        """The URI it was opened from, or the path; None for a dict that is not stored."""
+        return None if self._storage is None else self._storage.uri
+
+    def get_internal_representation(self) -> tuple[str, Any]:
+        """``("local_path", path)``, ``("uri", uri)`` or ``("data_dict", dict)``."""
+        if self._storage is None:
+            return "data_dict", self.to_dict()
+        return ("local_path" if self._storage.is_local else "uri"), self._storage.uri
+
+    def to_dict(self) -> dict[str, Any]:
+        """A fresh copy of the dict; a directory comes as ``{"fs_checkpoint": <tar archive>}``."""
+        if not self.is_dict:
+            return {_TAR_KEY: self._tar()}
+        data = self._load()
+        manifest = self._manifest()
+        if manifest is not None:
+            for key in _ADDED_KEYS:
+                data.pop(key, None)
+            values = (manifest.get("timestamp"), None, manifest.get("id"))
+            data.update(zip(_ADDED_KEYS, values, strict=True))
+        return data
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the checkpoint to a local directory (a new temporary one) and return its path."""
+        if self._storage is not None:
+            self._check_directory(self._storage)
+        if path is None:
+            target = tempfile.mkdtemp(prefix="checkpoint-")
+        else:
+            target = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        if self._storage is None:
+            self.save_files(open_storage(target), "", self._files, flush=False)
+        elif not (self._storage.is_local and os.path.realpath(target) == self._real_path()):
+            self._storage.get("", target)
+        return target
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """The checkpoint as a local directory: its own if it has one, else one for the while."""
+        if self._storage is not None and self._storage.is_local:
+            self._check_directory(self._storage)
+            yield self._storage.root
+            return
+        temporary = tempfile.mkdtemp(prefix="lockstep-")
+        try:
+            yield self.to_directory(temporary)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What was last set with ``set_metadata``; an empty dict at first."""
+        if self._storage is None:
+            text = self._files.get(METADATA_FILE, b"{}")
+        else:
+            self._check_directory(self._storage)
+            try:
+                text = self._storage.read(METADATA_FILE)
+            except FileNotFoundError:
+                return {}
+        metadata: dict[str, Any] = json.loads(text)
+        return metadata
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata, anything that JSON can hold; kept beside the checkpoint's files."""
+        try:
+            text = json.dumps(dict(metadata)).encode()
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"Metadata {metadata!r} does not fit in JSON: {error}.") from error
+        if self._storage is None:
+            self._files[METADATA_FILE] = text
+        else:
+            self._check_directory(self._storage)
+            self._storage.write(METADATA_FILE, text)
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Lay these entries over the metadata."""
+        self.set_metadata({**self.get_metadata(), **metadata})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Checkpoint):
+            return NotImplemented
+        if self._storage is None or other._storage is None:
+            return self._storage is other._storage and self._content() == other._content()
+        return self._storage == other._storage
+
+    def __hash__(self) -> int:
+        if self._storage is None:
+            return hash(tuple(sorted(self._content().items())))
+        return hash(self._storage)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        if self._storage is None:
+            return f"Checkpoint(in memory, {sum(map(len, self._files.values()))} bytes)"
+        if self._storage.is_local:
+            return f"Checkpoint(filesystem=local, path={self._storage.root})"
+        scheme, found, _ = self._storage.uri.partition("://")
+        kind = scheme if found else self._storage.filesystem.type_name
+        return f"Checkpoint(filesystem={kind}, path={self._storage.root})"
+
+    # For the worker that reports a checkpoint.
+
+    @property
+    def is_dict(self) -> bool:
+        """Whether it was made by ``from_dict``, in this process or before it was stored."""
+        if self._storage is None:
+            return DICT_FILE in self._files
+        self._check_directory(self._storage)
+        return self._storage.exists(DICT_FILE)
+
+    @property
+    def current_id(self) -> int | None:
+        """The ``_current_checkpoint_id`` of a dict checkpoint, None where it has none."""
+        if self._storage is None:
+            value = self._numbers.get(_ID_KEY)
+            return None if value is None else int(value)
+        if not self.is_dict:
+            return None
+        manifest = self._manifest()
+        found = self._load().get(_ID_KEY) if manifest is None else manifest.get("id")
+        return None if found is None else int(found)
+
+    def dict_value(self, key: str) -> float | None:
+        """The number at ``key`` of a dict not stored yet (``"a/b"`` reaches into nested dicts).
+
+        A key that is ``"a/b"`` literally wins. None where there is none or it is not a number.
+        """
+        return _number_at(self._numbers, key)
+
+    def files(self) -> dict[str, int]:
+        """What a report stores: name relative to the checkpoint → size in bytes.
+
+        Raises:
+            FileNotFoundError: there is no such directory.
+            NotADirectoryError: it is a file.
+        """
+        if self._storage is None:
+            return {name: len(data) for name, data in sorted(self._files.items())}
+        self._check_directory(self._storage)
+        sizes = self._storage.walk_files()
+        sizes.pop(MANIFEST, None)
+        return sizes
+
+    def save_files(
+        self,
+        storage: Storage,
+        directory: str,
+        names: Iterable[str],
+        *,
+        move: bool = False,
+        flush: bool = True,
+    ) -> None:
+        """Write these files of the checkpoint under ``directory`` of a storage.
+
+        ``move`` takes the files of a local directory over instead of copying them.
+        """
+        source = self._storage
+        if source is not None:
+            self._check_directory(source)
+
+        def save(name: str) -> None:
+            target = f"{directory}/{name}" if directory else name
+            if source is None:
+                storage.put_bytes(target, self._files[name], flush=flush)
+            elif source.is_local:
+                storage.put(target, source.path(name), move=move, flush=flush)
+            else:
+                storage.put_stream(target, source.read_chunks(name), flush=flush)
+
+        if not directory:
+            storage.make_directory()
+        storage.each(names, save)
+
+    def fingerprint(self, names: Iterable[str]) -> dict[str, int]:
+        """The CRC-32 of each of these files, to tell whether two ranks' files differ."""
+        sums = {}
+        for name in names:
+            total = 0
+            for chunk in self._chunks(name):
+                total = zlib.crc32(chunk, total)
+            sums[name] = total
+        return sums
+
+    def _take(self, data: dict[str, Any]) -> None:
+        archive = data.get(_TAR_KEY)
+        if isinstance(archive, bytes) and not set(data) - {_TAR_KEY, *_ADDED_KEYS}:
+            unpacked = _untar(archive)
+            if unpacked is not None:
+                self._files = unpacked
+                return
+        self._files = {DICT_FILE: _pickle(dict(data))}
+        self._numbers = _numbers_in(data, ())
+
+    def _content(self) -> dict[str, bytes]:
+        return {name: data for name, data in self._files.items() if name != METADATA_FILE}
+
+    def _chunks(self, name: str) -> Iterable[bytes]:
+        return (self._files[name],) if self._storage is None else self._storage.read_chunks(name)
+
+    def _real_path(self) -> str:
+        assert self._storage is not None
+        return os.path.realpath(self._storage.root)
+
+    def _manifest(self) -> dict[str, Any] | None:
+        text = None if self._storage is None else self._storage.manifest()
+        if text is None:
+            return None
+        manifest: dict[str, Any] = json.loads(text)
+        return manifest
+
+    def _load(self) -> dict[str, Any]:
+        import pickle
+
+        try:
+            data: dict[str, Any] = pickle.loads(b"".join(self._chunks(DICT_FILE)))
+        except (pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
+            raise CheckpointError(
+                f"{self!r} cannot be unpickled here: {type(error).__name__}: {error}."
+            ) from error
+        return data
+
+    def _tar(self) -> bytes:
+        import tarfile
+
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for name in self.files():
+                data = b"".join(self._chunks(name))
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+        return archive.getvalue()
+
+    @staticmethod
+    def _check_directory(storage: Storage) -> None:
+        if storage.is_directory():
+            return
+        if storage.exists():
+            raise NotADirectoryError(
+                f"The checkpoint {storage.uri!r} is a file; give the directory that holds it."
+            )
+        raise FileNotFoundError(
+            f"The checkpoint directory {storage.uri!r} does not exist; "
+            "write it before it is used, and keep it until then."
+        )
+
+
+def _untar(archive: bytes) -> dict[str, bytes] | None:
+    """The files of a tar archive, None where it is something else."""
+    import tarfile
+
+    files = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for member in tar:
+                if member.isdir():
+                    continue
+                name = os.path.normpath(member.name).replace(os.sep, "/")
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is None or name.startswith("/") or name.split("/")[0] == "..":
+                    raise ValueError(
+                        f"The {_TAR_KEY!r} archive has the unsafe entry {member.name!r}; "
+                        "only files below its own directory can be unpacked."
+                    )
+                files[name] = content.read()
+    except tarfile.TarError:
+        return None
+    return files
+
+
+def _pickle(data: dict[str, Any]) -> bytes:
+    """The dict as bytes: by plain pickle if it can, so that it loads without this library."""
+    import pickle
+
+    try:
+        return _pickle_with(pickle.Pickler, data)
+    except MemoryError:
+        raise
+    except Exception:
+        import cloudpickle
+    try:
+        return _pickle_with(cloudpickle.Pickler, data)
+    except Exception as error:
+        for key, value in data.items():
+            try:
+                _pickle_with(cloudpickle.Pickler, value)
+            except Exception as cause:
+                raise TypeError(
+                    f"Checkpoint.from_dict: the value at {key!r}, of type "
+                    f"{type(value).__name__}, cannot be pickled ({cause}); leave it out."
+                ) from cause
+        raise TypeError(f"Checkpoint.from_dict: the dict cannot be pickled ({error}).") from error
+
+
+def _pickle_with(pickler: Any, data: Any) -> bytes:
+    import sys
+
+    torch = sys.modules.get("torch")
+    buffer = io.BytesIO()
+    if torch is not None:
+        pickler = _on_cpu(pickler, torch)
+    pickler(buffer, protocol=5).dump(data)
+    return buffer.getvalue()
+
+
+def _on_cpu(pickler: Any, torch: Any) -> Any:
+    """The pickler class, made to write the tensors of accelerators as CPU tensors."""
+    inherited = getattr(pickler, "reducer_override", None)
+
+    class OnCPU(pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
+                moved = value.detach().cpu().requires_grad_(value.requires_grad)
+                if isinstance(value, torch.nn.Parameter):
+                    moved = torch.nn.Parameter(moved.detach(), value.requires_grad)
+                return moved.__reduce_ex__(5)
+            return NotImplemented if inherited is None else inherited(self, value)
+
+    return OnCPU
+
+
+def _numbers_in(data: Mapping[Any, Any], above: tuple[int, ...]) -> dict[str, Any]:
+    """The numbers of nested dicts, None in the place of anything else."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if not isinstance(key, str):
+            continue
+        if isinstance(value, dict):
+            # A dict inside itself has no numbers further down.
+            inside = id(value) in above
+            found[key] = None if inside else _numbers_in(value, (*above, id(data)))
+        else:
+            found[key] = _as_number(value)
+    return found
+
+
+def _as_number(value: Any) -> float | None:
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    return float(value)
+
+
+def _number_at(numbers: dict[str, Any], key: str) -> float | None:
+    if key in numbers:
+        value = numbers[key]
+        return value if isinstance(value, float) else None
+    head, slash, rest = key.partition("/")
+    inner = numbers.get(head) if slash else None
+    return _number_at(inner, rest) if isinstance(inner, dict) else None

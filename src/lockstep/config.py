@@ -1,0 +1,236 @@
+"""What a user configures, validated when built: an object that exists is a valid one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointUploadMode",
+    "FailureConfig",
+    "RunConfig",
+    "ScalingConfig",
+]
+
+StopCondition = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
+
+
+class CheckpointUploadMode(Enum):
+    """When ``report()`` returns, relative to the upload of its checkpoint."""
+
+    SYNC = "sync"
+    """After the checkpoint is on storage, flushed and committed."""
+    ASYNC = "async"
+    """Once a snapshot is safe; the upload goes on in the background, in order."""
+    NO_UPLOAD = "no_upload"
+    """The checkpoint already lies where it should; it is registered as it is."""
+
+
+def _whole_number(owner: str, name: str, value: object, least: int, why: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{owner}({name}={value!r}): expected a whole number.{why}")
+    if value < least:
+        raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")
+
+
+@dataclass(frozen=True)
+class ScalingConfig:
+    """How many workers, and what each one gets.
+
+    Args:
+        num_workers: worker processes. 0 runs the training function in this very process, so that
+            ``breakpoint()`` works; everything else stays the same.
+        use_gpu: give each worker a GPU of its own.
+        resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
+            sets the worker's thread count.
+    """
+
+    num_workers: int = 1
+    use_gpu: bool = False
+    resources_per_worker: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.num_workers, tuple):
+            raise ValueError(
+                f"ScalingConfig(num_workers={self.num_workers!r}): elastic sizes are not available "
+                "in this version; give one number."
+            )
+        _whole_number("ScalingConfig", "num_workers", self.num_workers, 0)
+        if not isinstance(self.use_gpu, bool):
+            raise TypeError(f"ScalingConfig(use_gpu={self.use_gpu!r}): expected True or False.")
+        if self.resources_per_worker is None:
+            return
+        for name, amount in self.resources_per_worker.items():
+            if name not in ("CPU", "GPU"):
+                raise ValueError(
+                    f"ScalingConfig(resources_per_worker={{{name!r}: …}}): unknown resource; "
+                    "this engine knows 'CPU' and 'GPU'."
+                )
+            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
+                raise ValueError(
+                    f"ScalingConfig(resources_per_worker={{{name!r}: {amount!r}}}): "
+                    "expected a number, 0 or more."
+                )
+        gpus = self.resources_per_worker.get("GPU", 0)
+        if gpus and not self.use_gpu:
+            raise ValueError(
+                f"ScalingConfig(resources_per_worker={{'GPU': {gpus}}}) needs use_gpu=True."
+            )
+        if gpus != int(gpus):
+            raise ValueError(
+                f"ScalingConfig(resources_per_worker={{'GPU': {gpus}}}): "
+                "a worker gets whole GPUs; give a whole number."
+            )
+
+    @property
+    def num_cpus_per_worker(self) -> float | None:
+        """CPUs asked for per worker, None where the user did not say."""
+        return (self.resources_per_worker or {}).get("CPU")
+
+    @property
+    def num_gpus_per_worker(self) -> int:
+        """GPUs each worker gets: one by default with ``use_gpu=True``."""
+        if not self.use_gpu:
+            return 0
+        return int((self.resources_per_worker or {}).get("GPU", 1))
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs the whole group needs."""
+        return self.num_gpus_per_worker * max(self.num_workers, 1)
+
+
+@dataclass(frozen=True)
+class FailureConfig:
+    """What to do when workers fail.
+
+    Args:
+        max_failures: how often a failed run is started again from its newest checkpoint.
+            0 never, -1 without limit.
+    """
+
+    max_failures: int = 0
+
+    def __post_init__(self) -> None:
+        _whole_number(
+            "FailureConfig", "max_failures", self.max_failures, -1, " -1 means without limit."
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Which checkpoints stay.
+
+    Args:
+        num_to_keep: keep this many, the best by score (without a score: the newest). The newest is
+            always kept besides. None keeps all; 0 keeps none after the run has ended.
+        checkpoint_score_attribute: what ranks them: a key of a dict checkpoint or else of the
+            reported metrics; ``"a/b"`` reaches into nested dicts.
+        checkpoint_score_order: ``"max"`` or ``"min"``: which score is best.
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: Literal["max", "min"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.num_to_keep is not None:
+            _whole_number(
+                "CheckpointConfig", "num_to_keep", self.num_to_keep, 0, " None keeps them all."
+            )
+        if self.checkpoint_score_order not in ("max", "min"):
+            raise ValueError(
+                f"CheckpointConfig(checkpoint_score_order={self.checkpoint_score_order!r}): "
+                "expected 'max' or 'min'."
+            )
+        attribute = self.checkpoint_score_attribute
+        if attribute is not None and (not isinstance(attribute, str) or not attribute):
+            raise ValueError(
+                f"CheckpointConfig(checkpoint_score_attribute={attribute!r}): "
+                "expected the name of a metric."
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where a run lives and how it behaves.
+
+    Args:
+        name: the experiment directory inside ``storage_path``; by default the trainer's name and
+            the time. A name used before gets another run beside the first.
+        storage_path: a directory or a URI such as ``s3://bucket/prefix``; by default
+            ``LOCKSTEP_STORAGE`` or ``~/lockstep_results``.
+        storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``storage_path`` is a path on.
+        failure_config, checkpoint_config: see there.
+        callbacks: ``tune.Callback``, ``LoggerCallback`` and ``train.UserCallback`` objects, mixed.
+        stop: end the run at a report: ``{"training_iteration": 10, "accuracy": 0.9}`` (any value
+            reached), or ``stop(trial_id, result) -> bool``.
+        verbose: 0 prints nothing, 1 the live display, 2 every report as well.
+        working_dir: None leaves workers in the driver's directory; ``"run"`` changes into the run
+            directory, ``"rank"`` into a folder of each rank's own below it.
+    """
+
+    name: str | None = None
+    storage_path: str | Path | None = None
+    storage_filesystem: pyarrow.fs.FileSystem | None = None
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    callbacks: Sequence[Any] = ()
+    stop: StopCondition | None = None
+    verbose: Literal[0, 1, 2] = 1
+    working_dir: Literal["run", "rank"] | None = None
+
+    def __post_init__(self) -> None:
+        for name, default in (
+            ("failure_config", FailureConfig),
+            ("checkpoint_config", CheckpointConfig),
+        ):
+            value = getattr(self, name)
+            if value is None:
+                object.__setattr__(self, name, default())
+            elif not isinstance(value, default):
+                raise TypeError(f"RunConfig({name}={value!r}): expected a {default.__name__}.")
+        if self.callbacks is None:
+            object.__setattr__(self, "callbacks", ())
+        if isinstance(self.callbacks, (str, bytes)) or not isinstance(self.callbacks, Sequence):
+            raise TypeError(f"RunConfig(callbacks={self.callbacks!r}): expected a list.")
+        if self.name is not None and (
+            not isinstance(self.name, str)
+            or not self.name.strip()
+            or self.name in (".", "..")
+            or "/" in self.name
+            or "\\" in self.name
+        ):
+            raise ValueError(f"RunConfig(name={self.name!r}): expected a directory name.")
+        if self.storage_path is not None and not isinstance(self.storage_path, (str, Path)):
+            raise TypeError(f"RunConfig(storage_path={self.storage_path!r}): expected a path.")
+        if self.storage_filesystem is not None and self.storage_path is None:
+            raise ValueError("RunConfig(storage_filesystem=…) needs storage_path, a path on it.")
+        if self.verbose not in (0, 1, 2):
+            raise ValueError(f"RunConfig(verbose={self.verbose!r}): expected 0, 1 or 2.")
+        if self.working_dir not in (None, "run", "rank"):
+            raise ValueError(
+                f"RunConfig(working_dir={self.working_dir!r}): expected None, 'run' or 'rank'."
+            )
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if self.stop is None or callable(self.stop):
+            return
+        if not isinstance(self.stop, Mapping):
+            raise TypeError(
+                f"RunConfig(stop={self.stop!r}): expected a dict of metric thresholds "
+                "or a function (trial_id, result) -> bool."
+            )
+        for key, bound in self.stop.items():
+            number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
+            if not number or math.isnan(bound):
+                raise ValueError(f"RunConfig(stop={{{key!r}: {bound!r}}}): expected a number.")

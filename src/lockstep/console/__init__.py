@@ -1,0 +1,17 @@
+"""What one run shows: on a terminal, in a notebook, in a log file. It decides nothing."""
+
+from __future__ import annotations
+
+from lockstep.console.display import Display, SilentDisplay, make_display
+from lockstep.console.logs import Line, LineCollapser, LineSplitter
+from lockstep.console.status import RunStatus
+
+__all__ = [
+    "Display",
+    "Line",
+    "LineCollapser",
+    "LineSplitter",
+    "RunStatus",
+    "SilentDisplay",
+    "make_display",
+]

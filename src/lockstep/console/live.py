@@ -1,0 +1,202 @@
+"""The live panel on a terminal, drawn by rich. Workers' lines scroll by above it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lockstep.console.display import Display, Level, write_line
+from lockstep.console.reports import ReportLines
+from lockstep.console.status import Progress, RunStatus
+from lockstep.console.text import encodable, ranks_label, without_controls
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+__all__ = ["LiveDisplay"]
+
+_LEVEL_STYLES = {"info": "", "warning": "yellow", "error": "red"}
+_MAX_BUFFERED_LINES = 1000
+
+
+class _Frame:
+    """Stands for the newest panel, so that printing a line above it draws that one at once."""
+
+    panel: RenderableType = ""
+
+    def __rich__(self) -> RenderableType:
+        return self.panel
+
+
+class LiveDisplay(Display):
+    """One panel that is redrawn in place, five times a second at most.
+
+    Lines are gathered and printed above the panel with the next redraw, so a chatty worker costs
+    one redraw for many lines. What the driver's own code prints goes above the panel too.
+    """
+
+    interval_s = 0.2
+
+    def __init__(
+        self, *, every_report: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._reports = ReportLines() if every_report else None
+        self._progress: Progress | None = None
+        self._live: Live | None = None
+        self._frame = _Frame()
+        self._drawn: RunStatus | None = None
+        self._drawn_at = -math.inf
+        self._lines: list[Text] = []
+        self._lock = threading.RLock()
+
+    def start(self, status: RunStatus) -> None:
+        """Draws the panel for the first time."""
+        from rich.console import Console
+        from rich.live import Live
+
+        if self._live is not None:
+            return
+        self._progress = Progress(status, self._clock)
+        console = Console(highlight=False, markup=False, emoji=False)
+        with self._lock:
+            # Errors sent to a file belong there; on the terminal they must not hit the panel.
+            errors = sys.stderr is not None and sys.stderr.isatty()
+            self._live = Live(
+                self._frame, console=console, auto_refresh=False, redirect_stderr=errors
+            )
+            with self._giving_up_without_terminal():
+                self._live.start()
+                # A killed driver cannot bring a hidden cursor back, so it never stays hidden.
+                console.show_cursor(True)
+            self._draw()
+        atexit.register(self._close)
+
+    def update(self, status: RunStatus) -> None:
+        """Keeps the reference."""
+        if self._progress is not None:
+            self._progress.status = status
+
+    def refresh(self) -> None:
+        """Prints the lines gathered and redraws the panel, if there is anything new."""
+        if self._progress is None:
+            return
+        now = self._clock()
+        self._add_reports(now)
+        changed = self._progress.status is not self._drawn or bool(self._lines)
+        if changed or now >= self._drawn_at + 1:
+            with self._lock:
+                self._draw()
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """Prints the line above the panel, at once."""
+        with self._lock:
+            if self._live is None:
+                write_line(text, error=level != "info")
+                return
+            from rich.text import Text
+
+            self._lines.append(Text(encodable(text), style=_LEVEL_STYLES[level]))
+            self._print_lines()
+
+    def output(self, ranks: tuple[int, ...], world_size: int, line: str) -> None:
+        """Prints the line above the panel with the next redraw; its colours stay."""
+        label = ranks_label(ranks, world_size)
+        with self._lock:
+            if self._live is None:
+                write_line(f"{label} {line}")
+                return
+            from rich.ansi import AnsiDecoder
+            from rich.text import Text
+
+            text = AnsiDecoder().decode_line(encodable(without_controls(line)))
+            self._add(Text.assemble((f"{label} ", "dim"), text))
+
+    def report(self, index: int, metrics: Mapping[str, Any]) -> None:
+        """Prints a line above the panel, with ``verbose=2``."""
+        if self._reports is not None:
+            self._add_plain(self._reports.feed(index, metrics, self._clock()))
+
+    def finish(self, status: RunStatus, summary: str | None = None) -> None:
+        """Draws the panel for the last time and prints the summary below it."""
+        if self._progress is None:
+            return
+        self._add_reports(math.inf)
+        self._progress.status = status
+        self._close()
+        self._progress = None
+        if summary:
+            write_line(summary)
+
+    def _add_reports(self, now: float) -> None:
+        if self._reports is not None:
+            self._add_plain(self._reports.flush(now))
+
+    def _add_plain(self, lines: list[str]) -> None:
+        if lines:
+            from rich.text import Text
+
+            for line in lines:
+                self._add(Text(line, style="dim"))
+
+    def _add(self, line: Text) -> None:
+        with self._lock:
+            self._lines.append(line)
+            if len(self._lines) >= _MAX_BUFFERED_LINES:
+                self._print_lines()
+
+    def _print_lines(self) -> None:
+        lines, self._lines = self._lines, []
+        if self._live is None or not lines:
+            return
+        with self._giving_up_without_terminal():
+            self._live.console.print(*lines, sep="\n", soft_wrap=True)
+
+    def _draw(self, *, last: bool = False) -> None:
+        from lockstep.console.panel import render_panel
+
+        if self._live is None or self._progress is None:
+            return
+        self._drawn, self._drawn_at = self._progress.status, self._clock()
+        self._frame.panel = render_panel(self._progress, self._live.console.size, last=last)
+        if self._lines:
+            self._print_lines()
+        else:
+            with self._giving_up_without_terminal():
+                self._live.refresh()
+
+    def _close(self) -> None:
+        atexit.unregister(self._close)
+        with self._lock:
+            if self._live is None:
+                return
+            try:
+                self._draw(last=True)
+            finally:
+                self._stop()
+
+    def _stop(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            with contextlib.suppress(OSError, ValueError):
+                # Half a line that somebody printed would be lost with the redirection.
+                sys.stdout.flush()
+                sys.stderr.flush()
+            with contextlib.suppress(OSError, ValueError):
+                live.stop()
+
+    @contextlib.contextmanager
+    def _giving_up_without_terminal(self) -> Iterator[None]:
+        # A terminal that was closed is no reason to end a training run.
+        try:
+            yield
+        except (OSError, ValueError):
+            self._stop()

@@ -1,0 +1,176 @@
+"""The engine contract: how worker processes are started, spoken to and ended.
+
+An engine knows processes and bytes, not training. It starts ``size`` workers that each call one
+function, ``entry(channel)``, and then carries messages both ways:
+
+    driver                                    worker
+    Engine.start(spec, …) ──── starts ──────▶ entry(channel)
+    WorkerGroup.send(rank, m) ──────────────▶ channel.receive() -> m
+    emit(WorkerMessage(rank, m)) ◀─────────── channel.send(m) / channel.post(m)
+    emit(WorkerExited(rank, …)) ◀──────────── the process ends, however it ends
+    WorkerGroup.interrupt() ────────────────▶ KeyboardInterrupt in entry's thread
+    WorkerGroup.kill() ─────────────────────▶ gone, with every process it started
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from lockstep.engine.loop import EventLoop
+
+__all__ = [
+    "Channel",
+    "Engine",
+    "EngineEvent",
+    "GroupSpec",
+    "OutputSink",
+    "Posted",
+    "WorkerExited",
+    "WorkerGroup",
+    "WorkerInfo",
+    "WorkerMessage",
+]
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """What to start: the same function on every worker, with the same payload."""
+
+    size: int
+    entry: str
+    """``"module:function"``; called in each worker as ``function(channel)``."""
+    payload: bytes
+    """Pickled by the caller; the worker's first ``channel.receive()`` returns the bytes."""
+    preload: tuple[str, ...] = ()
+    """Modules worth having imported before workers start; failing to import one is no error."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Laid over the driver's environment before anything of the user's is imported."""
+    cpus_per_worker: float | None = None
+    gpus_per_worker: int = 0
+
+
+class WorkerInfo(NamedTuple):
+    """Where one worker runs, as it says itself when it starts."""
+
+    rank: int
+    pid: int
+    hostname: str
+    node_ip: str
+
+
+class WorkerMessage(NamedTuple):
+    """A worker sent ``message`` (or, as :class:`Posted`, a batch of small ones)."""
+
+    rank: int
+    message: Any
+
+
+class WorkerExited(NamedTuple):
+    """A worker's process is gone. The last event of its rank, exactly one for each rank."""
+
+    rank: int
+    exitcode: int | None
+    """The exit code, or minus the signal number; None when it cannot be known."""
+    detail: str = ""
+    """What the engine knows beyond the code, in words."""
+
+
+EngineEvent = WorkerMessage | WorkerExited
+
+
+class Posted(NamedTuple):
+    """What a worker passed to ``Channel.post``, in order, in batches."""
+
+    items: list[Any]
+
+
+class Channel(ABC):
+    """A worker's end of the line to its driver.
+
+    ``send`` and ``post`` may be called from any thread; ``receive`` from one thread at a time.
+    When the driver is gone the worker's whole process group ends, whatever it is doing.
+    """
+
+    rank: int
+
+    @abstractmethod
+    def send(self, message: Any) -> None:
+        """Send one message; what was posted before goes first."""
+
+    @abstractmethod
+    def post(self, item: Any) -> None:
+        """Deliver soon, batched with its neighbours. Never waits."""
+
+    @abstractmethod
+    def receive(self) -> Any:
+        """Wait for the driver's next message."""
+
+
+class WorkerGroup(ABC):
+    """Workers that were started together. All methods are called on the loop's thread.
+
+    None of them waits: what they cause arrives as events. After the last ``WorkerExited`` only
+    ``close`` may be called.
+    """
+
+    @abstractmethod
+    def send(self, rank: int, message: Any) -> None:
+        """Queue a message for a worker; dropped if that worker is gone."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in every worker's main thread, as Ctrl-C would."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End every worker now, with all processes it has started."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill what is left and release every file, socket and thread. Idempotent."""
+
+
+class OutputSink(Protocol):
+    """Takes what workers print. Called from one thread of the engine's, never concurrently."""
+
+    def write(self, rank: int, data: bytes) -> None:
+        """Some bytes of a worker's stdout or stderr, in order."""
+
+    def tick(self) -> float | None:
+        """Called when due or after writes; returns seconds until it wants to be called again."""
+
+    def close(self) -> None:
+        """No more output comes."""
+
+
+class Engine(ABC):
+    """Where processes live. One instance serves many groups, also at the same time."""
+
+    name: str
+    single_machine: bool
+    """Every worker runs on this machine, so they can reach each other over loopback."""
+
+    @abstractmethod
+    def check(self, spec: GroupSpec) -> list[str]:
+        """Raise InsufficientResourcesError if ``spec`` can never run here; else return warnings."""
+
+    @abstractmethod
+    def start(
+        self,
+        spec: GroupSpec,
+        loop: EventLoop,
+        emit: Callable[[EngineEvent], None],
+        output: OutputSink,
+    ) -> WorkerGroup:
+        """Start a group and return at once. ``emit`` is only ever called on ``loop``'s thread.
+
+        Raises:
+            EngineError: the processes could not be started.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End everything this engine keeps warm. Idempotent."""

@@ -1,0 +1,308 @@
+"""The warm fork server: a small process that has imported the framework and forks workers from it.
+
+It runs no user code, starts no thread and never touches a GPU, so forking it is safe and takes
+milliseconds. It is the parent of every worker: it sees how each one ends, and it ends them all when
+the driver is gone, however the driver died.
+
+    driver ── control socket ──▶ server      one: hands over a session socket for each worker group
+    driver ◀─ session socket ──▶ server      Spawn (with the worker's socket and log pipe) / Ended
+    driver ◀─ worker socket ───▶ worker      everything else
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
+
+__all__ = ["Ended", "Interrupt", "Kill", "Spawn", "main"]
+
+LEFTOVER_GRACE_S = 1.0
+"""How long processes that a cleanly exited worker left behind may take to end by themselves."""
+
+
+class Spawn(NamedTuple):
+    """Fork one worker; its socket and the pipe for its output come along."""
+
+    rank: int
+    entry: str
+    environment: dict[str, str]
+    sys_path: list[str]
+    argv: list[str]
+    cwd: str
+
+
+class Interrupt(NamedTuple):
+    """SIGINT to every worker of this session."""
+
+
+class Kill(NamedTuple):
+    """SIGKILL to every worker of this session, and to the processes they started."""
+
+
+class Ended(NamedTuple):
+    """A worker's process is gone (to the driver)."""
+
+    rank: int
+    exitcode: int | None
+    detail: str = ""
+
+
+def main(control_fd: int, driver_pid: int, preload: list[str]) -> None:
+    """Serve until the driver is gone."""
+    for name in preload:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            # The worker imports it again and fails where the user can see it.
+            print(f"lockstep: could not import {name} ahead of time: {error}", file=sys.stderr)
+    gc.collect()
+    gc.freeze()  # pages of what is imported stay shared with the workers
+    _adopt_orphans()
+    _Server(socket.socket(fileno=control_fd), driver_pid).run()
+
+
+def _adopt_orphans() -> None:
+    """Processes that workers leave behind become this process's children, and are reaped."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_child_subreaper = 36
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+class _Server:
+    def __init__(self, control: socket.socket, driver_pid: int) -> None:
+        self._control = control
+        self._selector = selectors.DefaultSelector()
+        self._sessions: dict[socket.socket, dict[int, int]] = {}  # session → pid → rank
+        self._leftovers: list[tuple[float, int]] = []  # when to kill, process group
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._selector.register(control, selectors.EVENT_READ, self._new_session)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._children_ended)
+        self._driver_fd = _process_handle(driver_pid)
+        if self._driver_fd is not None:
+            self._selector.register(self._driver_fd, selectors.EVENT_READ, self._shut_down)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self._shut_down())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> NoReturn:
+        while True:
+            timeout = None
+            if self._leftovers:
+                timeout = max(0.0, self._leftovers[0][0] - time.monotonic())
+            for key, _ in self._selector.select(timeout):
+                key.data()
+            while self._leftovers and self._leftovers[0][0] <= time.monotonic():
+                _kill_group(self._leftovers.pop(0)[1])
+
+    def _shut_down(self) -> NoReturn:
+        for session in list(self._sessions):
+            self._kill_session(session)
+        for _, group in self._leftovers:
+            _kill_group(group)
+        os._exit(0)
+
+    def _new_session(self) -> None:
+        received = _receive(self._control)
+        if received is None:
+            self._shut_down()
+        (fd,) = received[1]
+        session = socket.socket(fileno=fd)
+        self._sessions[session] = {}
+        self._selector.register(
+            session, selectors.EVENT_READ, lambda: self._session_readable(session)
+        )
+
+    def _session_readable(self, session: socket.socket) -> None:
+        received = _receive(session)
+        if received is None:
+            self._kill_session(session)
+            self._selector.unregister(session)
+            del self._sessions[session]
+            session.close()
+            return
+        message, files = received
+        if isinstance(message, Spawn):
+            self._spawn(session, message, files)
+        elif isinstance(message, Interrupt):
+            for pid in self._sessions[session]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
+        elif isinstance(message, Kill):
+            self._kill_session(session)
+
+    def _kill_session(self, session: socket.socket) -> None:
+        for pid in self._sessions[session]:
+            _kill_group(pid)
+
+    def _spawn(self, session: socket.socket, spawn: Spawn, files: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            detail = f"it could not be forked: {error.strerror}"
+            self._tell(session, Ended(spawn.rank, None, detail))
+            for fd in files:
+                os.close(fd)
+            return
+        if pid == 0:
+            self._forget_server()
+            _run_worker(spawn, *files)
+        # Both sides set the group: whichever runs first, killing the group reaches the worker.
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        self._sessions[session][pid] = spawn.rank
+        for fd in files:
+            os.close(fd)
+
+    def _forget_server(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for name in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(name, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._selector.close()
+        for sock in (self._control, self._wake_read, self._wake_write, *self._sessions):
+            sock.close()
+        if self._driver_fd is not None:
+            os.close(self._driver_fd)
+
+    def _children_ended(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_read.recv(4096)
+        while True:
+            try:
+                # Not reaped yet, so that the process group's number cannot be anyone else's.
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            clean = ended.si_code == os.CLD_EXITED and ended.si_status == 0
+            exitcode = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            self._worker_ended(ended.si_pid, exitcode, clean)
+
+    def _worker_ended(self, pid: int, exitcode: int, clean: bool) -> None:
+        session = next((s for s, workers in self._sessions.items() if pid in workers), None)
+        if session is None:
+            os.waitpid(pid, 0)  # an orphan of some worker
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGTERM if clean else signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if clean and _group_exists(pid):
+            self._leftovers.append((time.monotonic() + LEFTOVER_GRACE_S, pid))
+        rank = self._sessions[session].pop(pid)
+        self._tell(session, Ended(rank, exitcode))
+
+    def _tell(self, session: socket.socket, message: Ended) -> None:
+        with contextlib.suppress(OSError):
+            send_with_files(session, message, [])
+
+
+def _receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
+    try:
+        return receive_with_files(sock)
+    except (OSError, EOFError):
+        return None
+
+
+def _process_handle(pid: int) -> int | None:
+    """A file that becomes readable when the process ends, whoever else holds its sockets open."""
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(pid)
+    return None
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _end_own_group() -> None:
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _run_worker(spawn: Spawn, socket_fd: int, output_fd: int) -> NoReturn:
+    exitcode = 1
+    try:
+        _become_worker(spawn, output_fd)
+        channel = SocketChannel(spawn.rank, socket.socket(fileno=socket_fd), _end_own_group)
+        entry = _load_entry(spawn.entry)
+        exitcode = entry(channel)
+        channel.close()
+    except KeyboardInterrupt:
+        exitcode = 130
+    except BaseException:
+        traceback.print_exc()
+    _exit_cleanly(exitcode)
+
+
+def _become_worker(spawn: Spawn, output_fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (output_fd, 1), (output_fd, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(output_fd)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(spawn.environment)
+    sys.path[:] = spawn.sys_path
+    sys.argv[:] = spawn.argv
+    importlib.invalidate_caches()
+    with contextlib.suppress(OSError):
+        os.chdir(spawn.cwd)
+    # Every worker is forked with the server's generators: alike, and alike from run to run.
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _load_entry(name: str) -> Callable[[SocketChannel], int]:
+    module, _, function = name.partition(":")
+    entry: Callable[[SocketChannel], int] = getattr(importlib.import_module(module), function)
+    return entry
+
+
+def _exit_cleanly(exitcode: int) -> NoReturn:
+    """What the interpreter does at exit, as far as users notice, without tearing modules down."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(exitcode)

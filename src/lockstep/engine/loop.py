@@ -1,0 +1,119 @@
+"""The driver's event loop: file descriptors, timers and calls from other threads.
+
+A few dozen lines instead of asyncio, because a notebook already runs an asyncio loop on this
+thread, and because a report's round trip is as short as this loop is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["EventLoop", "Timer"]
+
+
+class Timer:
+    """A pending call; ``cancel()`` makes it never happen."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, when: float, callback: Callable[[], None] | None) -> None:
+        self.when = when
+        self.callback = callback
+
+    def cancel(self) -> None:
+        """Forget the call."""
+        self.callback = None
+
+
+class EventLoop:
+    """Runs callbacks on the thread that calls ``run_until``. Only ``call_soon`` is thread-safe
+    (and safe in signal handlers)."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._soon: deque[Callable[[], None]] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self.watch(self._wake_read, self._drain_wake)
+
+    def watch(
+        self, fd: int, on_read: Callable[[], None], on_write: Callable[[], None] | None = None
+    ) -> None:
+        """Call ``on_read`` (``on_write``) whenever ``fd`` is readable (writable)."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if on_write else 0)
+        if fd in self._selector.get_map():
+            self._selector.modify(fd, events, (on_read, on_write))
+        else:
+            self._selector.register(fd, events, (on_read, on_write))
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching ``fd``; no error if it is not watched."""
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` on the loop's thread. Callable from any thread or signal handler."""
+        self._soon.append(callback)
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
+            os.write(self._wake_write, b"\0")
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Run ``callback`` after ``seconds``."""
+        timer = Timer(time.monotonic() + seconds, callback)
+        heapq.heappush(self._timers, (timer.when, next(self._order), timer))
+        return timer
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        """Handle events until ``done()``."""
+        while not done():
+            self.run_once()
+
+    def run_once(self) -> None:
+        """Wait for something to happen and handle it."""
+        for key, mask in self._selector.select(self._timeout()):
+            on_read, on_write = key.data
+            if mask & selectors.EVENT_READ:
+                on_read()
+            if on_write is not None and mask & selectors.EVENT_WRITE:
+                on_write()
+        while self._soon:
+            self._soon.popleft()()
+        if self._timers:
+            self._run_due_timers()
+
+    def close(self) -> None:
+        """Release the selector and the wake-up pipe."""
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _timeout(self) -> float | None:
+        if self._soon:
+            return 0
+        while self._timers and self._timers[0][2].callback is None:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return None
+        return max(0.0, self._timers[0][0] - time.monotonic())
+
+    def _run_due_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                timer.callback()
+
+    def _drain_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self._wake_read, 4096)) == 4096:
+                pass

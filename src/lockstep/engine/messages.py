@@ -1,0 +1,137 @@
+"""The values that cross the process boundary, in the order a run sends them.
+
+worker                         driver
+Hello            ─────────▶
+                 ◀─────────    Launch        when every rank has said hello
+Report           ─────────▶
+                 ◀─────────    SaveOrder     only if some rank reported a checkpoint
+Snapshotted      ─────────▶                  only in ASYNC mode
+Saved            ─────────▶
+                 ◀─────────    Answer        when every rank is here (and it is committed)
+LogRow           ─────────▶                  posted, in batches, any time
+Finished / Failed / Interrupted ──▶
+                 ◀─────────    Exit          when every rank has finished
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from lockstep.config import CheckpointUploadMode
+from lockstep.engine.base import WorkerInfo
+
+__all__ = [
+    "Answer",
+    "CheckpointReport",
+    "Exit",
+    "Failed",
+    "Finished",
+    "Hello",
+    "Interrupted",
+    "Launch",
+    "LogRow",
+    "Report",
+    "SaveOrder",
+    "Saved",
+    "Snapshotted",
+]
+
+
+class Hello(NamedTuple):
+    """A worker is up, and announces what the others need to find it."""
+
+    info: WorkerInfo
+    announcement: Any
+
+
+class Launch(NamedTuple):
+    """Everyone is up: wire the framework and run the function."""
+
+    workers: tuple[WorkerInfo, ...]
+    announcements: tuple[Any, ...]
+    attempt: int
+    checkpoint: Any
+    """The checkpoint to start from, or None."""
+    reported: list[tuple[Any, dict[str, Any]]]
+    """Every checkpoint the run has kept so far, with its metrics."""
+
+
+class CheckpointReport(NamedTuple):
+    """The checkpoint half of a report."""
+
+    files: Mapping[str, int]
+    """Names and sizes of what this rank wants saved."""
+    mode: CheckpointUploadMode
+    dir_name: str | None
+    score: float | None
+    """The score attribute's value in a dict checkpoint."""
+    location: Any
+    """In NO_UPLOAD mode: the checkpoint itself."""
+
+
+class Report(NamedTuple):
+    """One rank's i-th report. ``metrics`` is None for a checkpoint that is no report."""
+
+    number: int
+    metrics: dict[str, Any] | None
+    checkpoint: CheckpointReport | None
+    reduce: str | Mapping[str, str] | None
+    time: float
+    time_this_iter: float
+
+
+class SaveOrder(NamedTuple):
+    """Write ``names`` of your checkpoint into ``directory`` of the run's storage."""
+
+    directory: str
+    name: str
+    names: tuple[str, ...]
+    compare: tuple[str, ...]
+    """Names that another rank has too: send their fingerprints along."""
+    mode: CheckpointUploadMode
+
+
+class Snapshotted(NamedTuple):
+    """This rank's part is safe from the training function; the upload goes on."""
+
+    name: str
+
+
+class Saved(NamedTuple):
+    """This rank's part is on storage."""
+
+    name: str
+    fingerprints: Mapping[str, int]
+
+
+class Answer(NamedTuple):
+    """The report is recorded (and its checkpoint committed, unless it is asynchronous)."""
+
+    stop: bool
+    committed: list[tuple[Any, dict[str, Any]]]
+    """Checkpoints committed since the last answer, with their metrics."""
+
+
+class LogRow(NamedTuple):
+    """One ``train.log()`` call as a JSON object, already encoded."""
+
+    json: str
+
+
+class Finished(NamedTuple):
+    """The function returned and every upload is done."""
+
+
+class Failed(NamedTuple):
+    """The function raised (or an upload failed)."""
+
+    error: dict[str, Any]
+
+
+class Interrupted(NamedTuple):
+    """The function was ended by a KeyboardInterrupt."""
+
+
+class Exit(NamedTuple):
+    """Everyone has finished: clean up and go."""

@@ -1,0 +1,70 @@
+"""CPUs and GPUs: how many there are, and which of them each worker sees."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+from lockstep import settings
+from lockstep.engine.base import GroupSpec
+from lockstep.errors import InsufficientResourcesError
+
+__all__ = ["available_cpus", "check_fits", "visible_gpus", "worker_environment"]
+
+
+def available_cpus() -> int:
+    """CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """The NVIDIA GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` would name them.
+
+    Read from the device files, because asking CUDA would make forking unsafe.
+    """
+    present = sorted(
+        int(path.removeprefix("/dev/nvidia"))
+        for path in glob.glob("/dev/nvidia[0-9]*")
+        if path.removeprefix("/dev/nvidia").isdigit()
+    )
+    chosen = settings.cuda_visible_devices()
+    if chosen is None:
+        # CUDA numbers the devices it can see from 0, whatever the files are called.
+        return [str(index) for index in range(len(present))]
+    if not present:
+        return []
+    names = [name.strip() for name in chosen.split(",")]
+    return [name for name in names if name and name != "-1"]
+
+
+def check_fits(spec: GroupSpec) -> list[str]:
+    """Raise if the GPUs asked for are not here; return a warning if CPUs are oversubscribed."""
+    need = spec.gpus_per_worker * spec.size
+    have = len(visible_gpus())
+    if need > have:
+        raise InsufficientResourcesError(
+            f"{spec.size} worker(s) with {spec.gpus_per_worker} GPU(s) each need {need}, but this "
+            f"machine has {have} visible; lower num_workers or set use_gpu=False."
+        )
+    cpus = available_cpus()
+    if spec.size > cpus:
+        return [
+            f"{spec.size} workers share {cpus} CPU(s): this works, but they take turns; "
+            "lower ScalingConfig(num_workers=…) for speed."
+        ]
+    return []
+
+
+def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
+    """What a worker's environment gets besides the driver's and the user's: threads and GPUs."""
+    environment = dict(spec.environment)
+    if settings.user_thread_setting(spec.environment) is None:
+        share = spec.cpus_per_worker or available_cpus() / spec.size
+        environment["OMP_NUM_THREADS"] = str(max(1, int(share)))
+    if spec.gpus_per_worker:
+        first = rank * spec.gpus_per_worker
+        mine = visible_gpus()[first : first + spec.gpus_per_worker]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+    return environment

@@ -1,0 +1,237 @@
+"""Messages on a socket: a length, then a pickle. Both ends of the local engine use it."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import pickle
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.engine.base import Channel, Posted
+from lockstep.engine.loop import EventLoop
+
+__all__ = ["Connection", "SocketChannel", "receive_with_files", "send_with_files"]
+
+_LENGTH = struct.Struct("!Q")
+_CHUNK = 1 << 18
+_MAX_FILES = 8
+
+POST_DELAY_S = 0.05
+"""How long a posted item may wait for company."""
+
+
+def _frame(message: Any) -> bytes:
+    body = pickle.dumps(message, 5)
+    return _LENGTH.pack(len(body)) + body
+
+
+def send_with_files(sock: socket.socket, message: Any, files: list[int]) -> None:
+    """Send a message and open files along with it, on a blocking socket."""
+    frame = _frame(message)
+    head, body = frame[: _LENGTH.size], frame[_LENGTH.size :]
+    socket.send_fds(sock, [head], files)
+    sock.sendall(body)
+
+
+def receive_with_files(sock: socket.socket) -> tuple[Any, list[int]] | None:
+    """The next message with its files from a blocking socket; None at its end."""
+    head, files, _, _ = socket.recv_fds(sock, _LENGTH.size, _MAX_FILES)
+    if not head:
+        return None
+    if len(head) < _LENGTH.size:
+        head += _receive_exactly(sock, _LENGTH.size - len(head))
+    (size,) = _LENGTH.unpack(head)
+    return pickle.loads(_receive_exactly(sock, size)), list(array.array("i", files))
+
+
+def _receive_exactly(sock: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    got = 0
+    while got < size:
+        count = sock.recv_into(view[got:])
+        if count == 0:
+            raise EOFError("the other side closed the connection")
+        got += count
+    return data
+
+
+class Connection:
+    """The driver's end: never blocks, lives on the loop. ``on_close`` is called once, at EOF."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: EventLoop,
+        on_message: Callable[[Any], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._loop = loop
+        self._on_message = on_message
+        self._on_close = on_close
+        self._incoming = bytearray()
+        self._outgoing: list[memoryview] = []
+        self.closed = False
+        loop.watch(sock.fileno(), self._readable)
+
+    def send(self, message: Any) -> None:
+        """Send now what fits, the rest when the other side reads. Dropped after close."""
+        if self.closed:
+            return
+        frame = memoryview(_frame(message))
+        if not self._outgoing:
+            try:
+                frame = frame[self._sock.send(frame) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # the peer is gone; its exit is reported by other means
+        if frame:
+            self._outgoing.append(frame)
+            self._loop.watch(self._sock.fileno(), self._readable, self._writable)
+
+    def close(self) -> None:
+        """Close without calling ``on_close``. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            self._loop.unwatch(self._sock.fileno())
+            self._sock.close()
+
+    def drain(self) -> None:
+        """Deliver what has arrived but not been read yet (the peer may be dead already)."""
+        while not self.closed and self._read():
+            pass
+
+    def _writable(self) -> None:
+        try:
+            while self._outgoing:
+                sent = self._sock.send(self._outgoing[0])
+                self._outgoing[0] = self._outgoing[0][sent:]
+                if not self._outgoing[0]:
+                    self._outgoing.pop(0)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._outgoing.clear()
+        if not self.closed:
+            self._loop.watch(self._sock.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        try:
+            data = self._sock.recv(_CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            self._on_close()
+            return False
+        incoming = self._incoming
+        incoming += data
+        start, have = 0, len(incoming)
+        while have - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(incoming, start)
+            end = start + _LENGTH.size + size
+            if end > have:
+                break
+            message = pickle.loads(memoryview(incoming)[start + _LENGTH.size : end])
+            start = end
+            self._on_message(message)
+        if start:
+            del incoming[:start]
+        return True
+
+
+class SocketChannel(Channel):
+    """A worker's end: blocking, plus the I/O thread that posts and watches for the driver's end."""
+
+    def __init__(self, rank: int, sock: socket.socket, on_driver_gone: Callable[[], None]) -> None:
+        sock.setblocking(True)
+        self.rank = rank
+        self._sock = sock
+        self._on_driver_gone = on_driver_gone
+        self._sending = threading.Lock()
+        self._posted: deque[Any] = deque()
+        self._post_pending = False
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_write.setblocking(False)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._io_thread, name="lockstep-io", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Any) -> None:
+        """See :class:`Channel`."""
+        frame = _frame(message)
+        with self._sending:
+            self._flush()
+            self._sendall(frame)
+
+    def post(self, item: Any) -> None:
+        """See :class:`Channel`."""
+        self._posted.append(item)
+        if not self._post_pending:
+            self._post_pending = True
+            with contextlib.suppress(BlockingIOError):
+                self._wake_write.send(b"\0")
+
+    def receive(self) -> Any:
+        """See :class:`Channel`."""
+        try:
+            (size,) = _LENGTH.unpack(_receive_exactly(self._sock, _LENGTH.size))
+            return pickle.loads(_receive_exactly(self._sock, size))
+        except (EOFError, ConnectionError):
+            self._on_driver_gone()
+            raise
+
+    def close(self) -> None:
+        """Send what is posted, end the I/O thread and close the socket."""
+        with self._sending:
+            self._flush()
+        self._closing.set()
+        self._wake_write.send(b"\0")
+        self._thread.join()
+        for sock in (self._wake_read, self._wake_write, self._sock):
+            sock.close()
+
+    def _flush(self) -> None:
+        posted = self._posted
+        if posted:
+            # Cleared before the queue is emptied: an item that comes later wakes the thread again.
+            self._post_pending = False
+            items = [posted.popleft() for _ in range(len(posted))]
+            self._sendall(_frame(Posted(items)))
+
+    def _sendall(self, frame: bytes) -> None:
+        try:
+            self._sock.sendall(frame)
+        except ConnectionError:
+            self._on_driver_gone()
+            raise
+
+    def _io_thread(self) -> None:
+        poller = select.poll()
+        # No events asked for: POLLHUP, the driver's end closing, is always reported.
+        poller.register(self._sock.fileno(), 0)
+        poller.register(self._wake_read.fileno(), select.POLLIN)
+        while not self._closing.is_set():
+            for fd, event in poller.poll():
+                if fd == self._sock.fileno() and event & (select.POLLHUP | select.POLLERR):
+                    self._on_driver_gone()
+                    return
+            if self._closing.wait(POST_DELAY_S):
+                return
+            self._wake_read.recv(4096)
+            with self._sending:
+                self._flush()

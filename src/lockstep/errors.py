@@ -1,0 +1,129 @@
+"""Every exception lockstep raises on purpose. Nothing else lives here.
+
+    LockstepError (RuntimeError)
+    ├── TrainingFailedError          fit() failed; carries .worker_failures and .result
+    │   └── WorkerGroupError         … because workers failed (the usual case)
+    ├── WorkerDiedError              a worker process ended without saying why (exit code, signal)
+    ├── RemoteError                  stands in for a user's exception that could not be sent
+    ├── MismatchedReportsError       ranks called report() a different number of times
+    ├── CheckpointError              a checkpoint could not be written, committed or read
+    ├── StorageError                 the run's storage failed or is unusable
+    ├── EngineError                  worker processes could not be started
+    └── InsufficientResourcesError   more was asked for than this machine has
+    TrainingInterrupted (KeyboardInterrupt)   Ctrl-C during fit(); carries .result
+    StopTraining (BaseException)              raised by report() in a worker that is told to stop
+
+All of them survive pickling.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.result import Result
+
+__all__ = [
+    "CheckpointError",
+    "EngineError",
+    "InsufficientResourcesError",
+    "LockstepError",
+    "MismatchedReportsError",
+    "RemoteError",
+    "StopTraining",
+    "StorageError",
+    "TrainingFailedError",
+    "TrainingInterrupted",
+    "WorkerDiedError",
+    "WorkerGroupError",
+]
+
+
+class LockstepError(RuntimeError):
+    """Base of every error lockstep raises on purpose."""
+
+
+class TrainingFailedError(LockstepError):
+    """``fit()`` failed. ``__cause__`` is the user's own exception where there is one.
+
+    Attributes:
+        worker_failures: rank → the exception of that rank, the first failing rank first.
+        result: what the run had achieved until then (``result.error`` is ``__cause__``).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        worker_failures: dict[int, BaseException] | None = None,
+        result: Result | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.worker_failures = dict(worker_failures or {})
+        self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.worker_failures, self.result)
+
+
+class WorkerGroupError(TrainingFailedError):
+    """Training failed because workers failed."""
+
+
+class WorkerDiedError(LockstepError):
+    """A worker process ended without reporting an error: it was killed, or it exited.
+
+    Attributes:
+        exitcode: the exit code, or minus the signal number; None when unknown.
+    """
+
+    def __init__(self, message: str, exitcode: int | None = None) -> None:
+        super().__init__(message)
+        self.exitcode = exitcode
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.exitcode)
+
+
+class RemoteError(LockstepError):
+    """A worker's exception that could not be pickled: its type name and message as text."""
+
+
+class MismatchedReportsError(LockstepError):
+    """Ranks called ``report()`` a different number of times."""
+
+
+class CheckpointError(LockstepError):
+    """A checkpoint could not be written, committed or read."""
+
+
+class StorageError(LockstepError):
+    """The storage of a run failed or cannot be used."""
+
+
+class EngineError(LockstepError):
+    """Worker processes could not be started."""
+
+
+class InsufficientResourcesError(LockstepError):
+    """More resources were asked for than there are."""
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """``fit()`` was interrupted with Ctrl-C; what was committed stays.
+
+    A KeyboardInterrupt, so code that handles Ctrl-C itself keeps working.
+    """
+
+    def __init__(self, message: str = "", result: Result | None = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.result)
+
+
+class StopTraining(BaseException):
+    """Raised by ``report()`` in every rank when the run is told to stop at that report.
+
+    Not an ``Exception``, so a training function's ``except Exception`` does not swallow it.
+    """

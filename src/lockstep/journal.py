@@ -1,0 +1,93 @@
+"""The journal: an append-only record of one run's events, one JSON object a line.
+
+    run         once: who, what, with which config
+    attempt     the workers are up
+    report      one row: every rank's metrics
+    log         a batch of train.log() rows of one rank
+    checkpoint  committed
+    delete      an old checkpoint is gone
+    failure     an attempt ended in errors
+    end         finished, failed or interrupted
+
+Everything else a run directory says can be rebuilt from it. A line that a killed driver left
+half written is ignored, and cut off before the next one is appended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from lockstep.errors import StorageError
+
+__all__ = ["JOURNAL_FILE", "Journal", "parse_line", "read_lines"]
+
+JOURNAL_FILE = "journal.jsonl"
+
+_encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
+
+
+class Journal:
+    """Appends events. Used from the driver's thread only."""
+
+    def __init__(self, path: str) -> None:
+        _cut_half_line(path)
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def append(self, event: str, **fields: Any) -> dict[str, Any]:
+        """Write one event. It survives the driver's death as soon as this returns."""
+        record = {"event": event, **fields}
+        self._write(_encode(record) + "\n")
+        return record
+
+    def append_logs(self, rank: int, attempt: int, rows: list[str]) -> None:
+        """Write rows that are JSON already."""
+        head = _encode({"event": "log", "rank": rank, "attempt": attempt})[:-1]
+        self._write(f'{head},"rows":[{",".join(rows)}]}}\n')
+
+    def flush(self) -> None:
+        """Make everything survive a power cut, too."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, line: str) -> None:
+        data = memoryview(line.encode())
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            raise StorageError(
+                f"could not write the run's journal {self._path}: {error.strerror}."
+            ) from error
+
+
+def read_lines(data: bytes) -> Iterator[bytes]:
+    """The complete lines of a journal's content."""
+    for line in data.splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            yield line
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """One event."""
+    record: dict[str, Any] = json.loads(line)
+    return record
+
+
+def _cut_half_line(path: str) -> None:
+    try:
+        with open(path, "rb+") as file:
+            data = file.read()
+            end = data.rfind(b"\n") + 1
+            if end != len(data):
+                file.truncate(end)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,147 @@
+"""Metric dictionaries: what may be in one, and the keys every reported row gets besides."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["first_result", "flatten", "full_row", "look_up", "normalise"]
+
+_PLAIN = frozenset((float, int, str, bool, type(None)))
+
+
+def normalise(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as plain Python values. numpy scalars and arrays are converted.
+
+    Raises:
+        TypeError: ``metrics`` is not a dict, or a value cannot be kept as JSON; names the key.
+        ValueError: a value is a tensor; names the key and suggests ``.item()``.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics must be a dict of names to values, not {type(metrics).__name__}: {metrics!r}."
+        )
+    plain = {}
+    for key, value in metrics.items():
+        plain[key if type(key) is str else str(key)] = (
+            value if type(value) in _PLAIN else _plain_value(value, str(key))
+        )
+    return plain
+
+
+def _plain_value(value: Any, key: str) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): _plain_value(v, f"{key}/{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(v, f"{key}[{i}]") for i, v in enumerate(value)]
+    if isinstance(
+        value, (str, bool, int, float)
+    ):  # subclasses, such as an IntEnum or numpy.float64
+        for plain in (bool, int, float, str):
+            if isinstance(value, plain):
+                return plain(value)
+    root = kind.__module__.partition(".")[0]
+    if root == "numpy" and hasattr(value, "tolist"):
+        return _plain_value(value.tolist(), key)
+    if root in ("torch", "tensorflow", "jax", "jaxlib") and hasattr(value, "shape"):
+        raise ValueError(
+            f"metric {key!r} is a {root} tensor of shape {tuple(value.shape)}; "
+            f"report a plain number, such as {key}.item()."
+        )
+    raise TypeError(
+        f"metric {key!r} is a {kind.__module__}.{kind.__qualname__}, which cannot be kept as JSON; "
+        "report numbers, strings, None, or lists and dicts of them."
+    )
+
+
+def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a/b": 1}``. An empty dict stays as it is."""
+    flat: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}/"))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def look_up(metrics: Mapping[str, Any], key: str) -> Any:
+    """The value at ``key``; ``"a/b"`` reaches into nested dicts. None where there is none."""
+    if key in metrics:
+        return metrics[key]
+    head, slash, rest = key.partition("/")
+    inner = metrics.get(head)
+    return look_up(inner, rest) if slash and isinstance(inner, Mapping) else None
+
+
+def full_row(
+    reported: dict[str, Any],
+    run: Mapping[str, Any],
+    attempt: Mapping[str, Any],
+    report: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What was reported, then the keys every row gets, worked out from three journal records.
+
+    A key that the user reported keeps the user's value.
+    """
+    timestamp = report["time"]
+    elapsed = report["time_since_start"]
+    return {
+        **reported,
+        "_timestamp": int(report["worker_time"]),
+        "_time_this_iter_s": report["worker_time_this_iter"],
+        "_training_iteration": report["attempt_index"],
+        "time_this_iter_s": report["time_this_iter"],
+        "done": False,
+        "timesteps_total": None,
+        "episodes_total": None,
+        "training_iteration": report["iteration"],
+        "trial_id": run["trial_id"],
+        "experiment_id": run["experiment_id"],
+        "date": _date(timestamp),
+        "timestamp": int(timestamp),
+        "time_total_s": attempt["time_before"] + elapsed,
+        "pid": attempt["workers"][0]["pid"],
+        "hostname": attempt["workers"][0]["hostname"],
+        "node_ip": attempt["workers"][0]["node_ip"],
+        "config": run["config"],
+        "time_since_restore": elapsed,
+        "timesteps_since_restore": 0,
+        "iterations_since_restore": report["attempt_index"],
+        "warmup_time": attempt["warmup_time"],
+        "experiment_tag": run["experiment_tag"],
+        "checkpoint_dir_name": report["checkpoint"],
+        **reported,
+    }
+
+
+def first_result(run: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trial's ``last_result`` holds before its first report."""
+    return {
+        "trial_id": run["trial_id"],
+        "experiment_id": run["experiment_id"],
+        "date": _date(attempt["time"]),
+        "timestamp": int(attempt["time"]),
+        "pid": attempt["workers"][0]["pid"],
+        "hostname": attempt["workers"][0]["hostname"],
+        "node_ip": attempt["workers"][0]["node_ip"],
+        "config": run["config"],
+    }
+
+
+_date_of: tuple[int, str] = (-1, "")
+
+
+def _date(timestamp: float) -> str:
+    # Thousands of reports share a second, and formatting one costs more than the rest of the row.
+    global _date_of
+    second = int(timestamp)
+    if _date_of[0] != second:
+        text = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(second))
+        _date_of = (second, sys.intern(text))
+    return _date_of[1]

@@ -1,0 +1,74 @@
+"""The only reader of environment variables. Everything else asks here.
+
+Values are read when asked for, not at import, so a test or a notebook may change them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = [
+    "callback_flush_seconds",
+    "child_environment",
+    "cuda_visible_devices",
+    "engine_name",
+    "results_root",
+    "stop_grace_seconds",
+    "user_thread_setting",
+]
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def _seconds(name: str, default: float) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value < 0:
+        raise ValueError(f"{name}={text!r} is not a number of seconds (0 or more).")
+    return value
+
+
+def results_root() -> str:
+    """``LOCKSTEP_STORAGE``: where runs go when ``RunConfig(storage_path=…)`` is not given."""
+    return os.environ.get("LOCKSTEP_STORAGE") or str(Path.home() / "lockstep_results")
+
+
+def engine_name() -> str:
+    """``LOCKSTEP_ENGINE``: the engine used when ``lockstep.init(engine=…)`` names none."""
+    return os.environ.get("LOCKSTEP_ENGINE") or "local"
+
+
+def stop_grace_seconds() -> float:
+    """``LOCKSTEP_STOP_GRACE_S``: how long workers may clean up after Ctrl-C, or exit at the end."""
+    return _seconds("LOCKSTEP_STOP_GRACE_S", 5.0)
+
+
+def callback_flush_seconds() -> float:
+    """``LOCKSTEP_CALLBACK_FLUSH_S``: how long the end of a run waits for slow callbacks."""
+    return _seconds("LOCKSTEP_CALLBACK_FLUSH_S", 30.0)
+
+
+def cuda_visible_devices() -> str | None:
+    """``CUDA_VISIBLE_DEVICES`` of this process, None when unset."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def user_thread_setting(extra: Mapping[str, str]) -> str | None:
+    """The thread count the user chose through the usual variables, None where they did not."""
+    for name in THREAD_VARIABLES:
+        value = extra.get(name) or os.environ.get(name)
+        if value:
+            return value
+    return None
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with ``extra`` laid over it, for a child process."""
+    return {**os.environ, **extra}

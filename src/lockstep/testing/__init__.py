@@ -1,0 +1,3 @@
+"""Tools for tests: the conformance suites that every engine passes."""
+
+__all__: list[str] = []

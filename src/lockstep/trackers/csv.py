@@ -1,0 +1,110 @@
+"""``progress.csv``: one row a report, in the run's directory."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lockstep.callback import Trial
+from lockstep.metrics import flatten
+from lockstep.trackers.files import (
+    FileLoggerCallback,
+    RowFile,
+    append,
+    plain,
+    replace_file,
+    truncate,
+)
+
+__all__ = ["CSVLoggerCallback"]
+
+PROGRESS_FILE = "progress.csv"
+_CELLS = (str, int, float, bool, type(None))
+
+
+class CSVLoggerCallback(FileLoggerCallback):
+    """Writes ``progress.csv``: nested keys joined by ``/``, all but ``config``.
+
+    A key that turns up later adds a column; the rows before it have that cell empty.
+    """
+
+    def open_file(self, trial: Trial) -> RowFile:
+        """The trial's ``progress.csv``."""
+        return _Table(os.path.join(trial.local_path, PROGRESS_FILE))
+
+
+class _Table(RowFile):
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._columns: dict[str, None] | None = None
+        self._pending: list[dict[str, Any]] = []
+
+    def add(self, result: dict[str, Any]) -> None:
+        row = flatten({key: value for key, value in result.items() if key != "config"})
+        for key, value in row.items():
+            if not isinstance(value, _CELLS):
+                row[key] = plain(value)
+        self._pending.append(row)
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        if self._columns is None:
+            self._columns = self._existing_columns()
+        columns = dict(self._columns)
+        for row in self._pending:
+            if not row.keys() <= columns.keys():
+                columns.update(dict.fromkeys(row))
+        empty = not os.path.exists(self.path) or os.path.getsize(self.path) == 0
+        if not empty and len(columns) > len(self._columns):
+            self._widen(columns, len(columns) - len(self._columns))
+            self._columns = columns
+        rows: list[Iterable[Any]] = [columns] if empty else []
+        rows.extend([row.get(column) for column in columns] for row in self._pending)
+        append(self.path, _encode(rows))
+        self._columns = columns
+        self._pending.clear()
+
+    def _existing_columns(self) -> dict[str, None]:
+        try:
+            with open(self.path, "rb") as file:
+                rows = _complete_rows(file)
+                header = next(rows, b"")
+                size = len(header) + sum(map(len, rows))
+        except FileNotFoundError:
+            return {}
+        truncate(self.path, size)
+        names = next(csv.reader(io.StringIO(header.decode(errors="replace"), newline="")), [])
+        return dict.fromkeys(names)
+
+    def _widen(self, columns: Iterable[str], added: int) -> None:
+        with open(self.path, "rb") as file:
+            rows = _complete_rows(file)
+            next(rows)
+            cells = b"," * added + b"\r\n"
+            replace_file(self.path, _chain(_encode([columns]), rows, cells))
+
+
+def _chain(header: bytes, rows: Iterator[bytes], cells: bytes) -> Iterator[bytes]:
+    yield header
+    for row in rows:
+        yield row.rstrip(b"\r\n") + cells
+
+
+def _complete_rows(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The rows as written; a cell with a line break in it spans lines, a torn row is left out."""
+    row = b""
+    for line in lines:
+        row += line
+        if line.endswith(b"\n") and row.count(b'"') % 2 == 0:
+            yield row
+            row = b""
+
+
+def _encode(rows: Iterable[Iterable[Any]]) -> bytes:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer).writerows(rows)
+    return buffer.getvalue().encode("utf-8", errors="backslashreplace")

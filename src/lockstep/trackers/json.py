@@ -1,0 +1,81 @@
+"""``result.json``, one JSON object a report, and ``params.json``, in the run's directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lockstep.callback import Trial
+from lockstep.trackers.files import (
+    FileLoggerCallback,
+    RowFile,
+    append,
+    plain,
+    replace_file,
+    truncate,
+)
+
+__all__ = ["JsonLoggerCallback"]
+
+RESULT_FILE = "result.json"
+PARAMS_FILE = "params.json"
+
+
+class JsonLoggerCallback(FileLoggerCallback):
+    """Writes ``result.json``, a line a report, and the trial's config to ``params.json``.
+
+    NaN and infinities are written as Python's ``json`` writes and reads them.
+    """
+
+    def log_trial_start(self, trial: Trial) -> None:
+        """Writes ``params.json``; what JSON cannot hold is there as its repr."""
+        text = _encode(trial.config, default=_parameter, indent=2)
+        replace_file(os.path.join(trial.local_path, PARAMS_FILE), [text.encode() + b"\n"])
+
+    def open_file(self, trial: Trial) -> RowFile:
+        """The trial's ``result.json``."""
+        return _Lines(os.path.join(trial.local_path, RESULT_FILE))
+
+
+class _Lines(RowFile):
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._checked = False
+        self._pending: list[str] = []
+
+    def add(self, result: dict[str, Any]) -> None:
+        self._pending.append(_encode(result, default=plain))
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        if not self._checked and os.path.exists(self.path):
+            with open(self.path, "rb") as file:
+                size = sum(len(line) for line in file if line.endswith(b"\n"))
+            truncate(self.path, size)
+        self._checked = True
+        append(self.path, "".join(f"{line}\n" for line in self._pending).encode())
+        self._pending.clear()
+
+
+def _parameter(value: object) -> Any:
+    return plain(value) if getattr(value, "ndim", None) == 0 else repr(value)
+
+
+def _encode(value: object, default: Callable[[object], Any], indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, default=default, indent=indent)
+    except (TypeError, ValueError):  # a key that is no string, or a value that holds itself
+        return json.dumps(_tame(value, ()), default=default, indent=indent)
+
+
+def _tame(value: object, outer: tuple[int, ...]) -> object:
+    if id(value) in outer:
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): _tame(item, (*outer, id(value))) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_tame(item, (*outer, id(value))) for item in value]
+    return value

@@ -1,0 +1,75 @@
+"""Distributed training: trainers, their configs, and what a training function calls."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from lockstep.callback import UserCallback
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import (
+    CheckpointConfig,
+    CheckpointUploadMode,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+)
+from lockstep.errors import TrainingFailedError, WorkerGroupError
+from lockstep.result import Result
+from lockstep.train.api import (
+    get_all_reported_checkpoints,
+    get_checkpoint,
+    get_context,
+    load_checkpoint,
+    local_rank,
+    local_world_size,
+    log,
+    report,
+    save_checkpoint,
+    world_rank,
+    world_size,
+)
+from lockstep.train.backend import Backend, BackendConfig
+from lockstep.train.context import TrainContext
+from lockstep.train.trainer import BaseTrainer, DataParallelTrainer
+
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "BaseTrainer",
+    "Checkpoint",
+    "CheckpointConfig",
+    "CheckpointUploadMode",
+    "DataParallelTrainer",
+    "FailureConfig",
+    "Result",
+    "RunConfig",
+    "ScalingConfig",
+    "TrainContext",
+    "TrainingFailedError",
+    "UserCallback",
+    "WorkerGroupError",
+    "get_all_reported_checkpoints",
+    "get_checkpoint",
+    "get_context",
+    "load_checkpoint",
+    "local_rank",
+    "local_world_size",
+    "log",
+    "report",
+    "save_checkpoint",
+    "world_rank",
+    "world_size",
+]
+
+_FRAMEWORKS = ("torch",)
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _FRAMEWORKS:
+        return importlib.import_module(f"lockstep.train.{name}")
+    raise AttributeError(f"module 'lockstep.train' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FRAMEWORKS})

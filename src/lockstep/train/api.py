@@ -1,0 +1,237 @@
+"""What a training function calls: report, log, and who am I."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import CheckpointUploadMode
+from lockstep.train.context import TrainContext
+from lockstep.train.session import Session, current
+
+__all__ = [
+    "get_all_reported_checkpoints",
+    "get_checkpoint",
+    "get_context",
+    "get_experiment_name",
+    "get_local_rank",
+    "get_local_world_size",
+    "get_metadata",
+    "get_node_rank",
+    "get_trial_dir",
+    "get_trial_id",
+    "get_trial_name",
+    "get_trial_resources",
+    "get_world_rank",
+    "get_world_size",
+    "load_checkpoint",
+    "local_rank",
+    "local_world_size",
+    "log",
+    "report",
+    "save_checkpoint",
+    "world_rank",
+    "world_size",
+]
+
+
+def _session(caller: str) -> Session:
+    session = current()
+    if session is None:
+        raise RuntimeError(
+            f"{caller} works only inside a training function; pass the function that calls it "
+            "to a trainer and call fit()."
+        )
+    return session
+
+
+def report(
+    metrics: Mapping[str, Any] | None = None,
+    checkpoint: Checkpoint | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+    delete_local_checkpoint_after_upload: bool = False,
+    reduce: str | Mapping[str, str] | None = None,
+    **legacy_metrics: Any,
+) -> None:
+    """Report metrics, and a checkpoint if there is one. A barrier: every rank must call it.
+
+    Args:
+        metrics: names to plain values; numpy scalars are converted. Rank 0's are the result's,
+            all ranks' are kept.
+        checkpoint: this rank's files; those of all ranks are merged into one checkpoint.
+        checkpoint_dir_name: the checkpoint's directory, instead of ``checkpoint_000000`` and so on.
+        checkpoint_upload_mode: when to return, see :class:`CheckpointUploadMode`.
+        delete_local_checkpoint_after_upload: the checkpoint's directory may be taken over: moved
+            rather than copied where that is possible, and gone afterwards.
+        reduce: combine ranks: ``"mean"``, ``"sum"``, ``"min"``, ``"max"`` or ``"last"`` for every
+            number, or a dict that names one for each key.
+
+    Raises:
+        ValueError: a metric is a tensor, or a reduction is unknown.
+        TypeError: a metric cannot be kept.
+        StopTraining: the run ends at this report (not an ``Exception``; do not catch it).
+    """
+    if metrics is None and legacy_metrics:
+        warnings.warn(
+            "report(key=value) is the old spelling; use report({'key': value}).",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        metrics = legacy_metrics
+    elif legacy_metrics:
+        unknown = ", ".join(legacy_metrics)
+        raise TypeError(f"report() got unknown arguments besides its metrics: {unknown}.")
+    _check_dir_name(checkpoint_dir_name)
+    _session("report()").report(
+        {} if metrics is None else metrics,
+        checkpoint,
+        dir_name=checkpoint_dir_name,
+        mode=CheckpointUploadMode(checkpoint_upload_mode),
+        take_over=delete_local_checkpoint_after_upload,
+        reduce=reduce,
+    )
+
+
+def _check_dir_name(name: str | None) -> None:
+    if name is None:
+        return
+    if not isinstance(name, str) or not name or name[0] == "." or "/" in name or "\\" in name:
+        raise ValueError(
+            f"report(checkpoint_dir_name={name!r}): expected one directory name, "
+            "without slashes and not starting with a dot."
+        )
+
+
+def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
+    """Keep metrics of this rank without waiting for anyone, e.g. at every step.
+
+    They are in ``result.log_dataframe``, with rank, attempt, step and time.
+    """
+    _session("log()").log(metrics, step)
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """The newest committed checkpoint, or the one to start from; None on a fresh start."""
+    session = current()
+    return None if session is None else session.checkpoint
+
+
+def get_all_reported_checkpoints() -> list[tuple[Checkpoint, dict[str, Any]]]:
+    """Every checkpoint committed so far that this rank knows of, oldest first, with its metrics.
+
+    Those that ``CheckpointConfig(num_to_keep=…)`` has deleted since are not on storage any more.
+    """
+    return list(_session("get_all_reported_checkpoints()").reported_checkpoints)
+
+
+_OUTSIDE = TrainContext()
+_warned = False
+
+
+def get_context() -> TrainContext:
+    """Who this worker is. Outside a training function: rank 0 of 1, with one warning."""
+    global _warned
+    session = current()
+    if session is not None:
+        return session.context
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "get_context() was called outside a training function: it answers rank 0 of 1.",
+            stacklevel=2,
+        )
+    return _OUTSIDE
+
+
+def get_world_rank() -> int:
+    """This worker's rank among all."""
+    return get_context().get_world_rank()
+
+
+def get_world_size() -> int:
+    """How many workers there are."""
+    return get_context().get_world_size()
+
+
+def get_local_rank() -> int:
+    """This worker's rank among those on its machine."""
+    return get_context().get_local_rank()
+
+
+def get_local_world_size() -> int:
+    """How many workers there are on this machine."""
+    return get_context().get_local_world_size()
+
+
+def get_node_rank() -> int:
+    """The rank of this worker's machine."""
+    return get_context().get_node_rank()
+
+
+def get_trial_id() -> str:
+    """The run's id."""
+    return get_context().get_trial_id()
+
+
+def get_trial_name() -> str:
+    """The trainer's name and the run's id."""
+    return get_context().get_trial_name()
+
+
+def get_trial_dir() -> str:
+    """The run's directory."""
+    return get_context().get_trial_dir()
+
+
+def get_trial_resources() -> dict[str, float]:
+    """What each worker was given."""
+    return get_context().get_trial_resources()
+
+
+def get_experiment_name() -> str:
+    """The name of the experiment directory."""
+    return get_context().get_experiment_name()
+
+
+def get_metadata() -> dict[str, Any]:
+    """What the trainer was given as ``metadata``."""
+    return get_context().get_metadata()
+
+
+def _context() -> TrainContext:
+    session = current()
+    return _OUTSIDE if session is None else session.context
+
+
+def world_rank() -> int:
+    """The old spelling of ``get_context().get_world_rank()``; 0 outside a training function."""
+    return _context().world_rank
+
+
+def world_size() -> int:
+    """The old spelling of ``get_context().get_world_size()``; 1 outside a training function."""
+    return _context().world_size
+
+
+def local_rank() -> int:
+    """The old spelling of ``get_context().get_local_rank()``; 0 outside a training function."""
+    return _context().local_rank
+
+
+def local_world_size() -> int:
+    """The old spelling of ``get_context().get_local_world_size()``; 1 outside."""
+    return _context().local_world_size
+
+
+def save_checkpoint(**data: Any) -> None:
+    """The old way to keep a checkpoint: rank 0's keyword arguments, without a report."""
+    _session("save_checkpoint()").save_checkpoint(data)
+
+
+def load_checkpoint() -> dict[str, Any] | None:
+    """The old spelling of ``get_checkpoint().to_dict()``; None on a fresh start."""
+    checkpoint = get_checkpoint()
+    return None if checkpoint is None else checkpoint.to_dict()

@@ -1,0 +1,56 @@
+"""Backend: what a framework needs set up between workers before the training function runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.train.context import TrainContext
+
+__all__ = ["Backend", "BackendConfig", "Wiring"]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What every rank knows about the others when it sets the framework up."""
+
+    context: TrainContext
+    announcements: tuple[Any, ...]
+    """What each rank's ``announce`` returned."""
+    master_address: str
+    """Where rank 0 can be reached."""
+    use_gpu: bool
+
+
+class Backend:
+    """Sets nothing up. Subclasses are pickled to the workers; ``preload`` is used by the driver.
+
+    Order in each worker: ``announce`` (before the others are known), ``setup``, the training
+    function, ``teardown`` (when every rank has finished; not after a failure).
+    """
+
+    preload: tuple[str, ...] = ()
+    """Modules the fork server imports, once, so that workers start with them."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables that must be set before the framework is imported."""
+        return {}
+
+    def announce(self, rank: int, address: str) -> Any:
+        """Something picklable the other ranks need, e.g. a port that this rank listens on."""
+        return None
+
+    def setup(self, wiring: Wiring) -> None:
+        """Wire this rank to the others."""
+
+    def teardown(self) -> None:
+        """Undo ``setup``."""
+
+
+class BackendConfig:
+    """What a user configures about a framework; makes its :class:`Backend`."""
+
+    def backend(self) -> Backend:
+        """The backend to send to the workers."""
+        return Backend()

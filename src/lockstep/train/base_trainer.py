@@ -1,0 +1,5 @@
+"""An older home of ``BaseTrainer``."""
+
+from lockstep.train.trainer import BaseTrainer
+
+__all__ = ["BaseTrainer"]

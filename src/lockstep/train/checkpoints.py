@@ -1,0 +1,48 @@
+"""How the ranks' files become one checkpoint: who writes what, under which name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from lockstep.engine.messages import CheckpointReport
+
+__all__ = ["SavePlan", "checkpoint_name", "differing_files", "plan_save"]
+
+
+class SavePlan(NamedTuple):
+    """Rank → the names it writes, and rank → the names another rank has as well."""
+
+    write: dict[int, tuple[str, ...]]
+    compare: dict[int, tuple[str, ...]]
+
+
+def checkpoint_name(checkpoint_id: int) -> str:
+    """``checkpoint_000003``."""
+    return f"checkpoint_{checkpoint_id:06d}"
+
+
+def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:
+    """Merge the ranks' files: where two have the same name, the lowest rank's is written."""
+    owners: dict[str, list[int]] = {}
+    for rank in sorted(parts):
+        for name in parts[rank].files:
+            owners.setdefault(name, []).append(rank)
+    write = {
+        rank: tuple(name for name in parts[rank].files if owners[name][0] == rank) for rank in parts
+    }
+    compare = {
+        rank: tuple(name for name in parts[rank].files if len(owners[name]) > 1) for rank in parts
+    }
+    return SavePlan(write, compare)
+
+
+def differing_files(fingerprints: Sequence[Mapping[str, int]]) -> list[str]:
+    """Names that two ranks have with different content."""
+    seen: dict[str, int] = {}
+    differing = set()
+    for part in fingerprints:
+        for name, value in part.items():
+            if seen.setdefault(name, value) != value:
+                differing.add(name)
+    return sorted(differing)

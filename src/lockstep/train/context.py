@@ -1,0 +1,97 @@
+"""TrainContext: who this worker is, for user code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lockstep.engine.base import WorkerInfo
+
+__all__ = ["TrainContext", "place_among"]
+
+
+@dataclass(frozen=True)
+class TrainContext:
+    """Who this worker is. The defaults describe code that runs outside a training function."""
+
+    world_rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    trial_id: str = ""
+    trial_name: str = ""
+    trial_dir: str = ""
+    experiment_name: str = ""
+    storage_path: str = ""
+    trial_resources: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    attempt: int = 1
+
+    def get_world_rank(self) -> int:
+        """This worker's rank among all."""
+        return self.world_rank
+
+    def get_world_size(self) -> int:
+        """How many workers there are."""
+        return self.world_size
+
+    def get_local_rank(self) -> int:
+        """This worker's rank among those on its machine."""
+        return self.local_rank
+
+    def get_local_world_size(self) -> int:
+        """How many workers there are on this machine."""
+        return self.local_world_size
+
+    def get_node_rank(self) -> int:
+        """The rank of this worker's machine."""
+        return self.node_rank
+
+    def get_trial_id(self) -> str:
+        """The run's id: unique, and the same after every restart."""
+        return self.trial_id
+
+    def get_trial_name(self) -> str:
+        """The trainer's name and the run's id."""
+        return self.trial_name
+
+    def get_trial_dir(self) -> str:
+        """The run's directory."""
+        return self.trial_dir
+
+    def get_experiment_name(self) -> str:
+        """The name of the experiment directory."""
+        return self.experiment_name
+
+    def get_storage_path(self) -> str:
+        """Where the run's files are kept: the directory, or its URI."""
+        return self.storage_path
+
+    def get_trial_resources(self) -> dict[str, float]:
+        """What each worker was given."""
+        return dict(self.trial_resources)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What the trainer was given as ``metadata``."""
+        return dict(self.metadata)
+
+    def get_attempt(self) -> int:
+        """1, and one more after each restart."""
+        return self.attempt
+
+
+def place_among(workers: Sequence[WorkerInfo], rank: int, context: TrainContext) -> TrainContext:
+    """The context with a rank's place in it, worked out from where everyone runs."""
+    nodes = list(dict.fromkeys((worker.hostname, worker.node_ip) for worker in workers))
+    mine = (workers[rank].hostname, workers[rank].node_ip)
+    neighbours = [w.rank for w in workers if (w.hostname, w.node_ip) == mine]
+    return replace(
+        context,
+        world_rank=rank,
+        world_size=len(workers),
+        local_rank=neighbours.index(rank),
+        local_world_size=len(neighbours),
+        node_rank=nodes.index(mine),
+    )

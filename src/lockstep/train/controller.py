@@ -1,0 +1,444 @@
+"""The loop around the state machine: performs its actions and feeds it what happens.
+
+How a report travels:
+
+    worker            loop                    here
+    channel.send ───▶ Connection ───▶ _engine_event ─▶ transition ─▶ Record   journal
+                                                                    ─▶ Commit   storage, journal
+    channel.receive ◀─ WorkerGroup.send ◀─────────────────────────── ─▶ Answer
+                                                                    then  callbacks, display
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lockstep import settings
+from lockstep.callback import RunContext, Trial
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import RunConfig
+from lockstep.console import Display, RunStatus
+from lockstep.engine import Engine, GroupSpec, WorkerGroup
+from lockstep.engine import messages as m
+from lockstep.engine.base import EngineEvent, Posted, WorkerExited
+from lockstep.engine.loop import EventLoop
+from lockstep.error_record import pack_error, unpack_error
+from lockstep.errors import LockstepError
+from lockstep.retention import CheckpointRecord
+from lockstep.train import events as e
+from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.checkpoints import differing_files
+from lockstep.train.failure import FailurePolicy, describe
+from lockstep.train.output import OutputRouter
+from lockstep.train.run import Run
+from lockstep.train.state import RunState, transition
+
+__all__ = ["Controller"]
+
+COLLECT_S = 0.1
+"""After the first failure, how long the other ranks may take to tell theirs."""
+
+EXIT_S = 60.0
+"""How long workers may take to exit after everyone has finished (trackers upload then)."""
+
+SYNC_INTERVAL_S = 10.0
+"""How old the journal on remote storage may get between two checkpoints."""
+
+
+class Controller:
+    """Drives one run. Everything here runs on the loop's thread; many controllers may share one."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        loop: EventLoop,
+        run: Run,
+        group_spec: GroupSpec,
+        run_config: RunConfig,
+        run_context: RunContext,
+        callbacks: CallbackDispatcher,
+        display: Display,
+        start_from: Checkpoint | None,
+    ) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._run = run
+        self._group_spec = group_spec
+        self._stop = run_config.stop
+        self._run_context = run_context
+        self._callbacks = callbacks
+        self._display = display
+        self._verbose = run_config.verbose
+        self._start_from = start_from
+        self._group: WorkerGroup | None = None
+        self._storage_thread = ThreadPoolExecutor(1, thread_name_prefix="lockstep-storage")
+        self._events: deque[e.Event] = deque()
+        self._afterwards: deque[Callable[[], None]] = deque()
+        self._handling = False
+        self._started_at = 0.0
+        self._newest: Checkpoint | None = None
+        self._new_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = []
+        self._last_row: dict[str, Any] = {}
+        self._last_result: dict[str, Any] = {}
+        self._told: set[str] = set()
+        self._callbacks_started = False
+        first_id = (start_from.current_id or 0) if start_from is not None else 0
+        self.state, self._first_actions = RunState.new(
+            group_spec.size,
+            FailurePolicy(run_config.failure_config.max_failures),
+            first_checkpoint_id=first_id,
+        )
+
+    def start(self) -> None:
+        """Begin; the loop does the rest until ``state.phase.ended``."""
+        self._display.start(self.status())
+        self._draw()
+        if not self._run.storage.is_local:
+            self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)
+        self._handling = True
+        for action in self._first_actions:
+            self._perform(action)
+        self._handling = False
+        self._handle_events()
+
+    def interrupt(self) -> None:
+        """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler."""
+        self._loop.call_soon(lambda: self._feed(e.Interrupt()))
+
+    def status(self) -> RunStatus:
+        """What the display shows."""
+        newest = self._run.newest_checkpoint()
+        state = self.state
+        shown = state.phase.value
+        if state.phase is e.Phase.STARTING and state.attempt > 1:
+            shown = "restarting"
+        elif state.phase is e.Phase.RUNNING and state.saves:
+            shown = "saving"
+        return RunStatus(
+            state=shown,
+            attempt=state.attempt,
+            elapsed_s=self._run.elapsed_s,
+            reports=self._run.rows,
+            metrics=self._run.last_metrics,
+            checkpoint=newest.name if newest else None,
+            num_workers=self._group_spec.size if self._engine.name != "inprocess" else 0,
+            name=self._run.name,
+            path=self._run.storage.uri,
+        )
+
+    def close(self) -> None:
+        """Release everything; kills workers that are left. Idempotent."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        self._storage_thread.shutdown(wait=True)
+
+    # ------------------------------------------------------------------------------------ events
+
+    def _feed(self, event: e.Event) -> None:
+        self._events.append(event)
+        if not self._handling:
+            self._handle_events()
+
+    def _handle_events(self) -> None:
+        self._handling = True
+        try:
+            while self._events:
+                self.state, actions = transition(self.state, self._events.popleft())
+                for action in actions:
+                    self._perform(action)
+        finally:
+            self._handling = False
+        # The workers have their answers: now the others may be told.
+        while self._afterwards:
+            self._afterwards.popleft()()
+
+    def _engine_event(self, event: EngineEvent) -> None:
+        if isinstance(event, WorkerExited):
+            self._feed(e.Gone(event.rank, event.exitcode, event.detail))
+            return
+        rank, message = event
+        kind = type(message)
+        if kind is m.Report:
+            self._feed(e.Reported(rank, message))
+        elif kind is Posted:
+            self._run.record_logs(rank, [item.json for item in message.items])
+        elif kind is m.Saved:
+            self._feed(e.SavedPart(rank, message.name, message.fingerprints))
+        elif kind is m.Snapshotted:
+            self._feed(e.SnapshotPart(rank, message.name))
+        elif kind is m.Hello:
+            self._feed(e.Ready(rank, message.info, message.announcement))
+        elif kind is m.Finished:
+            self._feed(e.Returned(rank))
+        elif kind is m.Failed:
+            self._feed(e.Raised(rank, message.error))
+        elif kind is m.Interrupted:
+            if not self.state.interrupted:
+                self._feed(e.Interrupt())
+        else:
+            raise LockstepError(f"rank {rank} sent {message!r}, which nobody expects.")
+
+    # ----------------------------------------------------------------------------------- actions
+
+    def _perform(self, action: e.Action) -> None:
+        _PERFORM[type(action)](self, action)
+
+    def _start_workers(self, action: e.StartWorkers) -> None:
+        if self._group is not None:
+            self._group.close()
+        self._started_at = time.perf_counter()
+        in_process = self._engine.name == "inprocess"
+        output = OutputRouter(
+            self._run.directory, self._group_spec.size, None if in_process else self._display
+        )
+        try:
+            self._group = self._engine.start(
+                self._group_spec, self._loop, self._engine_event, output
+            )
+        except LockstepError as error:
+            output.close()
+            self._feed(e.Closed(pack_error(error)))
+
+    def _launch_workers(self, action: e.LaunchWorkers) -> None:
+        run = self._run
+        run.begin_attempt(
+            self.state.attempt, action.workers, time.perf_counter() - self._started_at
+        )
+        newest = run.newest_checkpoint()
+        checkpoint = run.open_checkpoint(newest) if newest else self._start_from
+        reported = [(run.open_checkpoint(r), r.metrics) for r in run.checkpoints]
+        launch = m.Launch(
+            action.workers, action.announcements, self.state.attempt, checkpoint, reported
+        )
+        self._new_checkpoints.clear()
+        for rank in range(self.state.world_size):
+            self._send(rank, launch)
+        if not self._callbacks_started:
+            self._callbacks_started = True
+            self._last_result = run.first_result()
+            self._callbacks.start(self._trial("RUNNING"), self._run_context)
+
+    def _order_save(self, action: e.OrderSave) -> None:
+        save, plan = action
+        storage = self._run.storage
+        # Two ranks may hold the same name; once a difference has been told, reading is wasted.
+        compare = plan.compare if "differ" not in self._told else {}
+        for rank in plan.write:
+            order = m.SaveOrder(
+                storage.stage(save.name),
+                save.name,
+                plan.write[rank],
+                compare.get(rank, ()),
+                save.mode,
+            )
+            self._send(rank, order)
+
+    def _record(self, action: e.Record) -> None:
+        reports, checkpoint = action
+        row = self._run.record_report(reports, checkpoint)
+        self._last_row = row
+        self._feed(e.Recorded(self._should_stop(row)))
+        trial = self._trial("RUNNING")
+        self._last_result = row
+        ranks = [report.metrics or {} for report in reports]
+        opened = None
+        if checkpoint is not None:
+            storage = self._run.storage
+            opened = Checkpoint(
+                storage.path(checkpoint), None if storage.is_local else storage.filesystem
+            )
+        iteration = self._run.iteration
+        self._afterwards.append(
+            lambda: self._callbacks.report(iteration, trial, row, ranks, opened)
+        )
+        if self._verbose == 2:
+            number, metrics = self._run.rows, self._run.last_metrics
+            self._afterwards.append(lambda: self._display.report(number, metrics))
+
+    def _commit(self, action: e.Commit) -> None:
+        save = action.save
+        record = self._run.describe_checkpoint(save, self._last_row if save.is_row else None)
+        self._tell_differing(save)
+        if self._run.storage.is_local:
+            self._published(save, record, _outcome(lambda: self._run.publish(record)))
+            return
+        future = self._storage_thread.submit(self._run.publish, record)
+        future.add_done_callback(
+            lambda done: self._loop.call_soon(
+                lambda: self._published(save, record, done.exception())
+            )
+        )
+
+    def _published(
+        self, save: e.Save, record: CheckpointRecord, error: BaseException | None
+    ) -> None:
+        if error is not None:
+            self._feed(e.SaveFailed(save.name, pack_error(error)))
+            return
+        run = self._run
+        surplus = run.committed(record)
+        checkpoint = run.open_checkpoint(record)
+        self._new_checkpoints.append((checkpoint, record.metrics))
+        self._feed(e.Committed(save.name))
+        for old in surplus:
+            self._storage_thread.submit(self._delete, old)
+        if not run.storage.is_local:
+            self._storage_thread.submit(self._sync)
+        self._newest = checkpoint
+        trial, iteration = self._trial("RUNNING"), run.iteration
+        self._afterwards.append(lambda: self._callbacks.checkpoint(iteration, trial, checkpoint))
+
+    def _delete(self, record: CheckpointRecord) -> None:
+        try:
+            self._run.delete(record)
+        except LockstepError as error:
+            self._warn_once("delete", f"Could not delete the old checkpoint {record.name}: {error}")
+
+    def _answer(self, action: e.Answer) -> None:
+        answer = m.Answer(action.stop, self._new_checkpoints[:])
+        for rank in action.ranks:
+            self._send(rank, answer)
+        if len(action.ranks) == self.state.world_size:
+            self._new_checkpoints.clear()
+
+    def _release_workers(self, action: e.ReleaseWorkers) -> None:
+        for rank in range(self.state.world_size):
+            self._send(rank, m.Exit())
+
+    def _interrupt_workers(self, action: e.InterruptWorkers) -> None:
+        if self._group is not None:
+            self._group.interrupt()
+
+    def _kill_workers(self, action: e.KillWorkers) -> None:
+        if self._group is not None:
+            self._group.kill()
+
+    def _set_timer(self, action: e.SetTimer) -> None:
+        seconds = {
+            "collect": COLLECT_S,
+            "grace": settings.stop_grace_seconds(),
+            "exit": EXIT_S,
+        }[action.kind]
+        fired = e.TimerFired(action.kind, self.state.attempt)
+        self._loop.call_later(seconds, lambda: self._feed(fired))
+
+    def _record_failure(self, action: e.RecordFailure) -> None:
+        failures, retry = action
+        # The state has moved on to the next attempt already when there is one.
+        attempt = self.state.attempt - 1 if retry else self.state.attempt
+        self._run.record_failure(attempt, failures, retry=retry)
+        errors = {failure.rank: unpack_error(failure.error) for failure in failures}
+        if self._callbacks_started:
+            self._callbacks.failure(
+                self._run_context,
+                {rank: error for rank, error in errors.items() if isinstance(error, Exception)},
+            )
+        if retry:
+            text = describe(failures, 1, self.state.world_size)
+            newest = self._run.newest_checkpoint()
+            origin = f"from {newest.name}" if newest else "from the beginning"
+            self._display.message(f"{text} Starting attempt {attempt + 1} {origin}.", "warning")
+
+    def _end(self, action: e.End) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        self._storage_thread.shutdown(wait=True)
+        failed = action.phase is e.Phase.FAILED
+        if self._callbacks_started:
+            status = "ERROR" if failed else "TERMINATED"
+            self._callbacks.end(self._run.iteration, self._trial(status), failed)
+
+    # ----------------------------------------------------------------------------------- helpers
+
+    def _send(self, rank: int, message: Any) -> None:
+        if self._group is not None:
+            self._group.send(rank, message)
+
+    def _trial(self, status: Any) -> Trial:
+        return Trial(
+            trial_id=self._run.trial_id,
+            trainable_name=self._run.trainer_name,
+            path=self._run.directory,
+            experiment_name=self._run.experiment_name,
+            config=self._run.record["config"],
+            last_result=self._last_result,
+            status=status,
+            checkpoint=self._newest,
+        )
+
+    def _should_stop(self, row: dict[str, Any]) -> bool:
+        if self._stop is None:
+            return False
+        if callable(self._stop):
+            try:
+                return bool(self._stop(self._run.trial_id, dict(row)))
+            except Exception as error:
+                self._feed(e.Raised(0, pack_error(error)))
+                return False
+        return any(key in row and row[key] >= bound for key, bound in self._stop.items())
+
+    def _tell_differing(self, save: e.Save) -> None:
+        names = differing_files(save.fingerprints)
+        if names:
+            self._warn_once(
+                "differ",
+                f"Several ranks saved different files named {', '.join(names[:3])}: the lowest "
+                "rank's is kept; put the rank into the name to keep them all.",
+            )
+
+    def _warn_once(self, kind: str, text: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            self._display.message(text, "warning")
+
+    def _draw(self) -> None:
+        interval = self._display.interval_s
+        if interval is None or self.state.phase.ended:
+            return
+        self._display.update(self.status())
+        self._display.refresh()
+        self._loop.call_later(interval, self._draw)
+
+    def _sync_regularly(self) -> None:
+        if not self.state.phase.ended:
+            self._storage_thread.submit(self._sync)
+            self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)
+
+    def _sync(self) -> None:
+        try:
+            self._run.sync()
+        except LockstepError as error:
+            self._warn_once(
+                "sync", f"Could not copy the journal to storage, will try again: {error}"
+            )
+
+
+def _outcome(action: Callable[[], None]) -> BaseException | None:
+    try:
+        action()
+    except LockstepError as error:
+        return error
+    return None
+
+
+_PERFORM: dict[type, Callable[[Controller, Any], None]] = {
+    e.StartWorkers: Controller._start_workers,
+    e.LaunchWorkers: Controller._launch_workers,
+    e.OrderSave: Controller._order_save,
+    e.Record: Controller._record,
+    e.Commit: Controller._commit,
+    e.Answer: Controller._answer,
+    e.ReleaseWorkers: Controller._release_workers,
+    e.InterruptWorkers: Controller._interrupt_workers,
+    e.KillWorkers: Controller._kill_workers,
+    e.SetTimer: Controller._set_timer,
+    e.RecordFailure: Controller._record_failure,
+    e.End: Controller._end,
+}

@@ -1,0 +1,275 @@
+"""The vocabulary of the state machine: what can happen to a run, and what can be done about it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from lockstep.config import CheckpointUploadMode
+from lockstep.engine.base import WorkerInfo
+from lockstep.engine.messages import Report
+from lockstep.train.checkpoints import SavePlan
+from lockstep.train.failure import WorkerFailure
+
+__all__ = [
+    "Action",
+    "Answer",
+    "Closed",
+    "Commit",
+    "Committed",
+    "End",
+    "Event",
+    "Gone",
+    "Interrupt",
+    "InterruptWorkers",
+    "KillWorkers",
+    "LaunchWorkers",
+    "OrderSave",
+    "Phase",
+    "Raised",
+    "Ready",
+    "Record",
+    "RecordFailure",
+    "Recorded",
+    "ReleaseWorkers",
+    "Reported",
+    "Returned",
+    "Save",
+    "SaveFailed",
+    "SavedPart",
+    "SetTimer",
+    "SnapshotPart",
+    "StartWorkers",
+    "TimerFired",
+]
+
+
+class Phase(Enum):
+    """Where a run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def ended(self) -> bool:
+        """Nothing happens any more."""
+        return self in (Phase.FINISHED, Phase.FAILED, Phase.INTERRUPTED)
+
+
+class Save(NamedTuple):
+    """A checkpoint on its way to storage."""
+
+    name: str
+    id: int
+    mode: CheckpointUploadMode
+    reports: tuple[Report | None, ...]
+    """By rank; None for ranks that have no part in it."""
+    report_number: int
+    """How many rows the run has with this one (it is the row's own number)."""
+    snapshots_due: frozenset[int]
+    parts_due: frozenset[int]
+    fingerprints: tuple[dict[str, int], ...] = ()
+    committing: bool = False
+    is_row: bool = True
+    """False for ``save_checkpoint()``, which is no report."""
+
+
+# ---------------------------------------------------------------------------------------- events
+
+
+class Ready(NamedTuple):
+    """A worker is up."""
+
+    rank: int
+    info: WorkerInfo
+    announcement: Any
+
+
+class Reported(NamedTuple):
+    """A rank called ``report()`` (or, with metrics None, ``save_checkpoint()``)."""
+
+    rank: int
+    report: Report
+
+
+class SnapshotPart(NamedTuple):
+    """A rank's part of an asynchronous checkpoint is safe."""
+
+    rank: int
+    name: str
+
+
+class SavedPart(NamedTuple):
+    """A rank's part of a checkpoint is on storage."""
+
+    rank: int
+    name: str
+    fingerprints: dict[str, int]
+
+
+class Recorded(NamedTuple):
+    """The row is in the journal; ``stop``: the run's stop condition holds now."""
+
+    stop: bool
+
+
+class Committed(NamedTuple):
+    """A checkpoint exists."""
+
+    name: str
+
+
+class SaveFailed(NamedTuple):
+    """A checkpoint could not be committed."""
+
+    name: str
+    error: dict[str, Any]
+
+
+class Returned(NamedTuple):
+    """A rank's function returned."""
+
+    rank: int
+
+
+class Raised(NamedTuple):
+    """A rank's function raised."""
+
+    rank: int
+    error: dict[str, Any]
+
+
+class Gone(NamedTuple):
+    """A worker's process ended."""
+
+    rank: int
+    exitcode: int | None
+    detail: str
+
+
+class Interrupt(NamedTuple):
+    """Ctrl-C."""
+
+
+class TimerFired(NamedTuple):
+    """A timer set by ``SetTimer`` in the same attempt ran out."""
+
+    kind: str
+    attempt: int
+
+
+class Closed(NamedTuple):
+    """The engine could not start the workers at all."""
+
+    error: dict[str, Any]
+
+
+Event = (
+    Ready
+    | Reported
+    | SnapshotPart
+    | SavedPart
+    | Recorded
+    | Committed
+    | SaveFailed
+    | Returned
+    | Raised
+    | Gone
+    | Interrupt
+    | TimerFired
+    | Closed
+)
+
+# --------------------------------------------------------------------------------------- actions
+
+
+class StartWorkers(NamedTuple):
+    """Start a group for this attempt."""
+
+    attempt: int
+
+
+class LaunchWorkers(NamedTuple):
+    """Everyone is up: let them go."""
+
+    workers: tuple[WorkerInfo, ...]
+    announcements: tuple[Any, ...]
+
+
+class OrderSave(NamedTuple):
+    """Tell ranks to write their files."""
+
+    save: Save
+    plan: SavePlan
+
+
+class Record(NamedTuple):
+    """Journal one row; answered with ``Recorded``."""
+
+    reports: tuple[Report, ...]
+    checkpoint: str | None
+
+
+class Commit(NamedTuple):
+    """Publish a saved checkpoint; answered with ``Committed`` or ``SaveFailed``."""
+
+    save: Save
+
+
+class Answer(NamedTuple):
+    """Let these ranks go on, or stop."""
+
+    ranks: tuple[int, ...]
+    stop: bool
+
+
+class ReleaseWorkers(NamedTuple):
+    """Everyone has finished: tell them to exit."""
+
+
+class InterruptWorkers(NamedTuple):
+    """Ctrl-C in every worker."""
+
+
+class KillWorkers(NamedTuple):
+    """End them now."""
+
+
+class SetTimer(NamedTuple):
+    """``TimerFired(kind)`` after some seconds; the controller knows how many for each kind."""
+
+    kind: str
+
+
+class RecordFailure(NamedTuple):
+    """Journal a failed attempt."""
+
+    failures: tuple[WorkerFailure, ...]
+    retry: bool
+
+
+class End(NamedTuple):
+    """The run is over."""
+
+    phase: Phase
+    failures: tuple[WorkerFailure, ...]
+
+
+Action = (
+    StartWorkers
+    | LaunchWorkers
+    | OrderSave
+    | Record
+    | Commit
+    | Answer
+    | ReleaseWorkers
+    | InterruptWorkers
+    | KillWorkers
+    | SetTimer
+    | RecordFailure
+    | End
+)

@@ -1,0 +1,231 @@
+"""One run: its identity, its directory, its journal and its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lockstep import settings
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
+from lockstep.engine.base import WorkerInfo
+from lockstep.engine.messages import Report
+from lockstep.journal import JOURNAL_FILE, Journal
+from lockstep.metrics import first_result, full_row, look_up
+from lockstep.result import Result
+from lockstep.retention import CheckpointRecord, surplus
+from lockstep.storage import Storage, open_storage
+from lockstep.train.events import Phase, Save
+from lockstep.train.failure import WorkerFailure, first_cause
+from lockstep.train.reports import combine
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A run's books. Used from the driver's thread, except where a method says so.
+
+    On a local filesystem ``directory`` is the run's own directory. On a remote one it is a
+    temporary directory whose small files ``sync`` copies over; checkpoints go there directly.
+    """
+
+    def __init__(
+        self, trainer_name: str, run_config: RunConfig, config: Mapping[str, Any], world_size: int
+    ) -> None:
+        now = time.time()
+        date = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
+        self.trial_id = f"{uuid.uuid4().hex[:5]}_00000"
+        self.name = f"{trainer_name}_{self.trial_id}"
+        self.experiment_name = run_config.name or f"{trainer_name}_{date}"
+        self.trainer_name = trainer_name
+        self.checkpoint_config: CheckpointConfig = run_config.checkpoint_config
+        root = open_storage(
+            run_config.storage_path or settings.results_root(), run_config.storage_filesystem
+        )
+        self.storage: Storage = root.child(self.experiment_name).child(f"{self.name}_0_{date}")
+        self.storage.make_directory("")
+        self._spool = None if self.storage.is_local else tempfile.mkdtemp(prefix="lockstep-run-")
+        self.directory = self._spool or self.storage.root
+        self._journal = Journal(os.path.join(self.directory, JOURNAL_FILE))
+        self._started = time.perf_counter()
+        self.checkpoints: list[CheckpointRecord] = []
+        self.rows = 0
+        self.iteration = 0
+        self.last_metrics: dict[str, Any] = {}
+        self.record = self._journal.append(
+            "run",
+            version=1,
+            trial_id=self.trial_id,
+            experiment_id=uuid.uuid4().hex,
+            experiment_tag="0",
+            experiment_name=self.experiment_name,
+            trainer=trainer_name,
+            config=dict(config),
+            checkpoint_config=asdict(self.checkpoint_config),
+            world_size=world_size,
+            time=now,
+        )
+        self._attempt: dict[str, Any] = {}
+        self._attempt_started = 0.0
+        self._attempt_rows = 0
+        self._total_before = 0.0
+        self._last_report = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._started
+
+    def begin_attempt(self, attempt: int, workers: Sequence[WorkerInfo], warmup: float) -> None:
+        """The workers are up."""
+        newest = self.newest_checkpoint()
+        self.iteration = 0 if newest is None else newest.metrics.get("training_iteration", 0)
+        self._total_before = 0.0 if newest is None else newest.metrics.get("time_total_s", 0.0)
+        self._attempt_rows = 0
+        self._attempt_started = self._last_report = time.perf_counter()
+        self._attempt = self._journal.append(
+            "attempt",
+            attempt=attempt,
+            workers=[worker._asdict() for worker in workers],
+            warmup_time=warmup,
+            time_before=self._total_before,
+            time=time.time(),
+        )
+
+    def first_result(self) -> dict[str, Any]:
+        """What ``trial.last_result`` holds before the first report."""
+        return first_result(self.record, self._attempt)
+
+    def record_report(self, reports: Sequence[Report], checkpoint: str | None) -> dict[str, Any]:
+        """Journal one row; returns it with its automatic keys."""
+        now = time.perf_counter()
+        self.rows += 1
+        self.iteration += 1
+        self._attempt_rows += 1
+        lead = reports[0]
+        metrics = combine(reports)
+        self.last_metrics = metrics
+        reduced = {} if lead.reduce is None else {"reduced": metrics}
+        record = self._journal.append(
+            "report",
+            index=self.rows,
+            attempt=self._attempt["attempt"],
+            attempt_index=self._attempt_rows,
+            iteration=self.iteration,
+            time=time.time(),
+            time_this_iter=now - self._last_report,
+            time_since_start=now - self._attempt_started,
+            worker_time=lead.time,
+            worker_time_this_iter=lead.time_this_iter,
+            checkpoint=checkpoint,
+            ranks=[report.metrics for report in reports],
+            **reduced,
+        )
+        self._last_report = now
+        return full_row(metrics, self.record, self._attempt, record)
+
+    def record_logs(self, rank: int, rows: list[str]) -> None:
+        """Journal ``train.log()`` rows."""
+        self._journal.append_logs(rank, self._attempt["attempt"], rows)
+
+    def describe_checkpoint(self, save: Save, row: dict[str, Any] | None) -> CheckpointRecord:
+        """What is to be published, with its score."""
+        lead = next(r for r in save.reports if r is not None and r.checkpoint is not None)
+        assert lead.checkpoint is not None
+        name, uploaded = save.name, True
+        if save.mode is CheckpointUploadMode.NO_UPLOAD:
+            name, uploaded = lead.checkpoint.location.path, False
+        metrics = dict(row or {})
+        attribute = self.checkpoint_config.checkpoint_score_attribute
+        score = lead.checkpoint.score
+        if score is None and attribute is not None:
+            value = look_up(metrics, attribute)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                score = float(value)
+        return CheckpointRecord(
+            id=save.id,
+            name=name,
+            index=save.report_number,
+            score=score,
+            metrics=metrics,
+            timestamp=int(time.time()),
+            uploaded=uploaded,
+        )
+
+    def publish(self, record: CheckpointRecord) -> None:
+        """The atomic step after which the checkpoint exists. May run in another thread."""
+        if record.uploaded:
+            manifest = json.dumps(asdict(record), default=repr).encode()
+            self.storage.publish(record.name, manifest)
+
+    def committed(self, record: CheckpointRecord) -> list[CheckpointRecord]:
+        """Journal a published checkpoint; returns those that may be deleted now."""
+        self._journal.append("checkpoint", **asdict(record))
+        self.checkpoints.append(record)
+        return self._forget_surplus(ended=False)
+
+    def delete(self, record: CheckpointRecord) -> None:
+        """Delete an old checkpoint's files. May run in another thread."""
+        if record.uploaded:
+            self.storage.unpublish(record.name)
+
+    def open_checkpoint(self, record: CheckpointRecord) -> Checkpoint:
+        """A committed checkpoint for users."""
+        place = self.storage.path(record.name) if record.uploaded else record.name
+        return Checkpoint(place, None if self.storage.is_local else self.storage.filesystem)
+
+    def newest_checkpoint(self) -> CheckpointRecord | None:
+        """What a new attempt starts from."""
+        return max(self.checkpoints, key=lambda record: record.id, default=None)
+
+    def record_failure(
+        self, attempt: int, failures: Sequence[WorkerFailure], *, retry: bool
+    ) -> None:
+        """Journal why an attempt ended, the first cause first."""
+        cause = first_cause(tuple(failures))
+        ordered = [cause, *(failure for failure in failures if failure is not cause)]
+        errors = [{"rank": failure.rank, "error": failure.error} for failure in ordered]
+        self._journal.append(
+            "failure", attempt=attempt, errors=errors, retry=retry, time=time.time()
+        )
+
+    def end(self, phase: Phase) -> None:
+        """Journal the end and clear away what was not published."""
+        for record in self._forget_surplus(ended=True):
+            self.delete(record)
+        self.storage.sweep()
+        self._journal.append("end", state=phase.value, time=time.time())
+        self._journal.flush()
+
+    def sync(self) -> None:
+        """Copy the small files to remote storage. May run in another thread."""
+        if self._spool is None:
+            return
+        for directory, _, files in os.walk(self._spool):
+            for file in files:
+                path = os.path.join(directory, file)
+                self.storage.put(os.path.relpath(path, self._spool).replace(os.sep, "/"), path)
+
+    def close(self) -> None:
+        """Release the journal and the temporary directory. Idempotent."""
+        self._journal.close()
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)
+
+    def result(self) -> Result:
+        """What the directory says, after the end."""
+        return Result(self.storage)
+
+    def _forget_surplus(self, *, ended: bool) -> list[CheckpointRecord]:
+        gone = surplus(self.checkpoints, self.checkpoint_config, ended=ended)
+        for record in gone:
+            self.checkpoints.remove(record)
+            self._journal.append("delete", name=record.name)
+        return gone

@@ -1,0 +1,128 @@
+"""Sending the training function to workers: by value, unless they can import it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+__all__ = ["dump_function"]
+
+_DEPTH = 4
+
+
+def dump_function(function: Callable[..., Any], config: dict[str, Any]) -> bytes:
+    """The function and its config as bytes.
+
+    Raises:
+        TypeError: something in them cannot be pickled; names the variable.
+    """
+    import cloudpickle
+
+    with _by_value(_module_of(function)):
+        try:
+            data: bytes = cloudpickle.dumps((function, config))
+            return data
+        except Exception as error:
+            name = getattr(function, "__qualname__", repr(function))
+            where = _culprit(function, name) or _culprit(config, "train_loop_config")
+            raise TypeError(
+                f"{where or name} was found to be non-serializable ({type(error).__name__}: "
+                f"{error}); create it inside the training function instead of capturing it."
+            ) from error
+
+
+def _module_of(function: Callable[..., Any]) -> ModuleType | None:
+    inner = inspect.unwrap(getattr(function, "func", function))
+    name = getattr(inner, "__module__", None) or type(inner).__module__
+    return sys.modules.get(name)
+
+
+@contextlib.contextmanager
+def _by_value(module: ModuleType | None) -> Iterator[None]:
+    """Pickle the module's functions and classes by value, if a worker could not import it."""
+    import cloudpickle
+
+    if module is None or module.__name__ == "__main__" or _workers_can_import(module):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _workers_can_import(module: ModuleType) -> bool:
+    spec = getattr(module, "__spec__", None)
+    if spec is None:
+        return False
+    # A test module is not what an import would give: pytest rewrites and may rename it.
+    if type(spec.loader).__module__.partition(".")[0] == "_pytest":
+        return False
+    if spec.origin in (None, "built-in", "frozen"):
+        return True
+    parent, _, _ = module.__name__.rpartition(".")
+    if parent and parent not in sys.modules:
+        return False
+    found = sys.modules.pop(module.__name__, None)
+    try:
+        fresh = importlib.util.find_spec(module.__name__)
+    except (ImportError, ValueError):
+        return False
+    finally:
+        if found is not None:
+            sys.modules[module.__name__] = found
+    return fresh is not None and fresh.origin == spec.origin
+
+
+def _culprit(value: Any, name: str, depth: int = 0) -> str | None:
+    """The innermost variable that cannot be pickled, by name."""
+    if _picklable(value):
+        return None
+    if depth < _DEPTH:
+        for inner_name, inner in _parts(value, name):
+            found = _culprit(inner, inner_name, depth + 1)
+            if found is not None:
+                return found
+    return f"{name} (a {type(value).__module__}.{type(value).__qualname__})"
+
+
+def _picklable(value: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, FunctionType):
+        captured = inspect.getclosurevars(value)
+        for kind, variables in (("", captured.nonlocals), ("global ", captured.globals)):
+            for inner, content in variables.items():
+                if not isinstance(content, ModuleType):
+                    yield f"{kind}variable {inner!r}, used by {value.__qualname__},", content
+        for inner, content in (value.__kwdefaults__ or {}).items():
+            yield f"default of argument {inner!r} of {value.__qualname__}", content
+        for content in value.__defaults__ or ():
+            yield f"a default argument of {value.__qualname__}", content
+    elif isinstance(value, dict):
+        for key, content in value.items():
+            yield f"{name}[{key!r}]", content
+    elif isinstance(value, (list, tuple, set)):
+        for index, content in enumerate(value):
+            yield f"{name}[{index}]", content
+    elif hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
+        yield from (("argument of a partial", content) for content in value.args)
+        yield from ((f"partial argument {key!r}", c) for key, c in value.keywords.items())
+        yield name, value.func
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        for key, content in vars(value).items():
+            yield f"{name}.{key}", content

@@ -1,0 +1,193 @@
+"""The worker's side of a run while the training function runs: what ``train.report`` talks to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import CheckpointUploadMode
+from lockstep.engine.base import Channel
+from lockstep.engine.messages import (
+    Answer,
+    CheckpointReport,
+    Failed,
+    LogRow,
+    Report,
+    Saved,
+    SaveOrder,
+    Snapshotted,
+)
+from lockstep.error_record import pack_error
+from lockstep.errors import CheckpointError, StopTraining
+from lockstep.metrics import normalise
+from lockstep.storage import Storage
+from lockstep.train.context import TrainContext
+from lockstep.train.reports import check_reduce
+from lockstep.train.uploads import Uploader
+
+__all__ = ["Session", "activate", "current"]
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Session:
+    """One worker's run. ``report`` may be called from any thread, one at a time."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        context: TrainContext,
+        storage: Storage,
+        score_attribute: str | None,
+        checkpoint: Checkpoint | None,
+        reported: list[tuple[Checkpoint, dict[str, Any]]],
+    ) -> None:
+        self.context = context
+        self.checkpoint = checkpoint
+        self.reported_checkpoints = list(reported)
+        self._channel = channel
+        self._storage = storage
+        self._score_attribute = score_attribute
+        self._uploader = Uploader(self._upload_failed)
+        self._lock = threading.Lock()
+        self._number = 0
+        self._stopped = False
+        self._last_time = time.time()
+
+    def report(
+        self,
+        metrics: Mapping[str, Any],
+        checkpoint: Checkpoint | None,
+        *,
+        dir_name: str | None,
+        mode: CheckpointUploadMode,
+        take_over: bool,
+        reduce: str | Mapping[str, str] | None,
+    ) -> None:
+        """Meet the other ranks at this report; return when all are there and it is kept."""
+        plain = normalise(metrics)
+        check_reduce(reduce, plain)
+        part = self._describe(checkpoint, dir_name, mode)
+        with self._lock:
+            if self._stopped:
+                raise StopTraining("this run has been told to stop")
+            self._number += 1
+            now = time.time()
+            report = Report(self._number, plain, part, reduce, now, now - self._last_time)
+            self._last_time = now
+            self._exchange(report, checkpoint, take_over)
+
+    def save_checkpoint(self, data: dict[str, Any]) -> None:
+        """Keep a checkpoint without a report. Only rank 0's counts, and it waits for nobody."""
+        if self.context.world_rank != 0:
+            return
+        checkpoint = Checkpoint.from_dict(data)
+        part = self._describe(checkpoint, None, CheckpointUploadMode.SYNC)
+        with self._lock:
+            report = Report(self._number, None, part, None, time.time(), 0.0)
+            self._exchange(report, checkpoint, False)
+
+    def log(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        """Keep a row of metrics. Never waits."""
+        row = {"step": step, "time": time.time(), "metrics": normalise(metrics)}
+        self._channel.post(LogRow(_encode(row)))
+
+    def finish(self) -> bool:
+        """Wait for uploads; False if one failed (and has been reported)."""
+        return self._uploader.drain()
+
+    def _describe(
+        self, checkpoint: Checkpoint | None, dir_name: str | None, mode: CheckpointUploadMode
+    ) -> CheckpointReport | None:
+        if checkpoint is None:
+            return None
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"report(checkpoint={checkpoint!r}): expected a lockstep Checkpoint.")
+        attribute = self._score_attribute
+        score = checkpoint.dict_value(attribute) if attribute else None
+        if mode is CheckpointUploadMode.NO_UPLOAD:
+            if checkpoint.path is None:
+                raise CheckpointError(
+                    "NO_UPLOAD keeps a checkpoint where it lies, but one made with from_dict lies "
+                    "nowhere yet; use SYNC or ASYNC."
+                )
+            return CheckpointReport({}, mode, dir_name, score, checkpoint)
+        return CheckpointReport(checkpoint.files(), mode, dir_name, score, None)
+
+    def _exchange(self, report: Report, checkpoint: Checkpoint | None, take_over: bool) -> None:
+        self._channel.send(report)
+        answer = self._channel.receive()
+        if isinstance(answer, SaveOrder):
+            assert checkpoint is not None
+            self._save(answer, checkpoint, take_over)
+            answer = self._channel.receive()
+        assert isinstance(answer, Answer)
+        if answer.committed:
+            self.reported_checkpoints.extend(answer.committed)
+            self.checkpoint = answer.committed[-1][0]
+        if answer.stop:
+            self._stopped = True
+            raise StopTraining("this run has been told to stop")
+
+    def _save(self, order: SaveOrder, checkpoint: Checkpoint, take_over: bool) -> None:
+        if order.mode is CheckpointUploadMode.SYNC:
+            self._upload(order, checkpoint, take_over)
+            return
+        source, owned = checkpoint, take_over
+        if checkpoint.path is not None and not take_over:
+            if self._storage.is_local:
+                # The copy is the snapshot; what is left for later is making it durable.
+                fingerprints = checkpoint.fingerprint(order.compare)
+                checkpoint.save_files(self._storage, order.directory, order.names, flush=False)
+                self._uploader.submit(lambda: self._make_durable(order, fingerprints))
+                self._channel.send(Snapshotted(order.name))
+                return
+            source = Checkpoint(_local_copy(checkpoint, order))
+            owned = True
+        self._uploader.submit(lambda: self._upload(order, source, owned))
+        self._channel.send(Snapshotted(order.name))
+
+    def _upload(self, order: SaveOrder, checkpoint: Checkpoint, take_over: bool) -> None:
+        fingerprints = checkpoint.fingerprint(order.compare) if order.compare else {}
+        checkpoint.save_files(self._storage, order.directory, order.names, move=take_over)
+        if take_over and checkpoint.path is not None:
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+        self._channel.send(Saved(order.name, fingerprints))
+
+    def _make_durable(self, order: SaveOrder, fingerprints: Mapping[str, int]) -> None:
+        for name in order.names:
+            self._storage.flush(str(PurePosixPath(order.directory, name)))
+        self._channel.send(Saved(order.name, fingerprints))
+
+    def _upload_failed(self, error: Exception) -> None:
+        self._channel.send(Failed(pack_error(error)))
+
+
+def _local_copy(checkpoint: Checkpoint, order: SaveOrder) -> str:
+    directory = tempfile.mkdtemp(prefix="lockstep-snapshot-")
+    from lockstep.storage import open_storage
+
+    wanted = dict.fromkeys((*order.names, *order.compare))
+    checkpoint.save_files(open_storage(directory), "", wanted, flush=False)
+    return directory
+
+
+_current: Session | None = None
+
+
+def activate(session: Session | None) -> None:
+    """Make ``session`` the one that ``train.report`` talks to in this process."""
+    global _current
+    _current = session
+
+
+def current() -> Session | None:
+    """The session of this process, None outside a training function."""
+    return _current

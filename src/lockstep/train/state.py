@@ -1,0 +1,444 @@
+"""The run as a pure state machine: ``transition(state, event) -> (state, actions)``.
+
+No I/O, no clock, no randomness. The controller performs the actions and feeds back what happens.
+
+    STARTING ──all ready──▶ RUNNING ──all finished──▶ STOPPING ──all exited──▶ FINISHED
+        │                      │                       ▲   │
+        └──failure, Ctrl-C─────┴───────────────────────┘   ├─ failed, retry ─▶ STARTING (attempt+1)
+                                                           ├─ failed ────────▶ FAILED
+                                                           └─ Ctrl-C ────────▶ INTERRUPTED
+
+A report is a barrier. While RUNNING, the i-th report of each rank waits in ``waiting``; when it is
+complete it becomes a row (``Record``), and, if some rank brought a checkpoint, first a ``Save``:
+
+    waiting complete ─▶ OrderSave ─▶ every rank Saved ─▶ Record ─▶ Commit ─▶ Answer     (SYNC)
+    waiting complete ─▶ OrderSave ─▶ every rank Snapshotted ─▶ Record ─▶ Answer         (ASYNC)
+                                     every rank Saved ─▶ Commit                          later
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lockstep.config import CheckpointUploadMode
+from lockstep.engine.base import WorkerInfo
+from lockstep.engine.messages import Report
+from lockstep.error_record import pack_error
+from lockstep.errors import CheckpointError, LockstepError, MismatchedReportsError
+from lockstep.train.checkpoints import checkpoint_name, plan_save
+from lockstep.train.events import (
+    Action,
+    Answer,
+    Closed,
+    Commit,
+    Committed,
+    End,
+    Event,
+    Gone,
+    Interrupt,
+    InterruptWorkers,
+    KillWorkers,
+    LaunchWorkers,
+    OrderSave,
+    Phase,
+    Raised,
+    Ready,
+    Record,
+    Recorded,
+    RecordFailure,
+    ReleaseWorkers,
+    Reported,
+    Returned,
+    Save,
+    SavedPart,
+    SaveFailed,
+    SetTimer,
+    SnapshotPart,
+    StartWorkers,
+    TimerFired,
+)
+from lockstep.train.failure import FailurePolicy, WorkerFailure, died
+
+__all__ = ["IllegalTransition", "RunState", "transition"]
+
+
+class RunState(NamedTuple):
+    """Everything the next decision depends on. A tuple: thousands are made a second."""
+
+    world_size: int
+    policy: FailurePolicy = FailurePolicy()
+    phase: Phase = Phase.STARTING
+    attempt: int = 1
+    failed_attempts: int = 0
+    rows: int = 0
+    next_checkpoint_id: int = 0
+    workers: tuple[WorkerInfo | None, ...] = ()
+    announcements: tuple[Any, ...] = ()
+    waiting: tuple[Report | None, ...] = ()
+    arrived: int = 0
+    recording: bool = False
+    stop: bool = False
+    saves: tuple[Save, ...] = ()
+    returned: frozenset[int] = frozenset()
+    gone: frozenset[int] = frozenset()
+    failures: tuple[WorkerFailure, ...] = ()
+    interrupted: bool = False
+    killed: bool = False
+    history: tuple[str, ...] = ()
+
+    @staticmethod
+    def new(
+        world_size: int, policy: FailurePolicy, *, first_checkpoint_id: int = 0
+    ) -> tuple[RunState, list[Action]]:
+        """The state of a run that begins, and what to do first."""
+        state = RunState(world_size, policy, next_checkpoint_id=first_checkpoint_id)
+        return _fresh_attempt(state), [StartWorkers(1)]
+
+
+class IllegalTransition(LockstepError):
+    """An event that cannot happen in this state: a bug in lockstep. Carries the history."""
+
+
+def transition(state: RunState, event: Event) -> tuple[RunState, list[Action]]:
+    """The next state, and what to do."""
+    handler: Callable[[RunState, Any], tuple[RunState, list[Action]]] = _HANDLERS[type(event)]
+    return handler(state, event)
+
+
+def _fresh_attempt(state: RunState) -> RunState:
+    size = state.world_size
+    return state._replace(
+        phase=Phase.STARTING,
+        workers=(None,) * size,
+        announcements=(None,) * size,
+        waiting=(None,) * size,
+        arrived=0,
+        recording=False,
+        saves=(),
+        returned=frozenset(),
+        gone=frozenset(),
+        failures=(),
+        killed=False,
+    )
+
+
+def _illegal(state: RunState, event: Event) -> IllegalTransition:
+    return IllegalTransition(
+        f"{event!r} cannot happen while {state.phase.value} (attempt {state.attempt}); "
+        f"before it: {', '.join(state.history) or 'nothing'}."
+    )
+
+
+def _note(state: RunState, what: str) -> tuple[str, ...]:
+    return (*state.history[-19:], what)
+
+
+def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
+    if state.phase is Phase.STOPPING:
+        return state, []
+    if state.phase is not Phase.STARTING or state.workers[event.rank] is not None:
+        raise _illegal(state, event)
+    workers = _put(state.workers, event.rank, event.info)
+    state = state._replace(
+        workers=workers,
+        announcements=_put(state.announcements, event.rank, event.announcement),
+        history=_note(state, f"rank {event.rank} ready"),
+    )
+    known = tuple(worker for worker in workers if worker is not None)
+    if len(known) < state.world_size:
+        return state, []
+    return state._replace(phase=Phase.RUNNING), [LaunchWorkers(known, state.announcements)]
+
+
+def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]:
+    if state.phase is Phase.STOPPING:
+        return state, []  # never answered: the worker is about to be stopped
+    if state.phase is not Phase.RUNNING:
+        raise _illegal(state, event)
+    rank, report = event
+    if report.metrics is None:
+        parts: list[Report | None] = [None] * state.world_size
+        parts[rank] = report
+        return _start_save(state, tuple(parts), is_row=False)
+    if state.waiting[rank] is not None or state.recording:
+        raise _illegal(state, event)
+    state = state._replace(waiting=_put(state.waiting, rank, report), arrived=state.arrived + 1)
+    if state.arrived < state.world_size:
+        return _check_counts(state)
+    if any(part is not None and part.checkpoint is not None for part in state.waiting):
+        return _start_save(state, state.waiting, is_row=True)
+    return _record(state, None)
+
+
+def _record(state: RunState, checkpoint: str | None) -> tuple[RunState, list[Action]]:
+    reports = tuple(report for report in state.waiting if report is not None)
+    state = state._replace(recording=True, rows=state.rows + 1)
+    return state, [Record(reports, checkpoint)]
+
+
+def _start_save(
+    state: RunState, reports: tuple[Report | None, ...], *, is_row: bool
+) -> tuple[RunState, list[Action]]:
+    parts = {
+        rank: report.checkpoint
+        for rank, report in enumerate(reports)
+        if report is not None and report.checkpoint is not None
+    }
+    lead = parts[min(parts)]
+    number = state.next_checkpoint_id
+    if _find(state, lead.dir_name or "") is not None:
+        error = CheckpointError(
+            f"checkpoint_dir_name={lead.dir_name!r} is still being uploaded from an earlier report."
+        )
+        return _fail(state, WorkerFailure(min(parts), pack_error(error)))
+    save = Save(
+        name=lead.dir_name or checkpoint_name(number),
+        id=number,
+        mode=lead.mode,
+        reports=reports,
+        report_number=state.rows + (1 if is_row else 0),
+        snapshots_due=frozenset(parts) if lead.mode is CheckpointUploadMode.ASYNC else frozenset(),
+        parts_due=frozenset(parts)
+        if lead.mode is not CheckpointUploadMode.NO_UPLOAD
+        else frozenset(),
+        is_row=is_row,
+    )
+    state = state._replace(
+        next_checkpoint_id=number + 1,
+        saves=(*state.saves, save),
+        history=_note(state, f"save {save.name}"),
+    )
+    if save.parts_due:
+        return state, [OrderSave(save, plan_save(parts))]
+    return _all_parts_saved(state, save)
+
+
+def _snapshot_part(state: RunState, event: SnapshotPart) -> tuple[RunState, list[Action]]:
+    save = _find(state, event.name)
+    if save is None:
+        return state, []
+    save = save._replace(snapshots_due=save.snapshots_due - {event.rank})
+    state = _with_save(state, save)
+    if save.snapshots_due or state.phase is not Phase.RUNNING:
+        return state, []
+    if save.is_row:
+        return _record(state, save.name)
+    return state, [Answer(_ranks_of(save), False)]
+
+
+def _saved_part(state: RunState, event: SavedPart) -> tuple[RunState, list[Action]]:
+    save = _find(state, event.name)
+    if save is None:
+        return state, []
+    save = save._replace(
+        parts_due=save.parts_due - {event.rank},
+        fingerprints=(*save.fingerprints, event.fingerprints),
+    )
+    state = _with_save(state, save)
+    return (state, []) if save.parts_due else _all_parts_saved(state, save)
+
+
+def _all_parts_saved(state: RunState, save: Save) -> tuple[RunState, list[Action]]:
+    asynchronous = save.mode is CheckpointUploadMode.ASYNC
+    if not asynchronous and state.phase is not Phase.RUNNING:
+        return state, []  # its report will never be answered, so it never happened
+    save = save._replace(committing=True)
+    state = _with_save(state, save)
+    if save.is_row and not asynchronous:
+        state, actions = _record(state, save.name)
+        return state, [*actions, Commit(save)]
+    return state, [Commit(save)]
+
+
+def _recorded(state: RunState, event: Recorded) -> tuple[RunState, list[Action]]:
+    # A synchronous checkpoint is answered when it is committed; the stop waits with it.
+    state = state._replace(recording=False, stop=event.stop)
+    if any(save.is_row and save.mode is not CheckpointUploadMode.ASYNC for save in state.saves):
+        return state, []
+    return _open_barrier(state)
+
+
+def _open_barrier(state: RunState) -> tuple[RunState, list[Action]]:
+    size = state.world_size
+    state = state._replace(waiting=(None,) * size, arrived=0)
+    if state.phase is not Phase.RUNNING:
+        return state, []
+    return state, [Answer(tuple(range(size)), state.stop)]
+
+
+def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action]]:
+    save = _find(state, event.name)
+    if save is None:
+        raise _illegal(state, event)
+    state = state._replace(
+        saves=tuple(other for other in state.saves if other.name != save.name),
+        history=_note(state, f"committed {save.name}"),
+    )
+    if save.mode is CheckpointUploadMode.ASYNC:
+        return _check_stopped(state)
+    if save.is_row:
+        state, actions = _open_barrier(state)
+    else:
+        actions = [Answer(_ranks_of(save), False)] if state.phase is Phase.RUNNING else []
+    state, more = _check_stopped(state)
+    return state, [*actions, *more]
+
+
+def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Action]]:
+    state = state._replace(saves=tuple(save for save in state.saves if save.name != event.name))
+    return _fail(state, WorkerFailure(0, event.error))
+
+
+def _returned(state: RunState, event: Returned) -> tuple[RunState, list[Action]]:
+    state = state._replace(
+        returned=state.returned | {event.rank},
+        history=_note(state, f"rank {event.rank} returned"),
+    )
+    if state.phase is Phase.STOPPING:
+        return state, []
+    if state.phase is not Phase.RUNNING:
+        raise _illegal(state, event)
+    if len(state.returned) == state.world_size:
+        return state._replace(phase=Phase.STOPPING), [ReleaseWorkers(), SetTimer("exit")]
+    return _check_counts(state)
+
+
+def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
+    """Ranks that returned will never report again: those who wait would wait forever."""
+    if not state.returned or not state.arrived:
+        return state, []
+    if state.arrived + len(state.returned) < state.world_size:
+        return state, []
+    waiting = [rank for rank, report in enumerate(state.waiting) if report is not None]
+    report = state.waiting[waiting[0]]
+    assert report is not None
+    done = report.number - 1
+    error = MismatchedReportsError(
+        f"{_named(sorted(state.returned))} returned after {done} report(s) while {_named(waiting)} "
+        f"reached report {report.number}; every rank must call report() equally often."
+    )
+    return _fail(state, WorkerFailure(min(state.returned), pack_error(error)))
+
+
+def _raised(state: RunState, event: Raised) -> tuple[RunState, list[Action]]:
+    return _fail(state, WorkerFailure(event.rank, event.error))
+
+
+def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
+    state = state._replace(
+        gone=state.gone | {event.rank},
+        history=_note(state, f"rank {event.rank} gone ({event.exitcode})"),
+    )
+    known = {failure.rank for failure in state.failures}
+    expected = event.rank in known or event.rank in state.returned
+    stopped_by_us = state.killed or state.interrupted
+    if expected or stopped_by_us:
+        return _check_stopped(state)
+    return _fail(state, died(event.rank, event.exitcode, event.detail))
+
+
+def _closed(state: RunState, event: Closed) -> tuple[RunState, list[Action]]:
+    state = state._replace(gone=frozenset(range(state.world_size)))
+    return _fail(state, WorkerFailure(0, event.error))
+
+
+def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Action]]:
+    first = not state.failures
+    state = state._replace(
+        phase=Phase.STOPPING,
+        failures=(*state.failures, failure),
+        history=_note(state, f"rank {failure.rank} failed"),
+    )
+    actions: list[Action] = [SetTimer("collect")] if first and not state.interrupted else []
+    state, more = _check_stopped(state)
+    return state, [*actions, *more]
+
+
+def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action]]:
+    if state.phase.ended:
+        return state, []
+    if state.phase is Phase.STOPPING and len(state.returned) == state.world_size:
+        return state._replace(killed=True), [KillWorkers()]  # it has finished all the same
+    again = state.interrupted or state.phase is Phase.STOPPING
+    state = state._replace(
+        phase=Phase.STOPPING,
+        interrupted=True,
+        killed=state.killed or again,
+        history=_note(state, "interrupt"),
+    )
+    if again:
+        return state, [KillWorkers()]
+    return state, [InterruptWorkers(), SetTimer("grace")]
+
+
+def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Action]]:
+    if event.attempt != state.attempt or state.phase is not Phase.STOPPING or state.killed:
+        return state, []
+    return state._replace(killed=True), [KillWorkers()]
+
+
+def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
+    """Every rank has said its last word: kill the rest, or move on when all are gone."""
+    if state.phase is not Phase.STOPPING:
+        return state, []
+    if len(state.gone) < state.world_size:
+        silent = set(range(state.world_size)) - state.gone - state.returned
+        silent -= {failure.rank for failure in state.failures}
+        if state.failures and not silent and not state.killed:
+            return state._replace(killed=True), [KillWorkers()]
+        return state, []
+    if any(save.committing for save in state.saves):
+        return state, []  # a commit is under way in another thread
+    if state.interrupted:
+        return state._replace(phase=Phase.INTERRUPTED), [End(Phase.INTERRUPTED, state.failures)]
+    if not state.failures:
+        return state._replace(phase=Phase.FINISHED), [End(Phase.FINISHED, ())]
+    failed_attempts = state.failed_attempts + 1
+    if state.policy.decide(failed_attempts) == "raise":
+        state = state._replace(phase=Phase.FAILED, failed_attempts=failed_attempts)
+        return state, [RecordFailure(state.failures, False), End(Phase.FAILED, state.failures)]
+    failures = state.failures
+    state = _fresh_attempt(state)._replace(
+        attempt=state.attempt + 1, failed_attempts=failed_attempts
+    )
+    return state, [RecordFailure(failures, True), StartWorkers(state.attempt)]
+
+
+def _put(items: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
+    return (*items[:index], value, *items[index + 1 :])
+
+
+def _find(state: RunState, name: str) -> Save | None:
+    return next((save for save in state.saves if save.name == name), None)
+
+
+def _with_save(state: RunState, save: Save) -> RunState:
+    return state._replace(
+        saves=tuple(save if other.name == save.name else other for other in state.saves)
+    )
+
+
+def _ranks_of(save: Save) -> tuple[int, ...]:
+    return tuple(rank for rank, report in enumerate(save.reports) if report is not None)
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+_HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] = {
+    Ready: _ready,
+    Reported: _reported,
+    SnapshotPart: _snapshot_part,
+    SavedPart: _saved_part,
+    Recorded: _recorded,
+    Committed: _committed,
+    SaveFailed: _save_failed,
+    Returned: _returned,
+    Raised: _raised,
+    Gone: _gone,
+    Interrupt: _interrupt,
+    TimerFired: _timer_fired,
+    Closed: _closed,
+}

@@ -1,0 +1,61 @@
+"""TorchTrainer: a data-parallel trainer whose workers share a ``torch.distributed`` group."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import RunConfig, ScalingConfig
+from lockstep.train.torch.config import TorchConfig
+from lockstep.train.trainer import DataParallelTrainer
+
+__all__ = ["TorchTrainer"]
+
+
+class TorchTrainer(DataParallelTrainer):
+    """Runs a PyTorch training function on every worker, with the process group initialised.
+
+    Args:
+        train_loop_per_worker: the training function, with no argument or one, the config.
+        train_loop_config: handed to the function; ``{}`` by default.
+        torch_config: how the process group is set up (``torch_backend`` is its older name).
+        scaling_config: how many workers, with what; one by default.
+        run_config: where the run lives and how it behaves.
+        metadata: kept for ``get_context().get_metadata()``.
+        resume_from_checkpoint: what ``get_checkpoint()`` returns at the beginning.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        torch_config: TorchConfig | None = None,
+        torch_backend: TorchConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+    ) -> None:
+        if torch_config is not None and torch_backend is not None:
+            raise ValueError("torch_backend is the older name of torch_config; give one of them.")
+        config = torch_config or torch_backend or TorchConfig()
+        if not isinstance(config, TorchConfig):
+            raise TypeError(f"torch_config={config!r}: expected a TorchConfig.")
+        if importlib.util.find_spec("torch") is None:
+            raise ImportError(
+                "TorchTrainer needs PyTorch; install it: pip install 'lockstep[torch]'"
+            )
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=config,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+        )

@@ -1,0 +1,182 @@
+"""The runtime around the training function inside a worker."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep.engine.base import Channel, WorkerInfo
+from lockstep.engine.messages import Exit, Failed, Finished, Hello, Interrupted, Launch
+from lockstep.error_record import pack_error
+from lockstep.errors import StopTraining, WorkerDiedError
+from lockstep.storage import Storage
+from lockstep.train import session as sessions
+from lockstep.train.backend import Backend, Wiring
+from lockstep.train.context import TrainContext, place_among
+
+__all__ = ["ENTRY", "WorkerSetup", "main", "takes_config"]
+
+ENTRY = "lockstep.train.worker:main"
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What every worker of a run is given, the same for all. Pickled with cloudpickle."""
+
+    function: bytes
+    """The training function and its config, pickled apart: unpickling them runs user imports."""
+    context: TrainContext
+    """Without the worker's place, which it learns at launch."""
+    storage: Storage
+    backend: Backend
+    score_attribute: str | None
+    single_machine: bool
+    use_gpu: bool
+    working_dir: str | None
+
+
+def main(channel: Channel) -> int:
+    """A worker's life: say hello, wire the framework, run the function, say how it went."""
+    try:
+        setup: WorkerSetup = pickle.loads(channel.receive())
+        info = _worker_info(channel.rank)
+        address = "127.0.0.1" if setup.single_machine else info.node_ip
+        channel.send(Hello(info, setup.backend.announce(channel.rank, address)))
+        launch = channel.receive()
+        if isinstance(launch, Exit):
+            return 0
+        _run(channel, setup, launch)
+    except KeyboardInterrupt:
+        channel.send(Interrupted())
+        return 130
+    except BaseException as error:
+        channel.send(Failed(pack_error(_presentable(error))))
+        return 1
+    finally:
+        sessions.activate(None)
+    channel.send(Finished())
+    if not isinstance(channel.receive(), Exit):
+        return 1
+    setup.backend.teardown()
+    return 0
+
+
+def _run(channel: Channel, setup: WorkerSetup, launch: Launch) -> None:
+    context = replace(
+        place_among(launch.workers, channel.rank, setup.context), attempt=launch.attempt
+    )
+    master = "127.0.0.1" if setup.single_machine else launch.workers[0].node_ip
+    _enter_working_dir(setup.working_dir, context)
+    setup.backend.setup(Wiring(context, launch.announcements, master, setup.use_gpu))
+    session = sessions.Session(
+        channel,
+        context,
+        setup.storage,
+        setup.score_attribute,
+        launch.checkpoint,
+        launch.reported,
+    )
+    sessions.activate(session)
+    function, config = pickle.loads(setup.function)
+    _adopt_main(function)
+    try:
+        if takes_config(function):
+            function(config)
+        else:
+            function()
+    except StopTraining:
+        pass
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
+    except KeyboardInterrupt:
+        session.finish()
+        raise
+    if not session.finish():
+        # The failed upload has been reported; the driver ends this process.
+        channel.receive()
+
+
+def takes_config(function: Callable[..., Any]) -> bool:
+    """Whether the training function wants the config dict.
+
+    Raises:
+        ValueError: it takes more than one argument.
+    """
+    name = getattr(function, "__name__", repr(function))
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+    positional = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    optional = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is not p.empty
+    ]
+    required = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(positional) > 1 or required:
+        wanted = ", ".join(p.name for p in (*positional, *required))
+        raise ValueError(
+            f"{name}({wanted}): a training function takes no argument or one, the config dict; "
+            "bind the others with functools.partial or put them into train_loop_config."
+        )
+    return bool(positional) or (bool(optional) and optional[0].name == "config")
+
+
+def _adopt_main(function: Callable[..., Any]) -> None:
+    """Put what came from the driver's ``__main__`` into this one.
+
+    The function's classes say they live in ``__main__``; without this, pickling an object of one
+    (torch.save of a whole model, a spawned data loader) would not find its class.
+    """
+    inner = inspect.unwrap(getattr(function, "func", function))
+    if getattr(inner, "__module__", None) != "__main__" or not hasattr(inner, "__globals__"):
+        return
+    namespace = vars(sys.modules["__main__"])
+    for name, value in inner.__globals__.items():
+        if not name.startswith("__"):
+            namespace.setdefault(name, value)
+
+
+def _presentable(error: BaseException) -> BaseException:
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+        replacement = WorkerDiedError(
+            f"the training function called sys.exit({error.code!r}).", code
+        )
+        return replacement.with_traceback(error.__traceback__)
+    return error
+
+
+def _enter_working_dir(working_dir: str | None, context: TrainContext) -> None:
+    if working_dir == "run":
+        os.chdir(context.trial_dir)
+    elif working_dir == "rank":
+        path = os.path.join(context.trial_dir, f"rank_{context.world_rank}")
+        os.makedirs(path, exist_ok=True)
+        os.chdir(path)
+
+
+def _worker_info(rank: int) -> WorkerInfo:
+    return WorkerInfo(rank, os.getpid(), socket.gethostname(), _node_ip())
+
+
+def _node_ip() -> str:
+    """This machine's address as others see it. Connecting a datagram socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

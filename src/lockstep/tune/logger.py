@@ -1,0 +1,9 @@
+"""Loggers under the name of their Tune module."""
+
+from __future__ import annotations
+
+from lockstep.callback import LoggerCallback
+from lockstep.trackers.csv import CSVLoggerCallback
+from lockstep.trackers.json import JsonLoggerCallback
+
+__all__ = ["CSVLoggerCallback", "JsonLoggerCallback", "LoggerCallback"]

@@ -1,0 +1,225 @@
+"""What every test gets: its own storage and temporary files, and a check that it leaks nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+# Processes that may outlive a test: they are started once and serve the whole session.
+KEPT_PROCESSES = ("lockstep.engine.forkserver", "multiprocessing.resource_tracker")
+# Set by pytest for each phase, or by a library when it is first imported.
+UNOWNED_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+# What a module opens on first use and keeps: Arrow for S3, Jupyter for its event loop.
+LAZY_FILES = {
+    "pyarrow._s3fs": ("eventpoll", "eventfd"),
+    "jupyter_core.utils": ("eventpoll", "socket", "socket"),
+}
+SETTLE_SECONDS = 2.0
+
+_lazy_files: dict[str, set[int]] = {}
+
+
+def descendants() -> dict[int, str]:
+    """pid → command line of every process below this one; a kept process is not in it."""
+    found: dict[int, str] = {}
+    pending = [os.getpid()]
+    while pending:
+        parent = pending.pop()
+        for pid in _children(parent):
+            pending.append(pid)
+            command = _command(pid)
+            # A forked worker has the command line of its fork server: only a direct child is one.
+            if parent != os.getpid() or not any(name in command for name in KEPT_PROCESSES):
+                found[pid] = command
+    return found
+
+
+def kept_processes() -> set[int]:
+    """Pids of the direct children that may outlive a test."""
+    return {
+        pid
+        for pid in _children(os.getpid())
+        if any(name in _command(pid) for name in KEPT_PROCESSES)
+    }
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass  # it ended meanwhile, or this system has no /proc
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        text = ""
+    return text or "(a zombie: nobody waited for it)"
+
+
+def open_files() -> dict[int, str]:
+    """File descriptor → what it is open on."""
+    found: dict[int, str] = {}
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return found
+    for name in names:
+        with suppress(OSError):  # the descriptor that listed the directory is gone
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return _without_lazy(found)
+
+
+def _without_lazy(files: dict[int, str]) -> dict[int, str]:
+    lazy = set().union(*_lazy_files.values())
+    return {fd: target for fd, target in files.items() if fd not in lazy}
+
+
+def _pick(files: dict[int, str], kinds: tuple[str, ...]) -> set[int]:
+    """One descriptor of each kind; empty unless all are there."""
+    wanted = list(kinds)
+    picked = set()
+    for fd, target in files.items():
+        kind = target.removeprefix("anon_inode:").partition(":")[0].strip("[]")
+        if kind in wanted:
+            wanted.remove(kind)
+            picked.add(fd)
+    return set() if wanted else picked
+
+
+def own_threads() -> set[threading.Thread]:
+    return {
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon or thread.name.startswith("lockstep-")
+    }
+
+
+def environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in UNOWNED_VARIABLES}
+
+
+def working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "(deleted)"
+
+
+def temporary_directories() -> set[str]:
+    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("lockstep-")}
+
+
+@dataclass
+class Snapshot:
+    """What a process holds at one moment."""
+
+    kept: set[int] = field(default_factory=kept_processes)
+    processes: dict[int, str] = field(default_factory=descendants)
+    threads: set[threading.Thread] = field(default_factory=own_threads)
+    files: dict[int, str] = field(default_factory=open_files)
+    environment: dict[str, str] = field(default_factory=environment)
+    directory: str = field(default_factory=working_directory)
+    temporary: set[str] = field(default_factory=temporary_directories)
+
+    def leaks_since(self, before: Snapshot) -> list[str]:
+        """One line for each thing held now that was not held before."""
+        leaks = [
+            f"process {pid}: {command}"
+            for pid, command in self.processes.items()
+            if pid not in before.processes
+        ]
+        leaks += [f"thread {thread.name!r}" for thread in self.threads - before.threads]
+        leaks += [f"open file: {target}" for target in self._new_files(before)]
+        leaks += [f"temporary directory {name}" for name in self.temporary - before.temporary]
+        leaks += [
+            f"environment variable {key} changed"
+            for key in sorted(self.environment.keys() | before.environment.keys())
+            if self.environment.get(key) != before.environment.get(key)
+        ]
+        if self.directory != before.directory:
+            leaks.append(f"working directory changed to {self.directory}")
+        return leaks
+
+    def _new_files(self, before: Snapshot) -> list[str]:
+        new = {fd: name for fd, name in self.files.items() if before.files.get(fd) != name}
+        for module, kinds in LAZY_FILES.items():
+            if module in sys.modules and module not in _lazy_files and (fds := _pick(new, kinds)):
+                _lazy_files[module] = fds
+                new = _without_lazy(new)
+        if self.kept - before.kept:
+            # The connection to a kept process; in later tests it is there before they start.
+            new = {fd: name for fd, name in new.items() if name.startswith("/")}
+        gone = sum(1 for fd in before.files if fd not in self.files)
+        return list(new.values()) if len(new) > gone else []
+
+
+def settled_leaks(before: Snapshot) -> list[str]:
+    """Leaks since ``before`` that stay: what is on its way out gets a moment to go."""
+    leaks = Snapshot().leaks_since(before)
+    if not leaks:
+        return leaks
+    gc.collect()
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (leaks := Snapshot().leaks_since(before)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return leaks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is written to the home directory, and nothing of the user's settings is read."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("LOCKSTEP_")]:
+            patch.delenv(name)
+        patch.setenv("LOCKSTEP_STORAGE", str(tmp_path_factory.mktemp("storage")))
+        temporary = str(tmp_path_factory.mktemp("tmp"))
+        patch.setenv("TMPDIR", temporary)
+        patch.setattr(tempfile, "tempdir", temporary)
+        before = Snapshot()
+        yield
+        if "lockstep.engine" in sys.modules:
+            import lockstep
+
+            lockstep.shutdown()
+        leaks = settled_leaks(before)
+        forkservers = [pid for pid in kept_processes() if KEPT_PROCESSES[0] in _command(pid)]
+    assert not leaks, "left at the end of the session: " + "; ".join(leaks)
+    assert not forkservers, f"lockstep.shutdown() left fork servers: {forkservers}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(session_environment: None) -> Iterator[None]:
+    """Fails a test that leaves a process, thread, file, variable or directory behind."""
+    before = Snapshot()
+    yield
+    leaks = settled_leaks(before)
+    if leaks:  # the next test starts clean
+        os.chdir(before.directory)
+        for key in environment().keys() - before.environment.keys():
+            del os.environ[key]
+        os.environ.update(before.environment)
+    assert not leaks, "this test left behind: " + "; ".join(leaks)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if Path("/dev/nvidiactl").exists():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))

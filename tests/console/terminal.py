@@ -1,0 +1,137 @@
+"""A real terminal for tests: a program on a pty, and the screen it leaves, as pyte sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import pyte
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+
+PRELUDE = """
+import os, sys
+os.close(os.open(os.ttyname(1), os.O_RDWR))  # a session leader's first terminal controls it
+from lockstep.console.display import make_display
+from lockstep.console.status import RunStatus
+
+def status(state="running", **more):
+    values = dict(attempt=1, elapsed_s=0.0, reports=0, metrics={}, checkpoint=None,
+                  num_workers=2, name="my_run", path="/results/exp/my_run")
+    return RunStatus(state=state, **{**values, **more})
+
+def pause():
+    sys.stdin.readline()
+"""
+
+
+class Terminal:
+    """What a program on a terminal wrote, and what can be seen of it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], master: BinaryIO, screen: pyte.HistoryScreen
+    ) -> None:
+        self.process = process
+        self.master = master
+        self.screen = screen
+        self.raw = b""
+        self._stream = pyte.ByteStream(screen)
+
+    @property
+    def text(self) -> str:
+        """The screen, and what scrolled out at its top."""
+        history = [
+            "".join(line[column].data for column in range(self.screen.columns)).rstrip()
+            for line in self.screen.history.top
+        ]
+        shown = [line.rstrip() for line in self.screen.display]
+        return "\n".join(history + shown).rstrip()
+
+    @property
+    def cursor_shown(self) -> bool:
+        return not self.screen.cursor.hidden
+
+    def wait_for(self, text: str) -> None:
+        """Reads until ``text`` can be seen; the test's timeout is the limit."""
+        while text not in self.text:
+            assert self._read(), f"{text!r} never came:\n{self.text}"
+
+    def go_on(self) -> None:
+        """Lets a program that waits in ``pause()`` go on."""
+        self.type_line("")
+
+    def press_ctrl_c(self) -> None:
+        os.write(self.master.fileno(), b"\x03")
+
+    def type_line(self, text: str) -> None:
+        """Types on the program's stdin, which is a pipe: nothing is echoed."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Closes the terminal's own side, as closing its window does."""
+        self.master.close()
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Reads to the end; the exit code."""
+        while self._read():
+            pass
+        return self.process.wait()
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self.master.fileno(), 65536)
+        except OSError:  # Linux's word for the end, once the program has closed its side
+            return False
+        self.raw += data
+        self._stream.feed(data)
+        return bool(data)
+
+
+@contextlib.contextmanager
+def on_terminal(
+    script: str,
+    *,
+    columns: int = 100,
+    lines: int = 40,
+    environment: Mapping[str, str] | None = None,
+    stderr: Path | None = None,
+) -> Iterator[Terminal]:
+    """Runs ``script`` with stdout (and stderr, unless it goes to a file) on a terminal."""
+    inherited = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")
+    env = {key: value for key, value in os.environ.items() if key not in inherited}
+    env |= {"TERM": "xterm-256color", "PYTHONPATH": str(SRC), "PYTHONUTF8": "1"}
+    env |= environment or {}
+    with contextlib.ExitStack() as stack:
+        own_side, slave = pty.openpty()
+        master = stack.enter_context(open(own_side, "r+b", buffering=0))
+        with contextlib.ExitStack() as handed_over:
+            handed_over.callback(os.close, slave)
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script)],
+                    stdin=subprocess.PIPE,
+                    stdout=slave,
+                    stderr=handed_over.enter_context(stderr.open("wb")) if stderr else slave,
+                    env=env,
+                    start_new_session=True,
+                )
+            )
+        stack.callback(process.kill)
+        yield Terminal(process, master, pyte.HistoryScreen(columns, lines, history=10_000))

@@ -1,0 +1,235 @@
+"""The rules of the code base that no other tool checks: layers, laziness, exports, environment."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+ROOT = SRC / "lockstep"
+
+# A module may import its own layer and those before it.
+LAYERS = [
+    "errors",
+    "error_record",
+    "settings",
+    "config",
+    "metrics",
+    "retention",
+    "storage",
+    "checkpoint",
+    "journal",
+    "result",
+    "callback",
+    "engine",
+    "console",
+    "trackers",
+    "data",
+    "train",
+    "tune",
+    "air",
+    "testing",
+    "cli",
+    "exceptions",
+]
+
+HEAVY = {"horovod", "numpy", "pandas", "pyarrow", "ray", "rich", "tensorflow", "torch"}
+
+# Files that write the environment of the worker they run in (and, in process, put it back).
+ENVIRONMENT_WRITERS = {"engine/forkserver.py", "engine/inprocess.py", "train/torch/backend.py"}
+
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+@cache
+def tree_of(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text(encoding="utf-8"), file)
+
+
+def module_name(file: str) -> str:
+    parts = ("lockstep", *Path(file).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    if not isinstance(node, ast.If):
+        return False
+    test = node.test
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)
+    return name == "TYPE_CHECKING"
+
+
+def nodes(tree: ast.AST, inside_functions: bool = True) -> Iterator[ast.AST]:
+    """Every node that can run: all but the bodies of ``if TYPE_CHECKING``."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.If) and is_type_checking(node):
+            pending.extend(node.orelse)
+        elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def imports(file: str, inside_functions: bool = True) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each import, ``from a import b`` as ``a.b``."""
+    package = module_name(file).split(".")
+    if not file.endswith("__init__.py"):
+        package = package[:-1]
+    for node in nodes(tree_of(file), inside_functions):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{origin}.{alias.name}"
+
+
+def layer_of(dotted: str) -> str | None:
+    parts = dotted.split(".")
+    return parts[1] if parts[0] == "lockstep" and len(parts) > 1 else None
+
+
+def exported(file: str) -> list[str] | None:
+    """The module's ``__all__``, None where it has no literal one."""
+    for node in tree_of(file).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if isinstance(target, ast.Name) and target.id == "__all__" and node.value is not None:
+                return list(ast.literal_eval(node.value))
+    return None
+
+
+def test_imports_point_downward() -> None:
+    wrong = []
+    for file in FILES:
+        own = layer_of(module_name(file))
+        if own is None or file == "__main__.py":
+            continue  # the roof: it may name every layer
+        assert own in LAYERS, f"{file} is in no layer: add {own!r} to LAYERS and to the design"
+        wrong += [
+            f"{file}:{line} imports {name}"
+            for line, name in imports(file)
+            if (layer := layer_of(name)) in LAYERS and LAYERS.index(layer) > LAYERS.index(own)
+        ]
+    assert not wrong
+
+
+def test_only_one_file_imports_ray() -> None:
+    wrong = [
+        f"{file}:{line}"
+        for file in FILES
+        for line, name in imports(file)
+        if name.split(".")[0] == "ray" and file != "engine/ray.py"
+    ]
+    assert not wrong
+
+
+def test_heavy_modules_are_imported_inside_functions() -> None:
+    wrong = [
+        f"{file}:{line} imports {name}"
+        for file in FILES
+        for line, name in imports(file, inside_functions=False)
+        if name.split(".")[0] in HEAVY
+    ]
+    assert not wrong
+
+
+def test_the_environment_is_read_in_settings_only() -> None:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    wrong = [
+        f"{file}:{node.lineno}"
+        for file in FILES
+        if file != "settings.py" and file not in ENVIRONMENT_WRITERS
+        for node in nodes(tree_of(file))
+        if (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.Name) and node.id in names)
+    ]
+    assert not wrong, "ask lockstep.settings instead"
+
+
+def test_lockstep_variables_are_named_in_settings_only() -> None:
+    wrong = [
+        f"{file}:{node.lineno} names {node.value}"
+        for file in FILES
+        if file != "settings.py"
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch("LOCKSTEP_[A-Z0-9_]+", node.value)
+    ]
+    assert not wrong
+
+
+def test_nothing_is_deep() -> None:
+    assert [file for file in FILES if len(Path(file).parts) > 3] == []
+
+
+def test_every_module_says_what_lives_there() -> None:
+    assert [file for file in FILES if not ast.get_docstring(tree_of(file))] == []
+
+
+def test_every_package_declares_its_exports() -> None:
+    packages = {path.parent for path in ROOT.rglob("*.py")}
+    assert [str(path) for path in packages if not (path / "__init__.py").exists()] == []
+    inits = [file for file in FILES if Path(file).name == "__init__.py"]
+    assert [file for file in inits if exported(file) is None] == []
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if exported(file) is not None])
+def test_exports_equal_public_definitions(file: str) -> None:
+    names = exported(file) or []
+    assert len(names) == len(set(names))
+    defined = {
+        node.name
+        for node in tree_of(file).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+    }
+    assert defined - set(names) == set(), "public, but not in __all__"
+    module = importlib.import_module(module_name(file))
+    assert [name for name in names if not hasattr(module, name)] == []
+
+
+def in_fresh_interpreter(code: str) -> object:
+    script = f"import sys; sys.path.insert(0, {str(SRC)!r})\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "modules", ["lockstep", "lockstep, lockstep.train", "lockstep, lockstep.train.torch"]
+)
+def test_import_loads_no_framework(modules: str) -> None:
+    loaded = in_fresh_interpreter(f"import {modules}, json; print(json.dumps(list(sys.modules)))")
+    assert isinstance(loaded, list)
+    assert not HEAVY & set(loaded)
+
+
+def test_import_starts_nothing() -> None:
+    found = in_fresh_interpreter(
+        "import json, os, threading, lockstep, lockstep.train\n"
+        "children = []\n"
+        "try:\n"
+        "    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)\n"
+        "    children = ['a child process']\n"
+        "except ChildProcessError:\n"
+        "    pass\n"
+        "threads = [t.name for t in threading.enumerate()]\n"
+        "print(json.dumps([threads, children]))"
+    )
+    assert found == [["MainThread"], []]
