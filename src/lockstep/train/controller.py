@@ -82,8 +82,8 @@ class Controller:
         self._handling = False
         self._started_at = 0.0
         self._newest: Checkpoint | None = None
+        self._committed: dict[str, Checkpoint] = {}
         self._new_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = []
-        self._last_row: dict[str, Any] = {}
         self._last_result: dict[str, Any] = {}
         self._told: set[str] = set()
         self._callbacks_started = False
@@ -240,30 +240,28 @@ class Controller:
             self._send(rank, order)
 
     def _record(self, action: e.Record) -> None:
-        reports, checkpoint = action
-        row = self._run.record_report(reports, checkpoint)
-        self._last_row = row
-        self._feed(e.Recorded(self._should_stop(row)))
+        run = self._run
+        run.record_report(action.reports, action.checkpoint)
+        self._feed(e.Recorded(self._stop is not None and self._should_stop(run.last_row())))
+        self._afterwards.append(lambda: self._tell_report(action))
+
+    def _tell_report(self, action: e.Record) -> None:
+        run = self._run
+        row = run.last_row()
         trial = self._trial("RUNNING")
         self._last_result = row
-        ranks = [report.metrics or {} for report in reports]
-        opened = None
-        if checkpoint is not None:
-            storage = self._run.storage
-            opened = Checkpoint(
-                storage.path(checkpoint), None if storage.is_local else storage.filesystem
-            )
-        iteration = self._run.iteration
-        self._afterwards.append(
-            lambda: self._callbacks.report(iteration, trial, row, ranks, opened)
-        )
+        checkpoint = None
+        if action.checkpoint is not None:
+            committed = self._committed.pop(action.checkpoint, None)
+            checkpoint = committed or run.open_directory(action.checkpoint)
+        ranks = [report.metrics or {} for report in action.reports]
+        self._callbacks.report(run.iteration, trial, row, ranks, checkpoint)
         if self._verbose == 2:
-            number, metrics = self._run.rows, self._run.last_metrics
-            self._afterwards.append(lambda: self._display.report(number, metrics))
+            self._display.report(run.rows, run.last_metrics)
 
     def _commit(self, action: e.Commit) -> None:
         save = action.save
-        record = self._run.describe_checkpoint(save, self._last_row if save.is_row else None)
+        record = self._run.describe_checkpoint(save)
         self._tell_differing(save)
         if self._run.storage.is_local:
             self._published(save, record, _outcome(lambda: self._run.publish(record)))
@@ -290,7 +288,7 @@ class Controller:
             self._storage_thread.submit(self._delete, old)
         if not run.storage.is_local:
             self._storage_thread.submit(self._sync)
-        self._newest = checkpoint
+        self._newest = self._committed[save.name] = checkpoint
         trial, iteration = self._trial("RUNNING"), run.iteration
         self._afterwards.append(lambda: self._callbacks.checkpoint(iteration, trial, checkpoint))
 
@@ -374,15 +372,14 @@ class Controller:
         )
 
     def _should_stop(self, row: dict[str, Any]) -> bool:
-        if self._stop is None:
-            return False
         if callable(self._stop):
             try:
                 return bool(self._stop(self._run.trial_id, dict(row)))
             except Exception as error:
                 self._feed(e.Raised(0, pack_error(error)))
                 return False
-        return any(key in row and row[key] >= bound for key, bound in self._stop.items())
+        bounds = self._stop or {}
+        return any(key in row and row[key] >= bound for key, bound in bounds.items())
 
     def _tell_differing(self, save: e.Save) -> None:
         names = differing_files(save.fingerprints)

@@ -59,6 +59,7 @@ class Run:
         self.rows = 0
         self.iteration = 0
         self.last_metrics: dict[str, Any] = {}
+        self._last_record: dict[str, Any] = {}
         self.record = self._journal.append(
             "run",
             version=1,
@@ -103,8 +104,8 @@ class Run:
         """What ``trial.last_result`` holds before the first report."""
         return first_result(self.record, self._attempt)
 
-    def record_report(self, reports: Sequence[Report], checkpoint: str | None) -> dict[str, Any]:
-        """Journal one row; returns it with its automatic keys."""
+    def record_report(self, reports: Sequence[Report], checkpoint: str | None) -> None:
+        """Journal one row."""
         now = time.perf_counter()
         self.rows += 1
         self.iteration += 1
@@ -113,7 +114,7 @@ class Run:
         metrics = combine(reports)
         self.last_metrics = metrics
         reduced = {} if lead.reduce is None else {"reduced": metrics}
-        record = self._journal.append(
+        self._last_record = self._journal.append(
             "report",
             index=self.rows,
             attempt=self._attempt["attempt"],
@@ -129,20 +130,23 @@ class Run:
             **reduced,
         )
         self._last_report = now
-        return full_row(metrics, self.record, self._attempt, record)
+
+    def last_row(self) -> dict[str, Any]:
+        """The newest row with its automatic keys."""
+        return full_row(self.last_metrics, self.record, self._attempt, self._last_record)
 
     def record_logs(self, rank: int, rows: list[str]) -> None:
         """Journal ``train.log()`` rows."""
         self._journal.append_logs(rank, self._attempt["attempt"], rows)
 
-    def describe_checkpoint(self, save: Save, row: dict[str, Any] | None) -> CheckpointRecord:
+    def describe_checkpoint(self, save: Save) -> CheckpointRecord:
         """What is to be published, with its score."""
         lead = next(r for r in save.reports if r is not None and r.checkpoint is not None)
         assert lead.checkpoint is not None
         name, uploaded = save.name, True
         if save.mode is CheckpointUploadMode.NO_UPLOAD:
             name, uploaded = lead.checkpoint.location.path, False
-        metrics = dict(row or {})
+        metrics = self.last_row() if save.is_row else {}
         attribute = self.checkpoint_config.checkpoint_score_attribute
         score = lead.checkpoint.score
         if score is None and attribute is not None:
@@ -178,8 +182,12 @@ class Run:
 
     def open_checkpoint(self, record: CheckpointRecord) -> Checkpoint:
         """A committed checkpoint for users."""
-        place = self.storage.path(record.name) if record.uploaded else record.name
-        return Checkpoint(place, None if self.storage.is_local else self.storage.filesystem)
+        return self.open_directory(record.name) if record.uploaded else Checkpoint(record.name)
+
+    def open_directory(self, name: str) -> Checkpoint:
+        """A checkpoint in the run's own directory."""
+        filesystem = None if self.storage.is_local else self.storage.filesystem
+        return Checkpoint(self.storage.path(name), filesystem)
 
     def newest_checkpoint(self) -> CheckpointRecord | None:
         """What a new attempt starts from."""
