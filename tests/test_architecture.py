@@ -22,6 +22,7 @@ LAYERS = [
     "errors",
     "error_record",
     "settings",
+    "runtime",
     "config",
     "metrics",
     "retention",

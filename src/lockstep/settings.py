@@ -14,6 +14,7 @@ __all__ = [
     "child_environment",
     "cuda_visible_devices",
     "engine_name",
+    "omp_threads",
     "results_root",
     "stop_grace_seconds",
     "user_thread_setting",
@@ -67,6 +68,12 @@ def user_thread_setting(extra: Mapping[str, str]) -> str | None:
         if value:
             return value
     return None
+
+
+def omp_threads() -> int | None:
+    """``OMP_NUM_THREADS`` of this process as a number, None when unset or not one."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() and int(text) > 0 else None
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -41,6 +41,7 @@ class EventLoop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
+        self._watched: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -51,20 +52,25 @@ class EventLoop:
     ) -> None:
         """Call ``on_read`` (``on_write``) whenever ``fd`` is readable (writable)."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if on_write else 0)
-        if fd in self._selector.get_map():
-            self._selector.modify(fd, events, (on_read, on_write))
+        known = fd in self._watched
+        callbacks = self._watched[fd] = (on_read, on_write)
+        if known:
+            self._selector.modify(fd, events, callbacks)
         else:
-            self._selector.register(fd, events, (on_read, on_write))
+            self._selector.register(fd, events, callbacks)
 
     def unwatch(self, fd: int) -> None:
         """Stop watching ``fd``; no error if it is not watched."""
-        if fd in self._selector.get_map():
+        if self._watched.pop(fd, None) is not None:
             self._selector.unregister(fd)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` on the loop's thread. Callable from any thread or signal handler."""
+        """Run ``callback`` on the loop's thread. Callable from any thread or signal handler.
+
+        After ``close`` it does nothing.
+        """
         self._soon.append(callback)
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
+        with contextlib.suppress(OSError):  # the pipe is full of wake-ups already, or closed
             os.write(self._wake_write, b"\0")
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
@@ -81,21 +87,31 @@ class EventLoop:
     def run_once(self) -> None:
         """Wait for something to happen and handle it."""
         for key, mask in self._selector.select(self._timeout()):
-            on_read, on_write = key.data
-            if mask & selectors.EVENT_READ:
+            on_read, on_write = callbacks = key.data
+            # A callback before this one may have closed the file, and opened another in its place.
+            if mask & selectors.EVENT_READ and self._watched.get(key.fd) is callbacks:
                 on_read()
-            if on_write is not None and mask & selectors.EVENT_WRITE:
+            if on_write is None or not mask & selectors.EVENT_WRITE:
+                continue
+            if self._watched.get(key.fd) is callbacks:
                 on_write()
-        while self._soon:
-            self._soon.popleft()()
+        # Those that are added meanwhile come next time, so that files and timers get their turn.
+        for _ in range(len(self._soon)):
+            if self._soon:
+                self._soon.popleft()()
         if self._timers:
             self._run_due_timers()
 
     def close(self) -> None:
-        """Release the selector and the wake-up pipe."""
+        """Release the selector and the wake-up pipe. Idempotent."""
+        if self._wake_write < 0:
+            return
+        # Another thread may call_soon() still: it must not write to whatever gets this number next.
+        pipe = self._wake_read, self._wake_write
+        self._wake_read = self._wake_write = -1
         self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        for fd in pipe:
+            os.close(fd)
 
     def _timeout(self) -> float | None:
         if self._soon:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
+import os
 import pickle
 import select
 import socket
@@ -21,6 +21,7 @@ __all__ = ["Connection", "SocketChannel", "receive_with_files", "send_with_files
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 18
 _MAX_FILES = 8
+_WHOLE = 1 << 14  # a frame this small goes into a socket's buffer whole or not at all
 
 POST_DELAY_S = 0.05
 """How long a posted item may wait for company."""
@@ -34,9 +35,8 @@ def _frame(message: Any) -> bytes:
 def send_with_files(sock: socket.socket, message: Any, files: list[int]) -> None:
     """Send a message and open files along with it, on a blocking socket."""
     frame = _frame(message)
-    head, body = frame[: _LENGTH.size], frame[_LENGTH.size :]
-    socket.send_fds(sock, [head], files)
-    sock.sendall(body)
+    sent = socket.send_fds(sock, [frame[: _LENGTH.size]], files)
+    sock.sendall(memoryview(frame)[sent:])
 
 
 def receive_with_files(sock: socket.socket) -> tuple[Any, list[int]] | None:
@@ -44,10 +44,12 @@ def receive_with_files(sock: socket.socket) -> tuple[Any, list[int]] | None:
     head, files, _, _ = socket.recv_fds(sock, _LENGTH.size, _MAX_FILES)
     if not head:
         return None
+    for fd in files:
+        os.set_inheritable(fd, False)
     if len(head) < _LENGTH.size:
         head += _receive_exactly(sock, _LENGTH.size - len(head))
     (size,) = _LENGTH.unpack(head)
-    return pickle.loads(_receive_exactly(sock, size)), list(array.array("i", files))
+    return pickle.loads(_receive_exactly(sock, size)), files
 
 
 def _receive_exactly(sock: socket.socket, size: int) -> bytearray:
@@ -99,11 +101,18 @@ class Connection:
             self._loop.watch(self._sock.fileno(), self._readable, self._writable)
 
     def close(self) -> None:
-        """Close without calling ``on_close``. Idempotent."""
+        """Close without calling ``on_close``; nothing is delivered any more. Idempotent."""
         if not self.closed:
             self.closed = True
             self._loop.unwatch(self._sock.fileno())
             self._sock.close()
+
+    def hang_up(self) -> None:
+        """Close, and let the peer see it even if a forked process holds this socket too."""
+        if not self.closed:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self.close()
 
     def drain(self) -> None:
         """Deliver what has arrived but not been read yet (the peer may be dead already)."""
@@ -141,7 +150,7 @@ class Connection:
         incoming = self._incoming
         incoming += data
         start, have = 0, len(incoming)
-        while have - start >= _LENGTH.size:
+        while have - start >= _LENGTH.size and not self.closed:
             (size,) = _LENGTH.unpack_from(incoming, start)
             end = start + _LENGTH.size + size
             if end > have:
@@ -174,6 +183,15 @@ class SocketChannel(Channel):
     def send(self, message: Any) -> None:
         """See :class:`Channel`."""
         frame = _frame(message)
+        if len(frame) <= _WHOLE or threading.current_thread() is not threading.main_thread():
+            self._send(frame)
+            return
+        # Ctrl-C is raised in the main thread only: in another one it cannot tear the frame apart.
+        thread = threading.Thread(target=self._send, args=(frame,), name="lockstep-send")
+        thread.start()
+        thread.join()
+
+    def _send(self, frame: bytes) -> None:
         with self._sending:
             self._flush()
             self._sendall(frame)
@@ -183,7 +201,7 @@ class SocketChannel(Channel):
         self._posted.append(item)
         if not self._post_pending:
             self._post_pending = True
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):  # woken often enough already, or closed
                 self._wake_write.send(b"\0")
 
     def receive(self) -> Any:
@@ -207,9 +225,9 @@ class SocketChannel(Channel):
 
     def _flush(self) -> None:
         posted = self._posted
+        # Cleared before the queue is looked at: an item that comes later wakes the thread again.
+        self._post_pending = False
         if posted:
-            # Cleared before the queue is emptied: an item that comes later wakes the thread again.
-            self._post_pending = False
             items = [posted.popleft() for _ in range(len(posted))]
             self._sendall(_frame(Posted(items)))
 

@@ -51,6 +51,6 @@ class Backend:
 class BackendConfig:
     """What a user configures about a framework; makes its :class:`Backend`."""
 
-    def backend(self) -> Backend:
+    def make_backend(self) -> Backend:
         """The backend to send to the workers."""
         return Backend()

@@ -17,6 +17,7 @@ __all__ = [
     "Closed",
     "Commit",
     "Committed",
+    "Discard",
     "End",
     "Event",
     "Gone",
@@ -220,6 +221,12 @@ class Commit(NamedTuple):
     save: Save
 
 
+class Discard(NamedTuple):
+    """Throw away what was saved of these checkpoints: they will never be committed."""
+
+    names: tuple[str, ...]
+
+
 class Answer(NamedTuple):
     """Let these ranks go on, or stop."""
 
@@ -265,6 +272,7 @@ Action = (
     | OrderSave
     | Record
     | Commit
+    | Discard
     | Answer
     | ReleaseWorkers
     | InterruptWorkers

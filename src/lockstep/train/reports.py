@@ -24,7 +24,7 @@ def check_reduce(reduce: str | Mapping[str, str] | None, metrics: Mapping[str, A
         return
     named = reduce if isinstance(reduce, Mapping) else {"*": reduce}
     for key, how in named.items():
-        if how not in REDUCTIONS:
+        if not isinstance(how, str) or how not in REDUCTIONS:
             known = ", ".join(map(repr, REDUCTIONS))
             raise ValueError(f"report(reduce={reduce!r}): {how!r} is not one of {known}.")
         if key in metrics and how != "last" and not _is_number(metrics[key]):
@@ -40,7 +40,12 @@ def combine(reports: Sequence[Report]) -> dict[str, Any]:
     if lead.reduce is None:
         return metrics
     if isinstance(lead.reduce, str):
-        wanted = {key: lead.reduce for key, value in metrics.items() if _is_number(value)}
+        wanted = {
+            key: lead.reduce
+            for report in reports
+            for key, value in (report.metrics or {}).items()
+            if _is_number(metrics.get(key, value))
+        }
     else:
         wanted = dict(lead.reduce)
     for key, how in wanted.items():

@@ -14,6 +14,9 @@ complete it becomes a row (``Record``), and, if some rank brought a checkpoint, 
     waiting complete ─▶ OrderSave ─▶ every rank Saved ─▶ Record ─▶ Commit ─▶ Answer     (SYNC)
     waiting complete ─▶ OrderSave ─▶ every rank Snapshotted ─▶ Record ─▶ Answer         (ASYNC)
                                      every rank Saved ─▶ Commit                          later
+
+Checkpoints are committed in the order of their reports. What was not committed when an attempt ends
+is thrown away (``Discard``).
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from lockstep.train.events import (
     Closed,
     Commit,
     Committed,
+    Discard,
     End,
     Event,
     Gone,
@@ -80,6 +84,7 @@ class RunState(NamedTuple):
     recording: bool = False
     stop: bool = False
     saves: tuple[Save, ...] = ()
+    committed: frozenset[str] = frozenset()
     returned: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
     failures: tuple[WorkerFailure, ...] = ()
@@ -187,13 +192,15 @@ def _start_save(
     }
     lead = parts[min(parts)]
     number = state.next_checkpoint_id
-    if _find(state, lead.dir_name or "") is not None:
+    name = lead.dir_name or checkpoint_name(number)
+    if name in state.committed or _find(state, name) is not None:
         error = CheckpointError(
-            f"checkpoint_dir_name={lead.dir_name!r} is still being uploaded from an earlier report."
+            f"the checkpoint directory {name!r} is taken by an earlier report of this run; "
+            "give each report a checkpoint_dir_name of its own."
         )
         return _fail(state, WorkerFailure(min(parts), pack_error(error)))
     save = Save(
-        name=lead.dir_name or checkpoint_name(number),
+        name=name,
         id=number,
         mode=lead.mode,
         reports=reports,
@@ -211,20 +218,16 @@ def _start_save(
     )
     if save.parts_due:
         return state, [OrderSave(save, plan_save(parts))]
-    return _all_parts_saved(state, save)
+    return _commit_next(state)
 
 
 def _snapshot_part(state: RunState, event: SnapshotPart) -> tuple[RunState, list[Action]]:
     save = _find(state, event.name)
-    if save is None:
+    if save is None or state.phase is not Phase.RUNNING:
         return state, []
     save = save._replace(snapshots_due=save.snapshots_due - {event.rank})
     state = _with_save(state, save)
-    if save.snapshots_due or state.phase is not Phase.RUNNING:
-        return state, []
-    if save.is_row:
-        return _record(state, save.name)
-    return state, [Answer(_ranks_of(save), False)]
+    return (state, []) if save.snapshots_due else _record(state, save.name)
 
 
 def _saved_part(state: RunState, event: SavedPart) -> tuple[RunState, list[Action]]:
@@ -236,12 +239,18 @@ def _saved_part(state: RunState, event: SavedPart) -> tuple[RunState, list[Actio
         fingerprints=(*save.fingerprints, event.fingerprints),
     )
     state = _with_save(state, save)
-    return (state, []) if save.parts_due else _all_parts_saved(state, save)
+    return _commit_next(state)
 
 
-def _all_parts_saved(state: RunState, save: Save) -> tuple[RunState, list[Action]]:
+def _commit_next(state: RunState) -> tuple[RunState, list[Action]]:
+    """Commit the oldest save if it is complete; a later one waits for it."""
+    if not state.saves:
+        return state, []
+    save = state.saves[0]
+    if save.parts_due or save.committing:
+        return state, []
     asynchronous = save.mode is CheckpointUploadMode.ASYNC
-    if not asynchronous and state.phase is not Phase.RUNNING:
+    if save.snapshots_due or (not asynchronous and state.phase is not Phase.RUNNING):
         return state, []  # its report will never be answered, so it never happened
     save = save._replace(committing=True)
     state = _with_save(state, save)
@@ -273,16 +282,18 @@ def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action
         raise _illegal(state, event)
     state = state._replace(
         saves=tuple(other for other in state.saves if other.name != save.name),
+        committed=state.committed | {save.name},
         history=_note(state, f"committed {save.name}"),
     )
-    if save.mode is CheckpointUploadMode.ASYNC:
-        return _check_stopped(state)
-    if save.is_row:
-        state, actions = _open_barrier(state)
-    else:
-        actions = [Answer(_ranks_of(save), False)] if state.phase is Phase.RUNNING else []
+    actions: list[Action] = []
+    if save.mode is not CheckpointUploadMode.ASYNC:
+        if save.is_row:
+            state, actions = _open_barrier(state)
+        elif state.phase is Phase.RUNNING:
+            actions = [Answer(_ranks_of(save), False)]
+    state, next_commit = _commit_next(state)
     state, more = _check_stopped(state)
-    return state, [*actions, *more]
+    return state, [*actions, *next_commit, *more]
 
 
 def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Action]]:
@@ -350,9 +361,10 @@ def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Actio
         failures=(*state.failures, failure),
         history=_note(state, f"rank {failure.rank} failed"),
     )
-    actions: list[Action] = [SetTimer("collect")] if first and not state.interrupted else []
-    state, more = _check_stopped(state)
-    return state, [*actions, *more]
+    state, actions = _check_stopped(state)
+    if first and state.phase is Phase.STOPPING and not state.killed and not state.interrupted:
+        return state, [SetTimer("collect"), *actions]
+    return state, actions
 
 
 def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action]]:
@@ -390,19 +402,23 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
         return state, []
     if any(save.committing for save in state.saves):
         return state, []  # a commit is under way in another thread
+    lost: list[Action] = []
+    if state.saves:
+        lost = [Discard(tuple(save.name for save in state.saves))]
+        state = state._replace(saves=())
+    failures = state.failures
     if state.interrupted:
-        return state._replace(phase=Phase.INTERRUPTED), [End(Phase.INTERRUPTED, state.failures)]
-    if not state.failures:
-        return state._replace(phase=Phase.FINISHED), [End(Phase.FINISHED, ())]
+        return state._replace(phase=Phase.INTERRUPTED), [*lost, End(Phase.INTERRUPTED, failures)]
+    if not failures:
+        return state._replace(phase=Phase.FINISHED), [*lost, End(Phase.FINISHED, ())]
     failed_attempts = state.failed_attempts + 1
     if state.policy.decide(failed_attempts) == "raise":
         state = state._replace(phase=Phase.FAILED, failed_attempts=failed_attempts)
-        return state, [RecordFailure(state.failures, False), End(Phase.FAILED, state.failures)]
-    failures = state.failures
+        return state, [*lost, RecordFailure(failures, False), End(Phase.FAILED, failures)]
     state = _fresh_attempt(state)._replace(
         attempt=state.attempt + 1, failed_attempts=failed_attempts
     )
-    return state, [RecordFailure(failures, True), StartWorkers(state.attempt)]
+    return state, [*lost, RecordFailure(failures, True), StartWorkers(state.attempt)]
 
 
 def _put(items: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -127,8 +128,8 @@ class DataParallelTrainer(BaseTrainer):
         in_process = self.scaling_config.num_workers == 0
         engine = choose_engine("inprocess" if in_process else runtime.current().engine)
         function = dump_function(self.train_loop_per_worker, self.train_loop_config)
-        environment = {**self.backend_config.backend().environment(), **runtime.current().env_vars}
-        backend = self.backend_config.backend()
+        backend = self.backend_config.make_backend()
+        environment = {**backend.environment(), **runtime.current().env_vars}
         spec = GroupSpec(
             size=max(1, self.scaling_config.num_workers),
             entry=ENTRY,
@@ -166,7 +167,7 @@ class DataParallelTrainer(BaseTrainer):
         state = _drive(
             engine=engine,
             run=run,
-            group_spec=_with_payload(spec, pickle.dumps(setup, 5)),
+            group_spec=replace(spec, payload=pickle.dumps(setup, 5)),
             run_config=self.run_config,
             run_context=self._run_context(run),
             callbacks=callbacks,
@@ -291,12 +292,6 @@ def _install_quiet_excepthook() -> None:
 
     hook.quiet = True  # type: ignore[attr-defined]
     sys.excepthook = hook
-
-
-def _with_payload(spec: GroupSpec, payload: bytes) -> GroupSpec:
-    from dataclasses import replace
-
-    return replace(spec, payload=payload)
 
 
 def _describable(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""Does a training loop run as fast as under torchrun, with a report after every short epoch?"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import common
+from common import Against, Bench, Measurement, Reach
+
+FILE = "ddp.py"
+BATCH = 32
+STEPS = 40
+
+
+# Programs: one loop, three ways to start it.
+
+
+def train_cnn(config: dict[str, Any], report: Callable[[float], None]) -> None:
+    """A small CNN on random images; steps a second over the epochs after the first."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 8 * 8, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    ]
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    images = torch.randn(STEPS, BATCH, 3, 32, 32)
+    labels = torch.randint(10, (STEPS, BATCH))
+    start = 0.0
+    for epoch in range(config["epochs"] + 1):
+        if epoch == 1:
+            dist.barrier()
+            start = time.perf_counter()
+        loss = torch.zeros(())
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images[step]), labels[step])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        report(loss.item())
+    dist.barrier()
+    seconds = time.perf_counter() - start
+    if dist.get_rank() == 0:
+        rate = config["epochs"] * STEPS / seconds
+        common.emit(config["out"], rate=rate, threads=torch.get_num_threads())
+
+
+def train_reporting(config: dict[str, Any]) -> None:
+    train = importlib.import_module(config["module"])
+    train_cnn(config, lambda loss: train.report({"loss": loss}))
+
+
+def play_lockstep(config: dict[str, Any]) -> None:
+    common.lockstep_fit(train_reporting, {**config, "module": "lockstep.train"})
+
+
+def play_ray(config: dict[str, Any]) -> None:
+    common.ray_fit(train_reporting, {**config, "module": "ray.train"})
+
+
+def play_torchrun(config: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
+    common.torchrun_group()
+    train_cnn(config, lambda loss: None)
+    dist.destroy_process_group()
+
+
+# Measuring.
+
+
+def measure(bench: Bench) -> list[Measurement]:
+    """lockstep and torchrun in turn, which of them first in turn as well."""
+    bench.say("DDP: lockstep and torchrun in turn")
+    rates: dict[str, list[float]] = {"lockstep": [], "torchrun": []}
+    threads = set()
+    for number in range(bench.times(9, 2)):
+        order = ("lockstep", "torchrun") if number % 2 == 0 else ("torchrun", "lockstep")
+        for system in order:
+            launcher = "torchrun" if system == "torchrun" else "python"
+            record = _run(bench, system, launcher, epochs=bench.times(12, 4))
+            rates[system].append(record["rate"])
+            threads.add(record["threads"])
+    if len(threads) != 1:
+        raise common.ProgramFailed(f"threads differ between the systems: {sorted(threads)}")
+
+    def ray() -> list[float]:
+        count = bench.times(2, 1)
+        return [_run(bench, "ray", "ray", epochs=12)["rate"] for _ in range(count)]
+
+    return [
+        Measurement(
+            "DDP steps, small CNN, a report every 40",
+            "/s",
+            rates["lockstep"],
+            against=[
+                Against("torchrun, no reports", rates["torchrun"], Reach(0.98, "within 2 %")),
+                bench.peer("Ray Train", ray),
+            ],
+        )
+    ]
+
+
+def _run(bench: Bench, system: str, launcher: str, epochs: int) -> dict[str, Any]:
+    threads = str(max(1, (os.cpu_count() or 1) // common.WORKERS))
+    env = {"OMP_NUM_THREADS": threads}
+    (record,) = bench.run(FILE, system, launcher=launcher, epochs=epochs, env=env)[2]
+    return record
+
+
+if __name__ == "__main__":
+    common.play({"lockstep": play_lockstep, "ray": play_ray, "torchrun": play_torchrun})

@@ -1,0 +1,103 @@
+"""TorchBackend: wires ``torch.distributed`` between workers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+from lockstep import settings
+from lockstep.train.backend import Backend, Wiring
+
+__all__ = ["TorchBackend"]
+
+
+class TorchBackend(Backend):
+    """Initialises the default process group, over a store that rank 0 serves on a free port."""
+
+    preload = ("torch", "torch.distributed", "lockstep.train.torch")
+
+    def __init__(self, name: str | None, url: str | None, timeout_s: float) -> None:
+        self._name = name
+        self._url = url
+        self._timeout = timedelta(seconds=timeout_s)
+        self._store: Any = None
+
+    def announce(self, rank: int, address: str) -> Any:
+        """Rank 0 opens the store and says on which port."""
+        if rank != 0 or self._url:
+            return None
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        # Bound here and handed over, so that no one else can take the port in between.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.bind((address, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=self._timeout,
+            master_listen_fd=listener.detach(),
+        )
+        return port
+
+    def setup(self, wiring: Wiring) -> None:
+        """Set the usual variables and join the group."""
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        context = wiring.context
+        variables = {
+            "RANK": context.world_rank,
+            "WORLD_SIZE": context.world_size,
+            "LOCAL_RANK": context.local_rank,
+            "LOCAL_WORLD_SIZE": context.local_world_size,
+            "NODE_RANK": context.node_rank,
+            "GROUP_RANK": context.node_rank,
+            "MASTER_ADDR": wiring.master_address,
+        }
+        port = wiring.announcements[0]
+        if port is not None:
+            variables["MASTER_PORT"] = port
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        if wiring.master_address == "127.0.0.1":
+            # Gloo looks up the host's name otherwise, which may be slow, wrong or unreachable.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_name())
+        threads = settings.omp_threads()
+        if threads is not None:
+            torch.set_num_threads(threads)  # torch was imported before this worker had a share
+        use_cuda = wiring.use_gpu and torch.cuda.is_available()
+        if use_cuda:
+            torch.cuda.set_device(0)
+        arguments: dict[str, Any] = {}
+        if self._url:
+            arguments["init_method"] = self._url
+        else:
+            arguments["store"] = self._store or TCPStore(
+                wiring.master_address, port, is_master=False, timeout=self._timeout
+            )
+        dist.init_process_group(
+            self._name or ("nccl" if use_cuda else "gloo"),
+            rank=context.world_rank,
+            world_size=context.world_size,
+            timeout=self._timeout,
+            **arguments,
+        )
+
+    def teardown(self) -> None:
+        """Leave the group."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = None
+
+
+def _loopback_name() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name in ("lo", "lo0")), "lo")

@@ -1,0 +1,84 @@
+"""Short spellings for the tests that run real workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.train import (
+    DataParallelTrainer,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WorkerGroupError,
+)
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def trainer(
+    function: Callable[..., Any],
+    *,
+    workers: int = 2,
+    config: Mapping[str, Any] | None = None,
+    max_failures: int = 0,
+    **run_config: Any,
+) -> DataParallelTrainer:
+    """A quiet trainer without a framework."""
+    run_config.setdefault("verbose", 0)
+    return DataParallelTrainer(
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(failure_config=FailureConfig(max_failures), **run_config),
+    )
+
+
+def fit(function: Callable[..., Any], **options: Any) -> Result:
+    """Run it to the end."""
+    return trainer(function, **options).fit()
+
+
+def failure(function: Callable[..., Any], **options: Any) -> WorkerGroupError:
+    """Run it to the failure it must end in."""
+    with pytest.raises(WorkerGroupError) as raised:
+        fit(function, **options)
+    return raised.value
+
+
+def run_script(
+    directory: Path,
+    source: str,
+    *,
+    stdin: str = "",
+    check: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``source`` as a script of its own in ``directory``."""
+    script = directory / "script.py"
+    script.write_text(textwrap.dedent(source))
+    done = subprocess.run(
+        [sys.executable, script.name],
+        cwd=directory,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SRC),
+            "LOCKSTEP_STORAGE": str(directory / "results"),
+            **(environment or {}),
+        },
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done

@@ -1,0 +1,39 @@
+"""Every example runs as a user would run it, and prints what its docstring promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+SHOWS = {
+    "01_quickstart.py": ["accuracy:   0.9", "checkpoint: ", "run:        "],
+    "02_resume.py": ["exited with code 1", "attempt 2", "went on at epoch 5"],
+    "03_metrics_and_callbacks.py": ["callback: ", "mean loss 1.500", "log rows:   600"],
+    "04_debug_in_process.py": ["same process: True"],
+}
+
+
+def test_every_example_is_listed() -> None:
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(SHOWS)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", sorted(SHOWS))
+def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_STORAGE", str(tmp_path / "results"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    for text in SHOWS[name]:
+        assert text in done.stdout
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results"]
