@@ -134,8 +134,8 @@ def _ray(bench: Bench, mode: str, *, take_over: bool) -> list[Against]:
     rounds = bench.times(5, 2)
 
     def collect(**options: Any) -> list[float]:
-        config = {"mode": mode, "take_over": take_over, "rounds": rounds, **options}
-        return _blocked(bench.run(FILE, "ray", launcher="ray", **config)[2])
+        shared = {"mode": mode, "take_over": take_over, "rounds": rounds}
+        return _blocked(bench.run(FILE, "ray", launcher="ray", **shared, **options)[2])
 
     return [
         bench.peer("Ray Train", collect),
@@ -146,8 +146,7 @@ def _ray(bench: Bench, mode: str, *, take_over: bool) -> list[Against]:
 def _records(
     bench: Bench, mode: str, *, fits: int, copy: bool = False, take_over: bool = False
 ) -> list[dict[str, Any]]:
-    config = {"mode": mode, "copy": copy, "take_over": take_over, "fits": fits}
-    return bench.run(FILE, "lockstep", **config)[2]
+    return bench.run(FILE, "lockstep", mode=mode, copy=copy, take_over=take_over, fits=fits)[2]
 
 
 def _blocked(records: list[dict[str, Any]]) -> list[float]:

@@ -48,7 +48,8 @@ def play_torchrun(config: dict[str, Any]) -> None:
 def play_spawn(config: dict[str, Any]) -> None:
     import torch.multiprocessing as mp
 
-    mp.spawn(_spawned, args=(config,), nprocs=common.WORKERS)
+    spawn: Any = mp.spawn  # type: ignore[attr-defined]
+    spawn(_spawned, args=(config,), nprocs=common.WORKERS)
 
 
 def _spawned(rank: int, config: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ that the exception raised in the driver shows the user's own lines.
 from __future__ import annotations
 
 import base64
-import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,10 +16,15 @@ from lockstep.errors import RemoteError
 __all__ = ["pack_error", "summarise_error", "unpack_error"]
 
 _PACKAGE = str(Path(__file__).parent)
+_CHAIN = 8
+"""How many exceptions of a chain are kept."""
 
 
-def pack_error(error: BaseException) -> dict[str, Any]:
-    """The exception as a JSON-able record; lockstep's own frames around the user's are dropped."""
+def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
+    """The exception as a JSON-able record, with those it was raised from.
+
+    lockstep's own frames around the user's are dropped.
+    """
     import cloudpickle
     from tblib import Traceback
 
@@ -28,23 +32,31 @@ def pack_error(error: BaseException) -> dict[str, Any]:
     # The traceback travels apart; frames would drag every local variable into the pickle.
     bare = error.with_traceback(None)
     kind = type(error)
+    message = _message(error)
     encoded = None
-    # The second form is for classes whose __init__ takes other arguments than Exception's.
+    # The second form is for classes whose __init__ takes other arguments than Exception's: built
+    # again from its args such an exception fails, or says something else.
     for form in (bare, (kind, bare.args, bare.__dict__)):
         try:
             pickled = cloudpickle.dumps(form)
-            cloudpickle.loads(pickled)
+            if _message(_load(pickled)) != message:
+                continue
         except Exception:
             continue
         encoded = base64.b64encode(pickled).decode("ascii")
         break
-    return {
+    record = {
         "type": kind.__qualname__,
-        "message": str(error),
+        "message": message,
         "pickle": encoded,
         "traceback": Traceback(trace).as_dict() if trace else None,
-        "text": "".join(traceback.format_exception(kind, error.with_traceback(trace), trace)),
     }
+    error.with_traceback(trace)
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if earlier is not None and depth < _CHAIN:
+        key = "context" if error.__cause__ is None else "cause"
+        record[key] = pack_error(earlier, depth + 1)
+    return record
 
 
 def unpack_error(record: dict[str, Any]) -> BaseException:
@@ -53,17 +65,18 @@ def unpack_error(record: dict[str, Any]) -> BaseException:
 
     error: BaseException | None = None
     if record["pickle"] is not None:
-        import cloudpickle
-
         try:
-            form = cloudpickle.loads(base64.b64decode(record["pickle"]))
-            error = _rebuild(*form) if isinstance(form, tuple) else form
+            error = _load(base64.b64decode(record["pickle"]))
         except Exception:
             error = None  # its class is not to be had on this machine
     if not isinstance(error, BaseException):
         error = RemoteError(summarise_error(record))
     if record["traceback"]:
         error = error.with_traceback(Traceback.from_dict(record["traceback"]).as_traceback())
+    if "cause" in record:
+        error.__cause__ = unpack_error(record["cause"])
+    elif "context" in record:
+        error.__context__ = unpack_error(record["context"])
     return error
 
 
@@ -71,6 +84,21 @@ def summarise_error(record: dict[str, Any]) -> str:
     """``Type: message`` on one line."""
     first_line = record["message"].strip().partition("\n")[0]
     return f"{record['type']}: {first_line}" if first_line else str(record["type"])
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as reason:
+        return f"(its __str__ raised {type(reason).__name__})"
+
+
+def _load(pickled: bytes) -> BaseException:
+    import cloudpickle
+
+    form = cloudpickle.loads(pickled)
+    error: BaseException = _rebuild(*form) if isinstance(form, tuple) else form
+    return error
 
 
 def _rebuild(

@@ -62,7 +62,23 @@ class TrainingFailedError(LockstepError):
         self.result = result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.worker_failures, self.result)
+        failures: dict[int, BaseException] | None = self.worker_failures
+        if self.result is not None and failures == self.result.worker_failures:
+            failures = None  # the result can pickle exceptions that pickle cannot
+        return _failed_again, (type(self), str(self), failures, self.result)
+
+
+def _failed_again(
+    kind: type[TrainingFailedError],
+    message: str,
+    failures: dict[int, BaseException] | None,
+    result: Result | None,
+) -> TrainingFailedError:
+    if failures is None and result is not None:
+        failures = result.worker_failures
+    error = kind(message, failures, result)
+    error.__cause__ = next(iter(error.worker_failures.values()), None)
+    return error
 
 
 class WorkerGroupError(TrainingFailedError):

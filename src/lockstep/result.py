@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,11 +55,10 @@ class Result:
             self.metrics = records.row(report)
             if "done" not in self.reported_metrics:
                 self.metrics["done"] = self.state == "finished"
-        self.worker_failures: dict[int, BaseException] = {}
+        self._failures: list[dict[str, Any]] = []
         if self.state == "failed" and records.failure is not None:
-            for item in records.failure["errors"]:
-                self.worker_failures.setdefault(item["rank"], unpack_error(item["error"]))
-        self.error: BaseException | None = next(iter(self.worker_failures.values()), None)
+            self._failures = records.failure["errors"]
+        self._load_errors()
         self._checkpoints = _existing(storage, records.checkpoints)
         self._checkpoint_config = CheckpointConfig(**records.run["checkpoint_config"])
 
@@ -164,16 +164,41 @@ class Result:
         return f"Result(\n  {lines}\n)"
 
     def __getstate__(self) -> dict[str, Any]:
-        # The dataframes are read again where they are wanted.
-        return {
-            key: value
-            for key, value in vars(self).items()
-            if key not in ("metrics_dataframe", "log_dataframe")
-        }
+        # The dataframes are read again where they are wanted; the errors go as their records,
+        # because the class of one may be local to a function.
+        left_out = ("metrics_dataframe", "log_dataframe", "error", "worker_failures")
+        return {key: value for key, value in vars(self).items() if key not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._load_errors()
+
+    def _load_errors(self) -> None:
+        self.worker_failures: dict[int, BaseException] = {}
+        for item in self._failures:
+            if item["rank"] not in self.worker_failures:
+                self.worker_failures[item["rank"]] = unpack_error(item["error"])
+        self.error: BaseException | None = next(iter(self.worker_failures.values()), None)
 
     def _open(self, record: CheckpointRecord) -> Checkpoint:
-        place = self._storage.path(record.name) if record.uploaded else record.name
-        return Checkpoint(place, None if self._storage.is_local else self._storage.filesystem)
+        return open_checkpoint(self._storage, record)
+
+
+def address_from(storage: Storage, checkpoint: Checkpoint) -> str:
+    """How a run in ``storage`` calls a checkpoint that lies outside it."""
+    path, local = checkpoint.path, checkpoint.get_internal_representation()[0] == "local_path"
+    assert path is not None
+    if local == storage.is_local:
+        return path
+    return Path(path).as_uri() if local else str(checkpoint.uri)
+
+
+def open_checkpoint(storage: Storage, record: CheckpointRecord) -> Checkpoint:
+    """The checkpoint that a run in ``storage`` recorded."""
+    if not record.uploaded and "://" in record.name:
+        return Checkpoint(record.name)
+    place = storage.path(record.name) if record.uploaded else record.name
+    return Checkpoint(place, None if storage.is_local else storage.filesystem)
 
 
 class _Records:
@@ -248,14 +273,16 @@ def _existing(storage: Storage, known: dict[str, CheckpointRecord]) -> list[Chec
 
 
 def _newest_run(experiment: Storage) -> Storage:
-    runs = [
-        child
-        for name in experiment.listdir("")
-        if (child := experiment.child(name)).exists(JOURNAL_FILE)
-    ]
+    runs = {}
+    for name in experiment.listdir(""):
+        run = experiment.child(name)
+        if run.exists(JOURNAL_FILE):
+            # The journal of a driver that was killed as it began is empty.
+            with suppress(FileNotFoundError):
+                runs[_Records(run).run["time"]] = run
     if not runs:
         raise FileNotFoundError(
-            f"{experiment.uri} is not the directory of a run: there is no {JOURNAL_FILE} in it, "
-            "nor in any directory in it."
+            f"{experiment.uri} is not the directory of a run: there is no {JOURNAL_FILE} with a "
+            "run in it, nor in any directory in it."
         )
-    return max(runs, key=lambda run: _Records(run).run["time"])
+    return runs[max(runs)]

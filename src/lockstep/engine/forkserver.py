@@ -25,14 +25,27 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Any, NamedTuple, NoReturn
 
+from lockstep.engine.processes import (
+    group_exists,
+    kill_children,
+    kill_family,
+    kill_group,
+    process_handle,
+)
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
 
-__all__ = ["Ended", "Interrupt", "Kill", "Spawn", "main"]
+__all__ = ["Ended", "Interrupt", "Kill", "Spawn", "Started", "main"]
 
 LEFTOVER_GRACE_S = 1.0
 """How long processes that a cleanly exited worker left behind may take to end by themselves."""
+
+PARENT_CHECK_S = 1.0
+"""How often to look whether the driver lives, where the system does not tell."""
+
+_HELD_BACK = {signal.SIGINT, signal.SIGTERM}
 
 
 class Spawn(NamedTuple):
@@ -54,6 +67,12 @@ class Kill(NamedTuple):
     """SIGKILL to every worker of this session, and to the processes they started."""
 
 
+class Started(NamedTuple):
+    """A worker's own first message: the driver ends it should this server be killed."""
+
+    pid: int
+
+
 class Ended(NamedTuple):
     """A worker's process is gone (to the driver)."""
 
@@ -70,6 +89,9 @@ def main(control_fd: int, driver_pid: int, preload: list[str]) -> None:
         except Exception as error:
             # The worker imports it again and fails where the user can see it.
             print(f"lockstep: could not import {name} ahead of time: {error}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # or every worker would print what is buffered here
     gc.collect()
     gc.freeze()  # pages of what is imported stay shared with the workers
     _adopt_orphans()
@@ -89,6 +111,7 @@ def _adopt_orphans() -> None:
 class _Server:
     def __init__(self, control: socket.socket, driver_pid: int) -> None:
         self._control = control
+        self._driver_pid = driver_pid
         self._selector = selectors.DefaultSelector()
         self._sessions: dict[socket.socket, dict[int, int]] = {}  # session → pid → rank
         self._leftovers: list[tuple[float, int]] = []  # when to kill, process group
@@ -97,7 +120,7 @@ class _Server:
         self._wake_write.setblocking(False)
         self._selector.register(control, selectors.EVENT_READ, self._new_session)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._children_ended)
-        self._driver_fd = _process_handle(driver_pid)
+        self._driver_fd = process_handle(driver_pid)
         if self._driver_fd is not None:
             self._selector.register(self._driver_fd, selectors.EVENT_READ, self._shut_down)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -107,19 +130,23 @@ class _Server:
 
     def run(self) -> NoReturn:
         while True:
-            timeout = None
+            # The driver is the parent; its death before its handle was opened shows here only.
+            if os.getppid() != self._driver_pid:
+                self._shut_down()
+            timeout = None if self._driver_fd is not None else PARENT_CHECK_S
             if self._leftovers:
                 timeout = max(0.0, self._leftovers[0][0] - time.monotonic())
             for key, _ in self._selector.select(timeout):
                 key.data()
             while self._leftovers and self._leftovers[0][0] <= time.monotonic():
-                _kill_group(self._leftovers.pop(0)[1])
+                kill_group(self._leftovers.pop(0)[1])
 
     def _shut_down(self) -> NoReturn:
         for session in list(self._sessions):
             self._kill_session(session)
         for _, group in self._leftovers:
-            _kill_group(group)
+            kill_group(group)
+        kill_children()
         os._exit(0)
 
     def _new_session(self) -> None:
@@ -153,28 +180,29 @@ class _Server:
 
     def _kill_session(self, session: socket.socket) -> None:
         for pid in self._sessions[session]:
-            _kill_group(pid)
+            kill_family(pid)
 
     def _spawn(self, session: socket.socket, spawn: Spawn, files: list[int]) -> None:
+        # A signal that finds the worker with the server's handlers would be lost, or end them all.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
         try:
             pid = os.fork()
         except OSError as error:
             detail = f"it could not be forked: {error.strerror}"
             self._tell(session, Ended(spawn.rank, None, detail))
-            for fd in files:
-                os.close(fd)
-            return
-        if pid == 0:
-            self._forget_server()
-            _run_worker(spawn, *files)
-        # Both sides set the group: whichever runs first, killing the group reaches the worker.
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)
-        self._sessions[session][pid] = spawn.rank
+        else:
+            if pid == 0:
+                _run_worker(self, spawn, *files)
+            # Both sides set the group: whichever runs first, killing the group reaches the worker.
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+            self._sessions[session][pid] = spawn.rank
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
         for fd in files:
             os.close(fd)
 
-    def _forget_server(self) -> None:
+    def forget(self) -> None:
+        """In a worker: let go of everything that is the server's."""
         signal.set_wakeup_fd(-1)
         for name in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(name, signal.SIG_DFL)
@@ -208,7 +236,7 @@ class _Server:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGTERM if clean else signal.SIGKILL)
         os.waitpid(pid, 0)
-        if clean and _group_exists(pid):
+        if clean and group_exists(pid):
             self._leftovers.append((time.monotonic() + LEFTOVER_GRACE_S, pid))
         rank = self._sessions[session].pop(pid)
         self._tell(session, Ended(rank, exitcode))
@@ -225,41 +253,23 @@ def _receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
         return None
 
 
-def _process_handle(pid: int) -> int | None:
-    """A file that becomes readable when the process ends, whoever else holds its sockets open."""
-    if hasattr(os, "pidfd_open"):
-        with contextlib.suppress(OSError):
-            return os.pidfd_open(pid)
-    return None
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _group_exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
 def _end_own_group() -> None:
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def _run_worker(spawn: Spawn, socket_fd: int, output_fd: int) -> NoReturn:
+def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -> NoReturn:
     exitcode = 1
     try:
+        server.forget()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
         _become_worker(spawn, output_fd)
         channel = SocketChannel(spawn.rank, socket.socket(fileno=socket_fd), _end_own_group)
-        entry = _load_entry(spawn.entry)
-        exitcode = entry(channel)
-        channel.close()
+        try:
+            channel.send(Started(os.getpid()))
+            entry = _load_entry(spawn.entry)
+            exitcode = entry(channel)
+        finally:
+            channel.close()
     except KeyboardInterrupt:
         exitcode = 130
     except BaseException:
@@ -275,9 +285,9 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
         os.dup2(source, target)
     os.close(null)
     os.close(output_fd)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _open_stream(1, "strict")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _open_stream(2, "backslashreplace")  # type: ignore[misc]
     os.environ.clear()
     os.environ.update(spawn.environment)
     sys.path[:] = spawn.sys_path
@@ -291,6 +301,10 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
         sys.modules["numpy"].random.seed()
 
 
+def _open_stream(fd: int, errors: str) -> TextIOWrapper:
+    return open(fd, "w", buffering=1, errors=errors, closefd=False)
+
+
 def _load_entry(name: str) -> Callable[[SocketChannel], int]:
     module, _, function = name.partition(":")
     entry: Callable[[SocketChannel], int] = getattr(importlib.import_module(module), function)
@@ -302,7 +316,8 @@ def _exit_cleanly(exitcode: int) -> NoReturn:
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
     finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the user may have closed or replaced it
+                stream.flush()
         os._exit(exitcode)

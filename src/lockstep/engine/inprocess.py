@@ -11,6 +11,8 @@ import contextlib
 import importlib
 import os
 import sys
+import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
@@ -68,8 +70,8 @@ class _InProcessGroup(WorkerGroup):
         self._emit = emit
         self._output = output
         self._killed = False
-        self._running = False
-        self._channel = _LoopChannel(loop, lambda message: emit(WorkerMessage(0, message)))
+        self._closed = False
+        self._channel = _LoopChannel(loop, lambda message: self._tell(WorkerMessage(0, message)))
         self._channel.deliver(spec.payload)
         loop.call_soon(self._run)
 
@@ -83,21 +85,38 @@ class _InProcessGroup(WorkerGroup):
     def kill(self) -> None:
         """This process cannot be killed: the function ends at its next report."""
         self._killed = True
-        self.interrupt()
+        self._channel.kill()
 
     def close(self) -> None:
-        self._output.close()
+        if not self._closed:
+            self._closed = True
+            self.kill()
+            self._output.close()
 
     def _run(self) -> None:
+        if self._closed:
+            return
         module, _, function = self._spec.entry.partition(":")
-        entry = getattr(importlib.import_module(module), function)
-        exitcode: int | None = 1
-        with _environment(self._spec.environment), _copied_output(self._output):
+        exitcode = 1
+        with _environment(self._spec.environment), _copied_output(self._print):
             try:
+                entry = getattr(importlib.import_module(module), function)
                 exitcode = entry(self._channel)
             except KeyboardInterrupt:
-                exitcode = -2
-        self._emit(WorkerExited(0, -9 if self._killed else exitcode))
+                exitcode = 130
+            except BaseException:
+                traceback.print_exc()
+        self._channel.pass_on()
+        self._tell(WorkerExited(0, -9 if self._killed else exitcode))
+
+    def _tell(self, event: EngineEvent) -> None:
+        if not self._closed:
+            self._emit(event)
+
+    def _print(self, data: bytes) -> None:
+        if not self._closed:
+            self._output.write(0, data)
+            self._output.tick()
 
 
 class _LoopChannel(Channel):
@@ -107,19 +126,36 @@ class _LoopChannel(Channel):
         self._loop = loop
         self._emit = emit
         self._inbox: deque[Any] = deque()
+        self._from_threads: deque[Any] = deque()
+        self._thread = threading.get_ident()
         self.interrupted = False
+        self._killed = False
+
+    def kill(self) -> None:
+        self._killed = True
 
     def deliver(self, message: Any) -> None:
         self._inbox.append(message)
 
     def send(self, message: Any) -> None:
+        if threading.get_ident() != self._thread:
+            self._from_threads.append(message)
+            self._loop.call_soon(self.pass_on)
+            return
+        self.pass_on()
         self._emit(message)
 
     def post(self, item: Any) -> None:
-        self._emit(Posted([item]))
+        self.send(Posted([item]))
+
+    def pass_on(self) -> None:
+        while self._from_threads:
+            self._emit(self._from_threads.popleft())
 
     def receive(self) -> Any:
-        while not self._inbox:
+        while self._killed or not self._inbox:
+            if self._killed:
+                raise KeyboardInterrupt
             if self.interrupted:
                 self.interrupted = False
                 raise KeyboardInterrupt
@@ -139,9 +175,9 @@ def _environment(extra: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _copied_output(sink: OutputSink) -> Iterator[None]:
+def _copied_output(copy: Callable[[bytes], None]) -> Iterator[None]:
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Tee(sys.stdout, sink), _Tee(sys.stderr, sink)
+    sys.stdout, sys.stderr = _Tee(sys.stdout, copy), _Tee(sys.stderr, copy)
     try:
         yield
     finally:
@@ -151,12 +187,12 @@ def _copied_output(sink: OutputSink) -> Iterator[None]:
 class _Tee:
     """A stream that also goes to the run's log; the rest (fileno, isatty) is the stream's own."""
 
-    def __init__(self, stream: TextIO, sink: OutputSink) -> None:
+    def __init__(self, stream: TextIO, copy: Callable[[bytes], None]) -> None:
         self._stream = stream
-        self._sink = sink
+        self._copy = copy
 
     def write(self, text: str) -> int:
-        self._sink.write(0, text.encode("utf-8", "replace"))
+        self._copy(text.encode("utf-8", "replace"))
         return self._stream.write(text)
 
     def writelines(self, lines: list[str]) -> None:

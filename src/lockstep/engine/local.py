@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -23,8 +23,10 @@ from lockstep.engine.base import (
     WorkerGroup,
     WorkerMessage,
 )
-from lockstep.engine.forkserver import Ended, Interrupt, Kill, Spawn
+from lockstep.engine.forkserver import Ended, Interrupt, Kill, Spawn, Started
 from lockstep.engine.loop import EventLoop
+from lockstep.engine.output import OutputThread
+from lockstep.engine.processes import kill_family
 from lockstep.engine.resources import check_fits, worker_environment
 from lockstep.engine.wire import Connection, send_with_files
 from lockstep.errors import EngineError
@@ -55,7 +57,19 @@ class LocalEngine(Engine):
         output: OutputSink,
     ) -> WorkerGroup:
         """See :class:`Engine`."""
-        return _LocalGroup(spec, loop, emit, output, self._open_session(spec))
+        for _ in range(2):
+            server = self._server(spec)
+            try:
+                return _LocalGroup(spec, loop, emit, output, server)
+            except ConnectionError:
+                # It has died since its last use: a fresh one gets a try.
+                self._discard(server)
+            except OSError as error:
+                raise EngineError(f"could not start {spec.size} worker(s): {error}.") from error
+        raise EngineError(
+            f"the fork server ended as soon as it was started ({server.ending()}); check that "
+            f"{sys.executable} runs, and see its output above."
+        )
 
     def close(self) -> None:
         """See :class:`Engine`."""
@@ -64,20 +78,23 @@ class LocalEngine(Engine):
                 self._servers.popitem()[1].close()
         atexit.unregister(self.close)
 
-    def _open_session(self, spec: GroupSpec) -> socket.socket:
+    def _server(self, spec: GroupSpec) -> _ForkServer:
         # Variables can change what a module does when it is imported, so they are part of the key.
         key = (os.getpid(), spec.preload, tuple(sorted(spec.environment.items())))
         with self._lock:
-            for _ in range(2):
-                server = self._servers.get(key)
-                if server is None:
-                    server = self._servers[key] = _ForkServer(spec)
-                try:
-                    return server.open_session()
-                except OSError:
-                    del self._servers[key]
-                    server.close()
-        raise EngineError("the fork server ended as soon as it was started; see its output above.")
+            server = self._servers.get(key)
+            if server is not None and not server.running():
+                self._servers.pop(key).close()
+                server = None
+            if server is None:
+                server = self._servers[key] = _ForkServer(spec)
+            return server
+
+    def _discard(self, server: _ForkServer) -> None:
+        with self._lock:
+            for key in [key for key, kept in self._servers.items() if kept is server]:
+                del self._servers[key]
+        server.close()
 
 
 class _ForkServer:
@@ -86,17 +103,22 @@ class _ForkServer:
     def __init__(self, spec: GroupSpec) -> None:
         self._owner = os.getpid()
         self._control, remote = socket.socketpair()
+        # Not 0 to 2, which are free in a driver that was started with them closed.
+        remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+        remote.close()
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"import sys; sys.path[:] = {_import_path()!r}; "
             "from lockstep.engine.forkserver import main; "
-            f"main({remote.fileno()}, {os.getpid()}, {list(spec.preload)!r})"
+            f"main({remote_fd}, {os.getpid()}, {list(spec.preload)!r})"
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", code],
-                pass_fds=[remote.fileno()],
+                [sys.executable or "python", *flags, "-c", code],
+                pass_fds=[remote_fd],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
+                stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
                 env=settings.child_environment(spec.environment),
                 start_new_session=True,
             )
@@ -104,7 +126,18 @@ class _ForkServer:
             self._control.close()
             raise EngineError(f"could not start {sys.executable}: {error}.") from error
         finally:
-            remote.close()
+            os.close(remote_fd)
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def ending(self) -> str:
+        """How the process ended; call it only when it has (or is about to)."""
+        try:
+            code = self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return "it runs, but does not answer"
+        return f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
 
     def open_session(self) -> socket.socket:
         mine, theirs = socket.socketpair()
@@ -119,12 +152,15 @@ class _ForkServer:
 
     def close(self) -> None:
         self._control.close()
-        if os.getpid() == self._owner:  # in a forked child the process is its parent's
-            try:
-                self._process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if os.getpid() != self._owner:
+            self._process.returncode = 0  # in a forked child the process is its parent's
+            return
+        self._process.terminate()  # a forked child may hold the socket, or it is importing still
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class _LocalGroup(WorkerGroup):
@@ -134,31 +170,40 @@ class _LocalGroup(WorkerGroup):
         loop: EventLoop,
         emit: Callable[[EngineEvent], None],
         output: OutputSink,
-        session: socket.socket,
+        server: _ForkServer,
     ) -> None:
         self._emit = emit
+        self._server = server
         self._alive = set(range(spec.size))
+        self._pids: dict[int, int] = {}
         self._workers: list[Connection] = []
         pipes: list[int] = []
-        for rank in range(spec.size):
-            driver_end, worker_end = socket.socketpair()
-            read_end, write_end = os.pipe()
-            spawn = Spawn(
-                rank=rank,
-                entry=spec.entry,
-                environment=settings.child_environment(worker_environment(spec, rank)),
-                sys_path=sys.path,
-                argv=sys.argv,
-                cwd=os.getcwd(),
-            )
-            send_with_files(session, spawn, [worker_end.fileno(), write_end])
-            worker_end.close()
-            os.close(write_end)
-            pipes.append(read_end)
-            connection = Connection(driver_end, loop, self._forward(rank), lambda: None)
-            connection.send(spec.payload)
-            self._workers.append(connection)
-        self._output = _OutputThread(pipes, output)
+        with contextlib.ExitStack() as undo:
+            session = undo.enter_context(server.open_session())
+            for rank in range(spec.size):
+                driver_end, worker_end = socket.socketpair()
+                with worker_end:
+                    connection = Connection(driver_end, loop, self._forward(rank), lambda: None)
+                    undo.callback(connection.close)
+                    read_end, write_end = os.pipe()
+                    undo.callback(os.close, read_end)
+                    try:
+                        spawn = Spawn(
+                            rank=rank,
+                            entry=spec.entry,
+                            environment=settings.child_environment(worker_environment(spec, rank)),
+                            sys_path=_import_path(),
+                            argv=sys.argv,
+                            cwd=os.getcwd(),
+                        )
+                        send_with_files(session, spawn, [worker_end.fileno(), write_end])
+                    finally:
+                        os.close(write_end)
+                connection.send(spec.payload)
+                pipes.append(read_end)
+                self._workers.append(connection)
+            self._output = OutputThread(pipes, output)
+            undo.pop_all()
         self._session = Connection(session, loop, self._ended, self._server_gone)
 
     def send(self, rank: int, message: Any) -> None:
@@ -178,7 +223,14 @@ class _LocalGroup(WorkerGroup):
 
     def _forward(self, rank: int) -> Callable[[Any], None]:
         emit = self._emit
-        return lambda message: emit(WorkerMessage(rank, message))
+
+        def forward(message: Any) -> None:
+            if type(message) is Started:
+                self._pids[rank] = message.pid
+            else:
+                emit(WorkerMessage(rank, message))
+
+        return forward
 
     def _ended(self, message: Ended) -> None:
         # What the worker sent before it died is read first: it may say why.
@@ -187,66 +239,17 @@ class _LocalGroup(WorkerGroup):
         self._emit(WorkerExited(*message))
 
     def _server_gone(self) -> None:
-        for rank in sorted(self._alive):
-            self._workers[rank].close()  # the worker's I/O thread sees this and ends its group
-            self._emit(WorkerExited(rank, None, "the fork server that owns it was killed"))
-        self._alive.clear()
+        detail = f"the fork server that owns it is gone ({self._server.ending()})"
+        alive, self._alive = sorted(self._alive), set()
+        for rank in alive:
+            self._workers[rank].drain()
+            # Its I/O thread sees this and ends its group; a busy one may not get to run.
+            self._workers[rank].hang_up()
+            if rank in self._pids:
+                kill_family(self._pids[rank])
+        for rank in alive:
+            self._emit(WorkerExited(rank, None, detail))
 
 
-class _OutputThread:
-    """Reads what workers print, so that a worker never waits on a busy driver."""
-
-    def __init__(self, pipes: list[int], sink: OutputSink) -> None:
-        self._ranks = {fd: rank for rank, fd in enumerate(pipes)}
-        self._sink = sink
-        self._wake_read, self._wake_write = os.pipe()
-        self._thread = threading.Thread(target=self._run, name="lockstep-output", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Read what is left in the pipes, then end the thread. Idempotent."""
-        if self._thread.is_alive():
-            os.write(self._wake_write, b"\0")
-            self._thread.join()
-        for fd in (self._wake_read, self._wake_write):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-
-    def _run(self) -> None:
-        poller = select.poll()
-        for fd in (*self._ranks, self._wake_read):
-            poller.register(fd, select.POLLIN)
-        for fd in self._ranks:
-            os.set_blocking(fd, False)
-        wait = self._sink.tick()
-        closing = False
-        while self._ranks and not closing:
-            for fd, _ in poller.poll(None if wait is None else max(1, int(wait * 1000))):
-                if fd == self._wake_read:
-                    closing = True
-                else:
-                    self._read(fd, poller)
-            wait = self._sink.tick()
-        for fd in list(self._ranks):
-            # A process that outlived its worker may hold the pipe open: take what is there.
-            while fd in self._ranks and self._read(fd, poller):
-                pass
-        for fd in list(self._ranks):
-            self._forget(fd, poller)
-        self._sink.close()
-
-    def _read(self, fd: int, poller: select.poll) -> bool:
-        try:
-            data = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return False
-        if data:
-            self._sink.write(self._ranks[fd], data)
-        else:
-            self._forget(fd, poller)
-        return bool(data)
-
-    def _forget(self, fd: int, poller: select.poll) -> None:
-        poller.unregister(fd)
-        os.close(fd)
-        del self._ranks[fd]
+def _import_path() -> list[str]:
+    return [entry for entry in sys.path if isinstance(entry, str)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Mapping
+from itertools import takewhile
 
 from lockstep import settings
 from lockstep.engine.base import GroupSpec
@@ -19,30 +21,38 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def visible_gpus() -> list[str]:
-    """The NVIDIA GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` would name them.
+def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
+    """The NVIDIA GPUs a worker may use, as ``CUDA_VISIBLE_DEVICES`` would name them.
 
-    Read from the device files, because asking CUDA would make forking unsafe.
+    ``environment`` is laid over this process's. Read from the device files, because asking CUDA would make forking unsafe.
     """
     present = sorted(
         int(path.removeprefix("/dev/nvidia"))
         for path in glob.glob("/dev/nvidia[0-9]*")
         if path.removeprefix("/dev/nvidia").isdigit()
     )
-    chosen = settings.cuda_visible_devices()
+    chosen = (environment or {}).get("CUDA_VISIBLE_DEVICES", settings.cuda_visible_devices())
     if chosen is None:
         # CUDA numbers the devices it can see from 0, whatever the files are called.
         return [str(index) for index in range(len(present))]
     if not present:
         return []
     names = [name.strip() for name in chosen.split(",")]
-    return [name for name in names if name and name != "-1"]
+    # CUDA stops at the first name that is no device.
+    return list(takewhile(lambda name: _may_be_device(name, len(present)), names))
+
+
+def _may_be_device(name: str, count: int) -> bool:
+    try:
+        return 0 <= int(name) < count
+    except ValueError:
+        return bool(name)  # a UUID
 
 
 def check_fits(spec: GroupSpec) -> list[str]:
     """Raise if the GPUs asked for are not here; return a warning if CPUs are oversubscribed."""
     need = spec.gpus_per_worker * spec.size
-    have = len(visible_gpus())
+    have = len(visible_gpus(spec.environment))
     if need > have:
         raise InsufficientResourcesError(
             f"{spec.size} worker(s) with {spec.gpus_per_worker} GPU(s) each need {need}, but this "
@@ -65,6 +75,6 @@ def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
         environment["OMP_NUM_THREADS"] = str(max(1, int(share)))
     if spec.gpus_per_worker:
         first = rank * spec.gpus_per_worker
-        mine = visible_gpus()[first : first + spec.gpus_per_worker]
+        mine = visible_gpus(spec.environment)[first : first + spec.gpus_per_worker]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
     return environment

@@ -35,7 +35,8 @@ def _frame(message: Any) -> bytes:
 def send_with_files(sock: socket.socket, message: Any, files: list[int]) -> None:
     """Send a message and open files along with it, on a blocking socket."""
     frame = _frame(message)
-    sent = socket.send_fds(sock, [frame[: _LENGTH.size]], files)
+    # The files arrive with the first byte, wherever the rest is cut.
+    sent = socket.send_fds(sock, [frame[: _LENGTH.size]], files) if files else 0
     sock.sendall(memoryview(frame)[sent:])
 
 

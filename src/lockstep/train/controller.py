@@ -83,7 +83,8 @@ class Controller:
         self._started_at = 0.0
         self._newest: Checkpoint | None = None
         self._committed: dict[str, Checkpoint] = {}
-        self._new_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = []
+        self._reported: list[tuple[Checkpoint, dict[str, Any]]] = []
+        self._known_to: list[int] = []
         self._last_result: dict[str, Any] = {}
         self._told: set[str] = set()
         self._callbacks_started = False
@@ -212,11 +213,11 @@ class Controller:
         )
         newest = run.newest_checkpoint()
         checkpoint = run.open_checkpoint(newest) if newest else self._start_from
-        reported = [(run.open_checkpoint(r), r.metrics) for r in run.checkpoints]
+        self._reported = [(run.open_checkpoint(r), r.metrics) for r in run.checkpoints]
+        self._known_to = [len(self._reported)] * self.state.world_size
         launch = m.Launch(
-            action.workers, action.announcements, self.state.attempt, checkpoint, reported
+            action.workers, action.announcements, self.state.attempt, checkpoint, self._reported[:]
         )
-        self._new_checkpoints.clear()
         for rank in range(self.state.world_size):
             self._send(rank, launch)
         if not self._callbacks_started:
@@ -282,7 +283,7 @@ class Controller:
         run = self._run
         surplus = run.committed(record)
         checkpoint = run.open_checkpoint(record)
-        self._new_checkpoints.append((checkpoint, record.metrics))
+        self._reported.append((checkpoint, record.metrics))
         self._feed(e.Committed(save.name))
         for old in surplus:
             self._storage_thread.submit(self._delete, old)
@@ -298,12 +299,18 @@ class Controller:
         except LockstepError as error:
             self._warn_once("delete", f"Could not delete the old checkpoint {record.name}: {error}")
 
+    def _discard(self, action: e.Discard) -> None:
+        for name in action.names:
+            try:
+                self._run.discard(name)
+            except LockstepError as error:
+                self._warn_once("discard", f"Could not clear away the unfinished {name}: {error}")
+
     def _answer(self, action: e.Answer) -> None:
-        answer = m.Answer(action.stop, self._new_checkpoints[:])
         for rank in action.ranks:
-            self._send(rank, answer)
-        if len(action.ranks) == self.state.world_size:
-            self._new_checkpoints.clear()
+            news = self._reported[self._known_to[rank] :]
+            self._known_to[rank] = len(self._reported)
+            self._send(rank, m.Answer(action.stop, news))
 
     def _release_workers(self, action: e.ReleaseWorkers) -> None:
         for rank in range(self.state.world_size):
@@ -431,6 +438,7 @@ _PERFORM: dict[type, Callable[[Controller, Any], None]] = {
     e.OrderSave: Controller._order_save,
     e.Record: Controller._record,
     e.Commit: Controller._commit,
+    e.Discard: Controller._discard,
     e.Answer: Controller._answer,
     e.ReleaseWorkers: Controller._release_workers,
     e.InterruptWorkers: Controller._interrupt_workers,

@@ -19,12 +19,13 @@ from lockstep.engine.base import WorkerInfo
 from lockstep.engine.messages import Report
 from lockstep.journal import JOURNAL_FILE, Journal
 from lockstep.metrics import first_result, full_row, look_up
-from lockstep.result import Result
+from lockstep.result import Result, address_from, open_checkpoint
 from lockstep.retention import CheckpointRecord, surplus
 from lockstep.storage import Storage, open_storage
 from lockstep.train.events import Phase, Save
 from lockstep.train.failure import WorkerFailure, first_cause
 from lockstep.train.reports import combine
+from lockstep.train.session import SNAPSHOT_PREFIX
 
 __all__ = ["Run"]
 
@@ -60,6 +61,7 @@ class Run:
         self.iteration = 0
         self.last_metrics: dict[str, Any] = {}
         self._last_record: dict[str, Any] = {}
+        self._rows: dict[str, dict[str, Any]] = {}
         self.record = self._journal.append(
             "run",
             version=1,
@@ -130,6 +132,8 @@ class Run:
             **reduced,
         )
         self._last_report = now
+        if checkpoint is not None:
+            self._rows[checkpoint] = self.last_row()
 
     def last_row(self) -> dict[str, Any]:
         """The newest row with its automatic keys."""
@@ -145,8 +149,8 @@ class Run:
         assert lead.checkpoint is not None
         name, uploaded = save.name, True
         if save.mode is CheckpointUploadMode.NO_UPLOAD:
-            name, uploaded = lead.checkpoint.location.path, False
-        metrics = self.last_row() if save.is_row else {}
+            name, uploaded = address_from(self.storage, lead.checkpoint.location), False
+        metrics = self._rows.pop(save.name, {})
         attribute = self.checkpoint_config.checkpoint_score_attribute
         score = lead.checkpoint.score
         if score is None and attribute is not None:
@@ -175,6 +179,11 @@ class Run:
         self.checkpoints.append(record)
         return self._forget_surplus(ended=False)
 
+    def discard(self, name: str) -> None:
+        """Delete what was saved of a checkpoint that will never be published."""
+        self._rows.pop(name, None)
+        self.storage.discard(name)
+
     def delete(self, record: CheckpointRecord) -> None:
         """Delete an old checkpoint's files. May run in another thread."""
         if record.uploaded:
@@ -182,7 +191,7 @@ class Run:
 
     def open_checkpoint(self, record: CheckpointRecord) -> Checkpoint:
         """A committed checkpoint for users."""
-        return self.open_directory(record.name) if record.uploaded else Checkpoint(record.name)
+        return open_checkpoint(self.storage, record)
 
     def open_directory(self, name: str) -> Checkpoint:
         """A checkpoint in the run's own directory."""
@@ -216,7 +225,8 @@ class Run:
         """Copy the small files to remote storage. May run in another thread."""
         if self._spool is None:
             return
-        for directory, _, files in os.walk(self._spool):
+        for directory, folders, files in os.walk(self._spool):
+            folders[:] = [name for name in folders if not name.startswith(SNAPSHOT_PREFIX)]
             for file in files:
                 path = os.path.join(directory, file)
                 self.storage.put(os.path.relpath(path, self._spool).replace(os.sep, "/"), path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -27,12 +28,15 @@ from lockstep.engine.messages import (
 from lockstep.error_record import pack_error
 from lockstep.errors import CheckpointError, StopTraining
 from lockstep.metrics import normalise
-from lockstep.storage import Storage
+from lockstep.storage import Storage, open_storage
 from lockstep.train.context import TrainContext
 from lockstep.train.reports import check_reduce
 from lockstep.train.uploads import Uploader
 
-__all__ = ["Session", "activate", "current"]
+__all__ = ["SNAPSHOT_PREFIX", "Session", "activate", "current"]
+
+SNAPSHOT_PREFIX = ".snapshot-"
+"""Directories of a run that hold what is still to be uploaded."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -118,6 +122,7 @@ class Session:
                     "NO_UPLOAD keeps a checkpoint where it lies, but one made with from_dict lies "
                     "nowhere yet; use SYNC or ASYNC."
                 )
+            checkpoint.files()  # raises where there is nothing
             return CheckpointReport({}, mode, dir_name, score, checkpoint)
         return CheckpointReport(checkpoint.files(), mode, dir_name, score, None)
 
@@ -146,13 +151,14 @@ class Session:
                 # The copy is the snapshot; what is left for later is making it durable.
                 fingerprints = checkpoint.fingerprint(order.compare)
                 checkpoint.save_files(self._storage, order.directory, order.names, flush=False)
-                self._uploader.submit(lambda: self._make_durable(order, fingerprints))
                 self._channel.send(Snapshotted(order.name))
+                self._uploader.submit(lambda: self._make_durable(order, fingerprints))
                 return
-            source = Checkpoint(_local_copy(checkpoint, order))
+            source = Checkpoint(self._local_copy(checkpoint, order))
             owned = True
-        self._uploader.submit(lambda: self._upload(order, source, owned))
+        # Said before the upload begins: the driver must never hear of its end first.
         self._channel.send(Snapshotted(order.name))
+        self._uploader.submit(lambda: self._upload(order, source, owned))
 
     def _upload(self, order: SaveOrder, checkpoint: Checkpoint, take_over: bool) -> None:
         fingerprints = checkpoint.fingerprint(order.compare) if order.compare else {}
@@ -166,17 +172,16 @@ class Session:
             self._storage.flush(str(PurePosixPath(order.directory, name)))
         self._channel.send(Saved(order.name, fingerprints))
 
+    def _local_copy(self, checkpoint: Checkpoint, order: SaveOrder) -> str:
+        # In the run's own temporary directory, which the driver removes even if this worker dies.
+        parent = self.context.trial_dir if os.path.isdir(self.context.trial_dir) else None
+        directory = tempfile.mkdtemp(prefix=SNAPSHOT_PREFIX, dir=parent)
+        wanted = dict.fromkeys((*order.names, *order.compare))
+        checkpoint.save_files(open_storage(directory), "", wanted, flush=False)
+        return directory
+
     def _upload_failed(self, error: Exception) -> None:
         self._channel.send(Failed(pack_error(error)))
-
-
-def _local_copy(checkpoint: Checkpoint, order: SaveOrder) -> str:
-    directory = tempfile.mkdtemp(prefix="lockstep-snapshot-")
-    from lockstep.storage import open_storage
-
-    wanted = dict.fromkeys((*order.names, *order.compare))
-    checkpoint.save_files(open_storage(directory), "", wanted, flush=False)
-    return directory
 
 
 _current: Session | None = None

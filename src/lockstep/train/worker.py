@@ -95,8 +95,8 @@ def _run(channel: Channel, setup: WorkerSetup, launch: Launch) -> None:
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise
-    except KeyboardInterrupt:
-        session.finish()
+    except BaseException:
+        session.finish()  # what was reported before is kept
         raise
     if not session.finish():
         # The failed upload has been reported; the driver ends this process.

@@ -1,0 +1,85 @@
+"""Ending processes together with what they have started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+__all__ = [
+    "descendants",
+    "group_exists",
+    "kill_children",
+    "kill_family",
+    "kill_group",
+    "process_handle",
+]
+
+GIVE_UP_S = 1.0
+"""How long to go on with processes that cannot be killed."""
+
+
+def process_handle(pid: int) -> int | None:
+    """A file that becomes readable when the process ends, whoever else holds its sockets open."""
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(pid)
+    return None
+
+
+def kill_family(pid: int) -> None:
+    """SIGKILL to a process, its group, and those of its descendants that left the group."""
+    family = descendants(pid)
+    kill_group(pid)
+    for descendant in family:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(descendant, signal.SIGKILL)
+
+
+def kill_children() -> None:
+    """SIGKILL to every process that has come down to this one, until none is left."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while (children := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        # What one leaves behind becomes this process's child when it is gone.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.001)
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below ``pid``, as far as this system tells."""
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        parent = pending.pop()
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", "rb") as file:
+                    children = [int(child) for child in file.read().split()]
+                found += children
+                pending += children
+        except OSError:  # it has ended, or there is no such file on this system
+            continue
+    return found
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL to a process group and to the process that it is named after."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def group_exists(group: int) -> bool:
+    """Whether a process group has a member left."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

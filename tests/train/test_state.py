@@ -1,0 +1,516 @@
+"""The run as a pure state machine: every path of its picture."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.config import CheckpointUploadMode
+from lockstep.engine.base import WorkerInfo
+from lockstep.engine.messages import CheckpointReport, Report
+from lockstep.error_record import pack_error, summarise_error
+from lockstep.train import events as e
+from lockstep.train.events import Phase
+from lockstep.train.failure import FailurePolicy
+from lockstep.train.state import IllegalTransition, RunState, transition
+
+SYNC, ASYNC, NO_UPLOAD = (
+    CheckpointUploadMode.SYNC,
+    CheckpointUploadMode.ASYNC,
+    CheckpointUploadMode.NO_UPLOAD,
+)
+ERROR = pack_error(ValueError("boom"))
+
+
+class Machine:
+    """A state with the actions it asked for, last batch in ``actions``."""
+
+    def __init__(self, size: int = 2, *, max_failures: int = 0, first_checkpoint_id: int = 0):
+        self.state, self.actions = RunState.new(
+            size, FailurePolicy(max_failures), first_checkpoint_id=first_checkpoint_id
+        )
+
+    @property
+    def phase(self) -> Phase:
+        return self.state.phase
+
+    @property
+    def kinds(self) -> list[type]:
+        return [type(action) for action in self.actions]
+
+    def feed(self, *events: e.Event) -> list[e.Action]:
+        self.actions = []
+        for event in events:
+            self.state, actions = transition(self.state, event)
+            self.actions += actions
+        return self.actions
+
+    def run(self) -> Machine:
+        self.feed(*(ready(rank) for rank in range(self.state.world_size)))
+        assert self.phase is Phase.RUNNING
+        return self
+
+    def report(self, *modes: CheckpointUploadMode | None, number: int = 1) -> list[e.Action]:
+        return self.feed(*(report(rank, mode, number) for rank, mode in enumerate(modes)))
+
+    def saved(self, name: str, *ranks: int) -> list[e.Action]:
+        return self.feed(*(e.SavedPart(rank, name, {}) for rank in ranks))
+
+    def snapshotted(self, name: str, *ranks: int) -> list[e.Action]:
+        return self.feed(*(e.SnapshotPart(rank, name) for rank in ranks))
+
+    def gone(self, *ranks: int, exitcode: int | None = 0) -> list[e.Action]:
+        return self.feed(*(e.Gone(rank, exitcode, "") for rank in ranks))
+
+
+def ready(rank: int) -> e.Ready:
+    return e.Ready(rank, WorkerInfo(rank, 100 + rank, "host", "127.0.0.1"), f"news {rank}")
+
+
+def part(mode: CheckpointUploadMode, dir_name: str | None = None) -> CheckpointReport:
+    return CheckpointReport({"file": 1}, mode, dir_name, None, None)
+
+
+def report(
+    rank: int, mode: CheckpointUploadMode | None = None, number: int = 1, name: str | None = None
+) -> e.Reported:
+    checkpoint = None if mode is None else part(mode, name)
+    return e.Reported(rank, Report(number, {"rank": rank}, checkpoint, None, 0.0, 0.0))
+
+
+def saving(rank: int) -> e.Reported:
+    """``save_checkpoint()``."""
+    return e.Reported(rank, Report(0, None, part(SYNC), None, 0.0, 0.0))
+
+
+def name_of(actions: list[e.Action]) -> str:
+    (save,) = [action.save for action in actions if isinstance(action, (e.OrderSave, e.Commit))]
+    return save.name
+
+
+class TestStartAndEnd:
+    def test_begins_by_starting_workers(self) -> None:
+        machine = Machine()
+        assert machine.phase is Phase.STARTING
+        assert machine.actions == [e.StartWorkers(1)]
+
+    def test_launches_when_all_are_ready_in_any_order(self) -> None:
+        machine = Machine(3)
+        assert machine.feed(ready(2), ready(0)) == []
+        (launch,) = machine.feed(ready(1))
+        assert isinstance(launch, e.LaunchWorkers)
+        assert [worker.rank for worker in launch.workers] == [0, 1, 2]
+        assert launch.announcements == ("news 0", "news 1", "news 2")
+        assert machine.phase is Phase.RUNNING
+
+    def test_finishes(self) -> None:
+        machine = Machine().run()
+        assert machine.feed(e.Returned(1)) == []
+        assert machine.feed(e.Returned(0)) == [e.ReleaseWorkers(), e.SetTimer("exit")]
+        assert machine.phase is Phase.STOPPING
+        assert machine.gone(0) == []
+        assert machine.gone(1) == [e.End(Phase.FINISHED, ())]
+        assert machine.phase is Phase.FINISHED
+
+    def test_a_worker_that_will_not_exit_is_killed_and_the_run_has_finished(self) -> None:
+        machine = Machine(1).run()
+        machine.feed(e.Returned(0))
+        assert machine.feed(e.TimerFired("exit", 1)) == [e.KillWorkers()]
+        assert machine.gone(0, exitcode=-9) == [e.End(Phase.FINISHED, ())]
+
+    def test_a_worker_that_dies_after_it_returned_did_its_work(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Returned(0))
+        assert machine.gone(0, exitcode=-11) == []
+        machine.feed(e.Returned(1))
+        machine.gone(1)
+        assert machine.phase is Phase.FINISHED
+
+    def test_an_engine_that_cannot_start(self) -> None:
+        machine = Machine()
+        machine.feed(e.Closed(ERROR))
+        assert machine.phase is Phase.FAILED
+        assert machine.kinds == [e.RecordFailure, e.End]
+
+
+class TestReports:
+    def test_a_report_waits_for_every_rank(self) -> None:
+        machine = Machine().run()
+        assert machine.feed(report(1)) == []
+        (record,) = machine.feed(report(0))
+        assert isinstance(record, e.Record)
+        assert [r.metrics for r in record.reports] == [{"rank": 0}, {"rank": 1}]
+        assert record.checkpoint is None
+        assert machine.feed(e.Recorded(False)) == [e.Answer((0, 1), False)]
+        assert machine.state.rows == 1
+
+    def test_every_rank_is_told_to_stop(self) -> None:
+        machine = Machine().run()
+        machine.report(None, None)
+        assert machine.feed(e.Recorded(True)) == [e.Answer((0, 1), True)]
+
+    def test_fewer_reports_on_one_rank(self) -> None:
+        machine = Machine(3).run()
+        for number in (1, 2):
+            machine.report(None, None, None, number=number)
+            machine.feed(e.Recorded(False))
+        machine.feed(report(0, number=3), report(2, number=3))
+        assert machine.feed(e.Returned(1)) == [e.SetTimer("collect")]
+        (failure,) = machine.state.failures
+        assert failure.rank == 1
+        assert failure.error["type"] == "MismatchedReportsError"
+        assert failure.error["message"] == (
+            "rank 1 returned after 2 report(s) while ranks 0, 2 reached report 3; "
+            "every rank must call report() equally often."
+        )
+
+    def test_more_reports_on_one_rank(self) -> None:
+        machine = Machine(3).run()
+        assert machine.feed(e.Returned(0), e.Returned(2)) == []
+        machine.feed(report(1))
+        assert machine.phase is Phase.STOPPING
+        assert "ranks 0, 2 returned after 0 report(s) while rank 1 reached report 1" in (
+            machine.state.failures[0].error["message"]
+        )
+
+    def test_a_third_rank_may_still_decide(self) -> None:
+        machine = Machine(3).run()
+        machine.feed(e.Returned(0), report(1))
+        assert machine.phase is Phase.RUNNING
+        machine.feed(report(2))
+        assert machine.phase is Phase.STOPPING
+
+
+class TestSync:
+    def test_saved_recorded_committed_answered(self) -> None:
+        machine = Machine().run()
+        (order,) = machine.report(SYNC, SYNC)
+        assert isinstance(order, e.OrderSave)
+        assert (order.save.name, order.save.id, order.save.report_number) == (
+            "checkpoint_000000",
+            0,
+            1,
+        )
+        assert order.plan.write == {0: ("file",), 1: ()}
+        assert machine.saved(order.save.name, 1) == []
+        record, commit = machine.saved(order.save.name, 0)
+        assert isinstance(record, e.Record)
+        assert record.checkpoint == order.save.name
+        assert isinstance(commit, e.Commit)
+        assert machine.feed(e.Recorded(False)) == []
+        assert machine.feed(e.Committed(order.save.name)) == [e.Answer((0, 1), False)]
+        assert machine.state.saves == ()
+
+    def test_the_stop_waits_for_the_commit(self) -> None:
+        machine = Machine().run()
+        machine.report(SYNC, None)
+        machine.saved("checkpoint_000000", 0)
+        assert machine.feed(e.Recorded(True)) == []
+        assert machine.feed(e.Committed("checkpoint_000000")) == [e.Answer((0, 1), True)]
+
+    def test_only_the_ranks_with_a_checkpoint_are_waited_for(self) -> None:
+        machine = Machine(3).run()
+        (order,) = machine.report(None, SYNC, None)
+        assert isinstance(order, e.OrderSave)
+        assert order.plan.write == {1: ("file",)}
+        assert machine.saved("checkpoint_000000", 1)
+
+    def test_numbers_go_up_from_the_first(self) -> None:
+        machine = Machine(1, first_checkpoint_id=7).run()
+        for number in (1, 2):
+            name = name_of(machine.report(SYNC, number=number))
+            assert name == f"checkpoint_{6 + number:06d}"
+            machine.saved(name, 0)
+            machine.feed(e.Recorded(False), e.Committed(name))
+
+    def test_a_failed_commit_fails_the_run(self) -> None:
+        machine = Machine(1).run()
+        machine.report(SYNC)
+        machine.saved("checkpoint_000000", 0)
+        machine.feed(e.Recorded(False), e.SaveFailed("checkpoint_000000", ERROR))
+        assert e.KillWorkers() in machine.actions
+        machine.gone(0, exitcode=-9)
+        assert machine.phase is Phase.FAILED
+        assert machine.state.committed == frozenset()
+
+    def test_a_failure_while_saving_throws_the_parts_away(self) -> None:
+        machine = Machine().run()
+        machine.report(SYNC, SYNC)
+        machine.saved("checkpoint_000000", 0)
+        machine.feed(e.Raised(1, ERROR))
+        assert machine.saved("checkpoint_000000", 1) == []
+        machine.gone(0, 1)
+        assert e.Discard(("checkpoint_000000",)) in machine.actions
+        assert machine.phase is Phase.FAILED
+        assert machine.state.rows == 0
+
+    def test_a_commit_under_way_is_waited_for(self) -> None:
+        machine = Machine(1).run()
+        machine.report(SYNC)
+        machine.saved("checkpoint_000000", 0)
+        machine.feed(e.Recorded(False))
+        assert e.End not in [type(action) for action in machine.gone(0, exitcode=-9)]
+        assert machine.phase is Phase.STOPPING
+        machine.feed(e.Committed("checkpoint_000000"))
+        assert machine.phase is Phase.FAILED
+        assert e.Answer not in machine.kinds
+        assert machine.state.committed == {"checkpoint_000000"}
+
+    def test_no_upload_is_committed_at_once(self) -> None:
+        machine = Machine().run()
+        record, commit = machine.report(NO_UPLOAD, NO_UPLOAD)
+        assert isinstance(record, e.Record)
+        assert isinstance(commit, e.Commit)
+        machine.feed(e.Recorded(False))
+        assert machine.feed(e.Committed(commit.save.name)) == [e.Answer((0, 1), False)]
+
+    def test_save_checkpoint_is_no_row_and_waits_for_nobody(self) -> None:
+        machine = Machine().run()
+        machine.feed(report(1))
+        name = name_of(machine.feed(saving(0)))
+        (commit,) = machine.saved(name, 0)
+        assert isinstance(commit, e.Commit)
+        assert not commit.save.is_row
+        assert machine.feed(e.Committed(name)) == [e.Answer((0,), False)]
+        assert machine.state.rows == 0
+        (record,) = machine.feed(report(0))
+        assert isinstance(record, e.Record)
+
+
+class TestDirectoryNames:
+    def test_a_name_of_ones_own(self) -> None:
+        machine = Machine(1).run()
+        assert name_of(machine.feed(report(0, SYNC, name="best"))) == "best"
+
+    @pytest.mark.parametrize("committed", [True, False])
+    def test_taken_by_an_earlier_report(self, committed: bool) -> None:
+        machine = Machine(1).run()
+        machine.feed(report(0, ASYNC, name="best"))
+        machine.snapshotted("best", 0)
+        machine.feed(e.Recorded(False))
+        if committed:
+            machine.saved("best", 0)
+            machine.feed(e.Committed("best"))
+        machine.feed(report(0, SYNC, 2, name="best"))
+        assert machine.phase is Phase.STOPPING
+        assert machine.state.failures[0].error["type"] == "CheckpointError"
+        assert "'best' is taken" in machine.state.failures[0].error["message"]
+
+    def test_a_numbered_name_that_the_user_took(self) -> None:
+        machine = Machine(1).run()
+        machine.feed(report(0, ASYNC, name="checkpoint_000001"))
+        machine.snapshotted("checkpoint_000001", 0)
+        machine.feed(e.Recorded(False), report(0, SYNC, 2))
+        assert "'checkpoint_000001' is taken" in machine.state.failures[0].error["message"]
+
+    def test_a_name_is_free_again_when_its_checkpoint_was_lost(self) -> None:
+        machine = Machine(1, max_failures=1).run()
+        machine.feed(report(0, SYNC, name="best"), e.Raised(0, ERROR))
+        assert e.Discard(("best",)) in machine.gone(0)
+        machine.run()
+        assert name_of(machine.feed(report(0, SYNC, name="best"))) == "best"
+
+
+class TestAsync:
+    def test_answered_before_it_is_saved(self) -> None:
+        machine = Machine().run()
+        name = name_of(machine.report(ASYNC, ASYNC))
+        assert machine.snapshotted(name, 1) == []
+        (record,) = machine.snapshotted(name, 0)
+        assert isinstance(record, e.Record)
+        assert machine.feed(e.Recorded(False)) == [e.Answer((0, 1), False)]
+        assert machine.saved(name, 0) == []
+        (commit,) = machine.saved(name, 1)
+        assert isinstance(commit, e.Commit)
+        assert machine.feed(e.Committed(name)) == []
+
+    def two_under_way(self) -> Machine:
+        machine = Machine().run()
+        for number in (1, 2):
+            name = name_of(machine.report(ASYNC, ASYNC, number=number))
+            machine.snapshotted(name, 0, 1)
+            machine.feed(e.Recorded(False))
+        return machine
+
+    def test_commits_keep_the_order_of_the_reports(self) -> None:
+        machine = self.two_under_way()
+        assert machine.saved("checkpoint_000001", 0, 1) == []
+        assert name_of(machine.saved("checkpoint_000000", 0, 1)) == "checkpoint_000000"
+        assert name_of(machine.feed(e.Committed("checkpoint_000000"))) == "checkpoint_000001"
+        assert machine.feed(e.Committed("checkpoint_000001")) == []
+
+    def test_a_synchronous_one_comes_after_those_before_it(self) -> None:
+        machine = self.two_under_way()
+        name = name_of(machine.report(SYNC, None, number=3))
+        assert machine.saved(name, 0) == []
+        for earlier in ("checkpoint_000000", "checkpoint_000001"):
+            machine.saved(earlier, 0, 1)
+            machine.feed(e.Committed(earlier))
+        record, commit = machine.actions
+        assert isinstance(record, e.Record)
+        assert isinstance(commit, e.Commit)
+        assert commit.save.name == name
+        machine.feed(e.Recorded(False))
+        assert machine.feed(e.Committed(name)) == [e.Answer((0, 1), False)]
+
+    @pytest.mark.parametrize("event", [e.Raised(0, ERROR), e.Interrupt()])
+    def test_a_complete_one_is_committed_while_stopping(self, event: e.Event) -> None:
+        machine = self.two_under_way()
+        machine.feed(event)
+        assert machine.phase is Phase.STOPPING
+        assert name_of(machine.saved("checkpoint_000000", 0, 1)) == "checkpoint_000000"
+        machine.gone(0, 1)
+        assert machine.phase is Phase.STOPPING
+        machine.feed(e.Committed("checkpoint_000000"))
+        assert machine.phase in (Phase.FAILED, Phase.INTERRUPTED)
+        assert machine.actions[0] == e.Discard(("checkpoint_000001",))
+
+    def test_one_whose_report_was_never_recorded_is_not_committed(self) -> None:
+        machine = Machine().run()
+        name = name_of(machine.report(ASYNC, ASYNC))
+        machine.feed(e.SnapshotPart(0, name), e.Interrupt(), e.SnapshotPart(1, name))
+        assert machine.saved(name, 0, 1) == []
+        machine.gone(0, 1)
+        assert machine.actions == [e.Discard((name,)), e.End(Phase.INTERRUPTED, ())]
+        assert machine.state.rows == 0
+
+    def test_parts_of_a_forgotten_save_are_ignored(self) -> None:
+        machine = Machine(1).run()
+        assert machine.saved("checkpoint_000009", 0) == []
+        assert machine.snapshotted("checkpoint_000009", 0) == []
+
+
+class TestFailures:
+    def test_others_get_a_moment_to_tell_theirs(self) -> None:
+        machine = Machine(3).run()
+        assert machine.feed(e.Raised(1, ERROR)) == [e.SetTimer("collect")]
+        assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
+        machine.gone(0, 1, 2, exitcode=-9)
+        record, end = machine.actions
+        assert isinstance(record, e.RecordFailure)
+        assert isinstance(end, e.End)
+        assert [failure.rank for failure in end.failures] == [1]
+        assert machine.phase is Phase.FAILED
+
+    def test_when_all_have_told_nobody_waits(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Raised(1, ERROR))
+        assert machine.feed(e.Raised(0, ERROR)) == [e.KillWorkers()]
+
+    def test_a_death_says_how(self) -> None:
+        machine = Machine(1)
+        machine.gone(0, exitcode=-11)
+        (failure,) = machine.state.failures
+        assert failure.died
+        assert "SIGSEGV" in summarise_error(failure.error)
+
+    def test_the_answer_never_comes_once_it_stops(self) -> None:
+        machine = Machine().run()
+        machine.feed(report(0), e.Raised(1, ERROR))
+        assert machine.feed(report(0)) == []
+
+    def test_retries_until_the_limit(self) -> None:
+        machine = Machine(1, max_failures=2)
+        for attempt in (1, 2):
+            machine.run()
+            machine.feed(e.Raised(0, ERROR))
+            record, start = machine.gone(0)
+            assert isinstance(record, e.RecordFailure)
+            assert record.retry
+            assert start == e.StartWorkers(attempt + 1)
+            assert machine.phase is Phase.STARTING
+        machine.run()
+        machine.feed(e.Raised(0, ERROR))
+        machine.gone(0)
+        assert machine.phase is Phase.FAILED
+        assert machine.state.failed_attempts == 3
+
+    def test_retries_without_limit(self) -> None:
+        machine = Machine(1, max_failures=-1)
+        for _ in range(20):
+            machine.run()
+            machine.gone(0, exitcode=1)
+        assert machine.phase is Phase.STARTING
+        assert machine.state.attempt == 21
+
+    def test_numbers_and_rows_go_on_after_a_retry(self) -> None:
+        machine = Machine(1, max_failures=1).run()
+        name = name_of(machine.report(SYNC))
+        machine.saved(name, 0)
+        machine.feed(e.Recorded(False), e.Committed(name), e.Raised(0, ERROR))
+        machine.gone(0)
+        machine.run()
+        assert name_of(machine.report(SYNC)) == "checkpoint_000001"
+        assert machine.state.rows == 1
+
+    def test_no_timer_of_a_failed_attempt_reaches_the_next(self) -> None:
+        machine = Machine(1, max_failures=1).run()
+        machine.gone(0, exitcode=1)
+        assert e.SetTimer not in machine.kinds
+        machine.run()
+        machine.feed(e.Returned(0))
+        assert machine.feed(e.TimerFired("collect", 1)) == []
+
+
+class TestInterrupt:
+    def test_once_lets_workers_clean_up(self) -> None:
+        machine = Machine().run()
+        assert machine.feed(e.Interrupt()) == [e.InterruptWorkers(), e.SetTimer("grace")]
+        machine.gone(0, 1, exitcode=130)
+        assert machine.actions == [e.End(Phase.INTERRUPTED, ())]
+
+    def test_the_grace_runs_out(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Interrupt())
+        assert machine.feed(e.TimerFired("grace", 1)) == [e.KillWorkers()]
+
+    def test_twice_kills(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Interrupt())
+        assert machine.feed(e.Interrupt()) == [e.KillWorkers()]
+
+    def test_while_starting(self) -> None:
+        machine = Machine()
+        machine.feed(ready(0), e.Interrupt())
+        assert machine.feed(ready(1)) == []
+        machine.gone(0, 1)
+        assert machine.phase is Phase.INTERRUPTED
+
+    def test_while_finishing_it_has_finished_all_the_same(self) -> None:
+        machine = Machine(1).run()
+        machine.feed(e.Returned(0))
+        assert machine.feed(e.Interrupt()) == [e.KillWorkers()]
+        machine.gone(0, exitcode=-9)
+        assert machine.phase is Phase.FINISHED
+
+    def test_it_wins_over_a_retry(self) -> None:
+        machine = Machine(1, max_failures=-1).run()
+        machine.feed(e.Raised(0, ERROR))
+        assert machine.feed(e.Interrupt()) == [e.KillWorkers()]
+        machine.gone(0, exitcode=-9)
+        assert machine.phase is Phase.INTERRUPTED
+
+    def test_after_the_end_nothing_happens(self) -> None:
+        machine = Machine(1).run()
+        machine.feed(e.Returned(0))
+        machine.gone(0)
+        assert machine.feed(e.Interrupt()) == []
+        assert machine.phase is Phase.FINISHED
+
+
+class TestIllegal:
+    @pytest.mark.parametrize("event", [report(0), e.Returned(0)])
+    def test_before_everyone_is_up(self, event: e.Event) -> None:
+        with pytest.raises(IllegalTransition, match=r"while starting .*before it: rank 1 ready"):
+            Machine().feed(ready(1), event)
+
+    def test_ready_twice(self) -> None:
+        with pytest.raises(IllegalTransition, match="Ready"):
+            Machine().feed(ready(0), ready(0))
+
+    def test_two_reports_without_an_answer(self) -> None:
+        with pytest.raises(IllegalTransition, match="while running"):
+            Machine().run().feed(report(0), report(0))
+
+    def test_a_commit_of_nothing(self) -> None:
+        with pytest.raises(IllegalTransition, match="Committed"):
+            Machine().run().feed(e.Committed("checkpoint_000000"))
