@@ -24,7 +24,8 @@ def available_cpus() -> int:
 def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
     """The NVIDIA GPUs a worker may use, as ``CUDA_VISIBLE_DEVICES`` would name them.
 
-    ``environment`` is laid over this process's. Read from the device files, because asking CUDA would make forking unsafe.
+    ``environment`` is laid over this process's. Read from the device files, because asking CUDA
+    would make forking unsafe.
     """
     present = sorted(
         int(path.removeprefix("/dev/nvidia"))

@@ -1,3 +1,5 @@
 """Tools for tests: the conformance suites that every engine passes."""
 
-__all__: list[str] = []
+from lockstep.testing.engines import EngineConformance
+
+__all__ = ["EngineConformance"]

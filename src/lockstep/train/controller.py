@@ -28,6 +28,7 @@ from lockstep.engine.base import EngineEvent, Posted, WorkerExited
 from lockstep.engine.loop import EventLoop
 from lockstep.error_record import pack_error, unpack_error
 from lockstep.errors import LockstepError
+from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
 from lockstep.train import events as e
 from lockstep.train.callbacks import CallbackDispatcher
@@ -386,7 +387,7 @@ class Controller:
                 self._feed(e.Raised(0, pack_error(error)))
                 return False
         bounds = self._stop or {}
-        return any(key in row and row[key] >= bound for key, bound in bounds.items())
+        return any(_reached(look_up(row, key), bound) for key, bound in bounds.items())
 
     def _tell_differing(self, save: e.Save) -> None:
         names = differing_files(save.fingerprints)
@@ -422,6 +423,10 @@ class Controller:
             self._warn_once(
                 "sync", f"Could not copy the journal to storage, will try again: {error}"
             )
+
+
+def _reached(value: object, bound: float) -> bool:
+    return isinstance(value, (int, float)) and value >= bound
 
 
 def _outcome(action: Callable[[], None]) -> BaseException | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import pickle
 import signal
 import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
@@ -287,11 +289,25 @@ def _install_quiet_excepthook() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, TrainingInterrupted):
             print(f"\n{error}", file=sys.stderr)
+            _die_of_ctrl_c()
         else:
             before(kind, error, trace)
 
     hook.quiet = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def _die_of_ctrl_c() -> None:
+    """End as Python does for a KeyboardInterrupt (not for a subclass): killed by SIGINT.
+
+    A shell loop around the script stops then, too.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _describable(config: Mapping[str, Any]) -> dict[str, Any]:

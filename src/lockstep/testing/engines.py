@@ -1,0 +1,406 @@
+"""The conformance suite of engines: what the contract in ``lockstep.engine.base`` promises.
+
+A test module subclasses it with an ``engine`` fixture; pytest runs the inherited tests:
+
+    class TestMyEngine(EngineConformance):
+        @pytest.fixture
+        def engine(self):
+            engine = MyEngine()
+            yield engine
+            engine.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from lockstep.engine.base import (
+    Engine,
+    EngineEvent,
+    GroupSpec,
+    Posted,
+    WorkerExited,
+    WorkerGroup,
+    WorkerMessage,
+)
+from lockstep.engine.loop import EventLoop
+
+__all__ = ["EngineConformance"]
+
+ENTRIES = "lockstep.testing.engine_entries"
+PATIENCE_S = 30.0
+PROMPT_S = 5.0
+BIG = 10_000_000
+
+
+class EngineConformance:
+    """Tests that every engine passes. Subclass it and give it an ``engine`` fixture."""
+
+    max_size: int | None = None
+    """The most workers a group of this engine may have; None: as many as one likes."""
+    own_processes = True
+    """Workers are processes apart, so that they can be killed whatever they are doing."""
+
+    def test_payload_and_messages_in_order(self, engine: Engine) -> None:
+        """The payload comes first; then messages go both ways, in order, on every rank."""
+        with _driven(engine, "echo", self._size(3), b"payload") as run:
+            for rank in range(run.size):
+                for number in range(200):
+                    run.group.send(rank, (rank, number))
+                run.group.send(rank, None)
+            run.until_ended()
+            for rank in range(run.size):
+                assert run.messages(rank) == [b"payload", *((rank, n) for n in range(200))]
+            assert run.exitcodes() == [0] * run.size
+
+    def test_big_messages(self, engine: Engine) -> None:
+        """Ten megabytes as payload and as message, both ways, with small ones around."""
+        payload, message = os.urandom(BIG), os.urandom(BIG)
+        with _driven(engine, "echo", self._size(2), payload) as run:
+            for rank in range(run.size):
+                for item in ("before", message, "after", None):
+                    run.group.send(rank, item)
+            run.until_ended()
+            for rank in range(run.size):
+                assert run.messages(rank) == [payload, "before", message, "after"]
+
+    def test_posts_keep_their_place(self, engine: Engine) -> None:
+        """What is posted arrives before what is sent later, and before the end."""
+        with _driven(engine, "post_and_send", self._size(2), b"1000") as run:
+            run.until_ended()
+            for rank in range(run.size):
+                assert run.flat_messages(rank) == list(range(1000))
+
+    def test_every_thread_may_send(self, engine: Engine) -> None:
+        """Messages of several threads arrive whole, each thread's in its order."""
+        with _driven(engine, "send_from_threads", 1, pickle.dumps((4, 250))) as run:
+            run.until_ended()
+            received = run.flat_messages(0)
+            for thread in range(4):
+                assert [n for t, n in received if t == thread] == list(range(250))
+            assert len(received) == 1000
+
+    def test_exit_codes(self, engine: Engine) -> None:
+        """The entry function's result is the exit code; one exit for each rank, its last event."""
+        with _driven(engine, "exit_with", self._size(3), b"40") as run:
+            run.until_ended()
+            assert run.exitcodes() == [40 + rank for rank in range(run.size)]
+
+    def test_a_raising_entry(self, engine: Engine) -> None:
+        """It ends its worker with code 1 and a traceback; what it had posted still arrives."""
+        with _driven(engine, "fail", self._size(2), b"") as run:
+            run.until_ended()
+            run.group.close()
+            for rank in range(run.size):
+                assert run.flat_messages(rank) == ["last words"]
+                assert b"RuntimeError: raised on purpose" in run.sink.text(rank)
+            assert run.exitcodes() == [1] * run.size
+
+    def test_an_entry_that_is_not_there(self, engine: Engine) -> None:
+        """It ends its worker like one that raises."""
+        with _driven(engine, "no_such_function", 1, b"") as run:
+            run.until_ended()
+            run.group.close()
+            assert run.exitcodes() == [1]
+            assert b"no_such_function" in run.sink.text(0)
+
+    def test_a_crash(self, engine: Engine) -> None:
+        """A worker that dies by a signal is reported with it, after what it had sent."""
+        self._needs_processes()
+        for number in (signal.SIGKILL, signal.SIGSEGV):
+            with _driven(engine, "crash", self._size(2), str(int(number)).encode()) as run:
+                run.until_ended()
+                assert run.exitcodes() == [-number] * run.size
+                for rank in range(run.size):
+                    assert run.messages(rank) == ["about to die"]
+
+    def test_interrupt(self, engine: Engine) -> None:
+        """It is a KeyboardInterrupt in the entry function, which may go on from there."""
+        with _driven(engine, "answer_interrupt", self._size(2), b"") as run:
+            run.until(lambda: run.heard("ready"))
+            run.group.interrupt()
+            run.until_ended()
+            for rank in range(run.size):
+                assert run.messages(rank) == ["ready", "interrupted"]
+            assert run.exitcodes() == [7] * run.size
+
+    def test_kill(self, engine: Engine) -> None:
+        """Killed workers are gone promptly, by SIGKILL, whatever they were doing."""
+        entry = "sleep" if self.own_processes else "echo"
+        with _driven(engine, entry, self._size(3), b"ready") as run:
+            run.until(lambda: run.heard("ready") or run.heard(b"ready"))
+            started = time.monotonic()
+            run.group.kill()
+            run.until_ended()
+            assert time.monotonic() - started < PROMPT_S
+            assert run.exitcodes() == [-signal.SIGKILL] * run.size
+
+    def test_kill_takes_children_along(self, engine: Engine) -> None:
+        """No process that a worker has started outlives a kill."""
+        self._needs_processes()
+        with _driven(engine, "start_child", self._size(2), b"") as run:
+            run.until(lambda: all(run.messages(rank) for rank in range(run.size)))
+            children = [run.messages(rank)[0] for rank in range(run.size)]
+            run.group.kill()
+            run.until_ended()
+            _wait_until(lambda: not any(_runs(pid) for pid in children))
+
+    def test_close_kills(self, engine: Engine) -> None:
+        """Closing a group that runs ends its workers, and nothing is emitted any more."""
+        with _driven(engine, "echo", self._size(2), b"ready") as run:
+            run.until(lambda: run.heard(b"ready"))
+            run.group.close()
+            events = len(run.events)
+            run.loop.call_later(0.05, lambda: None)
+            run.loop.run_once()
+            assert len(run.events) == events
+            assert run.sink.closed
+
+    def test_close_at_once(self, engine: Engine) -> None:
+        """A group may be closed before anything has happened in it."""
+        with _driven(engine, "echo", self._size(2), b"") as run:
+            run.group.close()
+            run.loop.call_later(0.05, lambda: None)
+            run.loop.run_once()
+            assert run.events == []
+
+    def test_close_twice(self, engine: Engine) -> None:
+        """Closing again does nothing, not even to files that were opened since."""
+        with _driven(engine, "exit_with", 1, b"0") as run:
+            run.until_ended()
+            run.group.close()
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+            run.group.close()
+            for fd in files:
+                os.close(fd)  # an error here: it was closed by someone else
+            assert run.sink.closes == 1
+
+    def test_send_to_a_dead_worker(self, engine: Engine) -> None:
+        """What is sent to a worker that is gone is dropped, however much it is."""
+        size = self._size(2)
+        with _driven(engine, "echo", size, b"") as run:
+            run.group.send(0, None)
+            run.until(lambda: any(type(event) is WorkerExited for event in run.events))
+            if size > 1:
+                for _ in range(3):
+                    run.group.send(0, b"x" * 1_000_000)
+                run.group.send(1, "still here")
+                run.group.send(1, None)
+            run.until_ended()
+            assert run.messages(size - 1)[1:] == ["still here"] * (size > 1)
+
+    def test_environment(self, engine: Engine) -> None:
+        """Variables of the spec are laid over the driver's, and the driver's own stay as are."""
+        extra = {"CONFORMANCE_EXTRA": "ü = 1", "PATH": os.defpath}
+        before = dict(os.environ)
+        names = b"CONFORMANCE_EXTRA PATH HOME"
+        with _driven(engine, "environment", self._size(2), names, extra) as run:
+            run.until_ended()
+            for rank in range(run.size):
+                assert run.messages(rank) == [{**extra, "HOME": before.get("HOME")}]
+        assert dict(os.environ) == before
+
+    def test_output(self, engine: Engine) -> None:
+        """Everything printed reaches the sink, in order, before the group is closed."""
+        with _driven(engine, "print_lines", self._size(2), b"5000") as run:
+            run.until_ended()
+            run.group.close()
+            for rank in range(run.size):
+                lines = [f"rank {rank} line {n}\n" for n in range(5000)]
+                assert run.sink.text(rank).decode() == "".join(lines) + "the end"
+            assert run.sink.ticks
+
+    def test_two_groups_at_a_time(self, engine: Engine) -> None:
+        """Two groups share a loop without hearing each other."""
+        loop = EventLoop()
+        with contextlib.closing(loop):
+            first = _Run(engine, _spec("echo", self._size(2), b"first"), loop)
+            second = _Run(engine, _spec("echo", self._size(2), b"second"), loop)
+            runs = first, second
+            first.until(lambda: first.heard(b"first") and second.heard(b"second"))
+            for number in range(50):
+                for run in runs:
+                    for rank in range(run.size):
+                        run.group.send(rank, number)
+            for run in runs:
+                for rank in range(run.size):
+                    run.group.send(rank, None)
+            for run, payload in ((first, b"first"), (second, b"second")):
+                run.until_ended()
+                for rank in range(run.size):
+                    assert run.messages(rank) == [payload, *range(50)]
+                run.close()
+
+    def test_many_groups_release_everything(self, engine: Engine) -> None:
+        """Groups one after the other leave no file, no thread and no process of theirs."""
+        with _driven(engine, "who", self._size(2), b"") as run:
+            run.until_ended()  # from here on the engine is warm
+        files, threads = _open_files(), threading.active_count()
+        pids = set()
+        for _ in range(15):
+            with _driven(engine, "who", self._size(2), b"") as run:
+                run.until_ended()
+                for rank in range(run.size):
+                    ((told, pid),) = run.messages(rank)
+                    assert told == rank
+                    pids.add(pid)
+        assert _open_files() == files
+        assert threading.active_count() == threads
+        _wait_until(lambda: not any(_runs(pid) for pid in pids - {os.getpid()}))
+
+    def _size(self, wanted: int) -> int:
+        return wanted if self.max_size is None else min(wanted, self.max_size)
+
+    def _needs_processes(self) -> None:
+        if not self.own_processes:
+            import pytest
+
+            pytest.skip("workers of this engine are not processes of their own")
+
+
+class _Sink:
+    def __init__(self) -> None:
+        self._written: dict[int, bytearray] = {}
+        self._inside = threading.Lock()
+        self.ticks = 0
+        self.closes = 0
+
+    @property
+    def closed(self) -> bool:
+        return self.closes > 0
+
+    def text(self, rank: int) -> bytes:
+        return bytes(self._written.get(rank, b""))
+
+    def write(self, rank: int, data: bytes) -> None:
+        with self._alone():
+            assert not self.closed
+            self._written.setdefault(rank, bytearray()).extend(data)
+
+    def tick(self) -> float | None:
+        with self._alone():
+            self.ticks += 1
+        return None
+
+    def close(self) -> None:
+        with self._alone():
+            self.closes += 1
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        assert self._inside.acquire(blocking=False), "a sink is never called concurrently"
+        try:
+            yield
+        finally:
+            self._inside.release()
+
+
+class _Run:
+    """A group with everything it emits; fails when something does not happen in time."""
+
+    def __init__(self, engine: Engine, spec: GroupSpec, loop: EventLoop) -> None:
+        self.size = spec.size
+        self.loop = loop
+        self.events: list[EngineEvent] = []
+        self.sink = _Sink()
+        self._thread = threading.get_ident()
+        self._broken: list[str] = []
+        assert isinstance(engine.check(spec), list)
+        self.group: WorkerGroup = engine.start(spec, loop, self._emit, self.sink)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        late: list[bool] = []
+        timer = self.loop.call_later(PATIENCE_S, lambda: late.append(True))
+        self.loop.run_until(lambda: bool(late) or done())
+        timer.cancel()
+        assert done(), f"not in {PATIENCE_S} s; until then: {self.events[-5:]}"
+
+    def until_ended(self) -> None:
+        self.until(lambda: self._exited() >= self.size)
+
+    def messages(self, rank: int) -> list[Any]:
+        return [e.message for e in self.events if type(e) is WorkerMessage and e.rank == rank]
+
+    def flat_messages(self, rank: int) -> list[Any]:
+        flat: list[Any] = []
+        for message in self.messages(rank):
+            flat += message.items if isinstance(message, Posted) else [message]
+        return flat
+
+    def heard(self, message: Any) -> bool:
+        return all(message in self.messages(rank) for rank in range(self.size))
+
+    def exitcodes(self) -> list[int | None]:
+        codes = {event.rank: event.exitcode for event in self.events if type(event) is WorkerExited}
+        return [codes[rank] for rank in range(self.size)]
+
+    def close(self) -> None:
+        self.group.close()
+        assert not self._broken, self._broken
+        assert self._exited() <= self.size
+
+    def _exited(self) -> int:
+        return sum(type(event) is WorkerExited for event in self.events)
+
+    def _emit(self, event: EngineEvent) -> None:
+        if threading.get_ident() != self._thread:
+            self._broken.append(f"{event} was not emitted on the loop's thread")
+        if any(type(e) is WorkerExited and e.rank == event.rank for e in self.events):
+            self._broken.append(f"{event} came after the exit of its rank")
+        self.events.append(event)
+
+
+@contextlib.contextmanager
+def _driven(
+    engine: Engine,
+    entry: str,
+    size: int,
+    payload: bytes,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[_Run]:
+    with contextlib.closing(EventLoop()) as loop:
+        run = _Run(engine, _spec(entry, size, payload, environment), loop)
+        try:
+            yield run
+        except BaseException:
+            run.group.close()
+            raise
+        run.close()
+
+
+def _spec(
+    entry: str, size: int, payload: bytes, environment: Mapping[str, str] | None = None
+) -> GroupSpec:
+    return GroupSpec(
+        size=size, entry=f"{ENTRIES}:{entry}", payload=payload, environment=environment or {}
+    )
+
+
+def _open_files() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        if sys.platform == "linux":
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[0] != b"Z"
+        os.kill(pid, 0)
+    except (OSError, IndexError):
+        return False
+    return True
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PROMPT_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

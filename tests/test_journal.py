@@ -1,0 +1,96 @@
+"""The journal: what is appended is there, whole lines only."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import StorageError
+from lockstep.journal import Journal, parse_line, read_lines
+
+
+def events(path: Path) -> list[dict[str, object]]:
+    return [parse_line(line) for line in read_lines(path.read_bytes())]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+def test_an_event_is_on_disk_when_append_returns(path: Path) -> None:
+    journal = Journal(str(path))
+    record = journal.append("run", name="ü\n", nested={"a": [1, None]})
+    assert events(path) == [record] == [{"event": "run", "name": "ü\n", "nested": {"a": [1, None]}}]
+    journal.append("end")
+    assert [event["event"] for event in events(path)] == ["run", "end"]
+    journal.flush()
+    journal.close()
+    journal.close()
+
+
+def test_not_a_number_and_infinity_survive(path: Path) -> None:
+    journal = Journal(str(path))
+    journal.append("report", ranks=[{"a": math.nan, "b": -math.inf}])
+    journal.close()
+    (event,) = events(path)
+    assert str(event["ranks"]) == "[{'a': nan, 'b': -inf}]"
+
+
+def test_what_json_cannot_hold_is_kept_as_text(path: Path) -> None:
+    journal = Journal(str(path))
+    journal.append("run", config={"path": Path("x")})
+    journal.close()
+    assert events(path) == [{"event": "run", "config": {"path": "PosixPath('x')"}}]
+
+
+def test_log_rows_are_one_line(path: Path) -> None:
+    journal = Journal(str(path))
+    journal.append_logs(1, 2, [json.dumps({"step": step}) for step in (0, 1)])
+    journal.append_logs(0, 2, [])
+    journal.close()
+    assert events(path) == [
+        {"event": "log", "rank": 1, "attempt": 2, "rows": [{"step": 0}, {"step": 1}]},
+        {"event": "log", "rank": 0, "attempt": 2, "rows": []},
+    ]
+
+
+@pytest.mark.parametrize("tail", [b'{"event":"rep', b"x", b'{"event":"end"}'])
+def test_a_half_line_is_ignored_and_cut_off(path: Path, tail: bytes) -> None:
+    path.write_bytes(b'{"event":"run"}\n' + tail)
+    assert events(path) == [{"event": "run"}]
+    journal = Journal(str(path))
+    journal.append("end")
+    journal.close()
+    assert path.read_bytes() == b'{"event":"run"}\n{"event":"end"}\n'
+
+
+def test_only_a_half_line(path: Path) -> None:
+    path.write_bytes(b'{"eve')
+    Journal(str(path)).close()
+    assert path.read_bytes() == b""
+
+
+def test_two_journals_do_not_overwrite_each_other(path: Path) -> None:
+    one, two = Journal(str(path)), Journal(str(path))
+    for number in range(3):
+        one.append("a", number=number)
+        two.append("b", number=number)
+    one.close()
+    two.close()
+    assert len(events(path)) == 6
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_one_sentence(path: Path) -> None:
+    journal = Journal(str(path))
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, journal._fd)
+    os.close(full)
+    with pytest.raises(StorageError, match=r"journal .*journal\.jsonl: No space left"):
+        journal.append("run")
+    journal.close()

@@ -1,0 +1,46 @@
+"""How the ranks' files become one checkpoint."""
+
+from __future__ import annotations
+
+from lockstep.config import CheckpointUploadMode
+from lockstep.engine.messages import CheckpointReport
+from lockstep.train.checkpoints import checkpoint_name, differing_files, plan_save
+
+
+def part(*names: str) -> CheckpointReport:
+    return CheckpointReport(dict.fromkeys(names, 1), CheckpointUploadMode.SYNC, None, None, None)
+
+
+def test_names_are_numbered_from_zero() -> None:
+    assert [checkpoint_name(number) for number in (0, 12, 1234567)] == [
+        "checkpoint_000000",
+        "checkpoint_000012",
+        "checkpoint_1234567",
+    ]
+
+
+def test_different_names_are_all_written_and_none_compared() -> None:
+    plan = plan_save({0: part("a"), 1: part("b", "sub/c")})
+    assert plan.write == {0: ("a",), 1: ("b", "sub/c")}
+    assert plan.compare == {0: (), 1: ()}
+
+
+def test_the_lowest_rank_writes_what_several_have() -> None:
+    plan = plan_save({2: part("a", "b"), 1: part("a", "c"), 3: part("a", "b")})
+    assert plan.write == {1: ("a", "c"), 2: ("b",), 3: ()}
+    assert plan.compare == {1: ("a",), 2: ("a", "b"), 3: ("a", "b")}
+
+
+def test_every_name_is_written_exactly_once() -> None:
+    parts = {rank: part(*(f"f{i}" for i in range(rank, rank + 4))) for rank in range(5)}
+    written = [name for names in plan_save(parts).write.values() for name in names]
+    assert sorted(written) == sorted({name for each in parts.values() for name in each.files})
+
+
+def test_an_empty_part_still_takes_part() -> None:
+    assert plan_save({0: part()}).write == {0: ()}
+
+
+def test_differing_files() -> None:
+    assert differing_files([]) == []
+    assert differing_files([{"a": 1, "b": 2}, {"a": 1, "b": 3}, {"c": 1}, {"b": 2}]) == ["b"]

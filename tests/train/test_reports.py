@@ -1,0 +1,71 @@
+"""Every rank's report becomes one row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from lockstep.engine.messages import Report
+from lockstep.train.reports import check_reduce, combine
+
+
+def combined(
+    *ranks: dict[str, Any], reduce: str | Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    return combine([Report(1, metrics, None, reduce, 0.0, 0.0) for metrics in ranks])
+
+
+def test_rank_0_counts() -> None:
+    assert combined({"a": 1}, {"a": 3, "b": 4}) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("how", "value"), [("mean", 2.0), ("sum", 6), ("min", 1), ("max", 3), ("last", 2)]
+)
+def test_all_numbers_at_once(how: str, value: float) -> None:
+    ranks = [{"a": 1, "s": "x"}, {"a": 3, "s": "y"}, {"a": 2, "s": "z"}]
+    assert combined(*ranks, reduce=how)["a"] == value
+    assert combined(*ranks, reduce={"a": how}) == {"a": value, "s": "x"}
+
+
+def test_only_the_named_keys() -> None:
+    ranks = [{"a": 1, "b": 1}, {"a": 3, "b": 3}]
+    assert combined(*ranks, reduce={"b": "sum"}) == {"a": 1, "b": 4}
+
+
+def test_ranks_without_the_key_do_not_count() -> None:
+    assert combined({"a": 1}, {}, {"a": 3}, reduce="mean") == {"a": 2.0}
+    assert combined({}, {"a": 3}, reduce={"a": "mean", "b": "sum"}) == {"a": 3.0}
+
+
+def test_truth_and_text_are_not_numbers() -> None:
+    ranks = [{"flag": True, "text": "a"}, {"flag": False, "text": "b"}]
+    assert combined(*ranks, reduce="sum") == {"flag": True, "text": "a"}
+    assert combined(*ranks, reduce={"text": "last"})["text"] == "b"
+
+
+def test_not_a_number_spreads() -> None:
+    assert math.isnan(combined({"a": 1.0}, {"a": math.nan}, reduce="mean")["a"])
+
+
+def test_the_reports_are_left_alone() -> None:
+    ranks = [{"a": 1}, {"a": 3}]
+    combined(*ranks, reduce="sum")
+    assert ranks == [{"a": 1}, {"a": 3}]
+
+
+@pytest.mark.parametrize("reduce", ["median", {"a": "median"}, {"a": 3}])
+def test_an_unknown_reduction_is_named(reduce: Any) -> None:
+    with pytest.raises(ValueError, match=r"is not one of 'mean', 'sum', 'min', 'max', 'last'"):
+        check_reduce(reduce, {"a": 1})
+
+
+def test_a_number_is_needed() -> None:
+    with pytest.raises(TypeError, match=r"'a': 'mean'.*'text' is not a number"):
+        check_reduce({"a": "mean"}, {"a": "text"})
+    check_reduce({"a": "last", "missing": "mean"}, {"a": "text"})
+    check_reduce("mean", {"a": "text"})
+    check_reduce(None, {})
