@@ -13,7 +13,15 @@ import pytest
 import lockstep
 from lockstep import train
 from lockstep.errors import WorkerDiedError
-from lockstep.train import Checkpoint, Result, UserCallback
+from lockstep.train import (
+    Checkpoint,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    UserCallback,
+    WorkerGroupError,
+)
 from lockstep.train.session import current
 from lockstep.tune import Callback
 from tests.integration.runs import failure, fit, run_script
@@ -176,11 +184,11 @@ def test_breakpoint_stops_in_the_function(tmp_path: Path) -> None:
         ).fit()
         print("RESULT", result.metrics["x"])
         """,
-        stdin="p x + 1\nx = 7\nw\nc\n",
+        stdin="p x + 1\nw\nc\n",
     )
     assert "(Pdb) 42" in done.stdout
     assert "train_func()" in done.stdout
-    assert "RESULT 7" in done.stdout
+    assert "RESULT 41" in done.stdout
 
 
 def test_quitting_the_debugger_fails_the_run_in_words(tmp_path: Path) -> None:
@@ -211,7 +219,6 @@ def test_a_run_inside_a_run() -> None:
 
 
 def test_torch_works_in_process() -> None:
-    from lockstep.train import RunConfig, ScalingConfig
     from lockstep.train.torch import TorchTrainer, prepare_model
 
     def function() -> None:
@@ -220,10 +227,20 @@ def test_torch_works_in_process() -> None:
         model = prepare_model(torch.nn.Linear(2, 1))
         train.report({"shape": list(model(torch.ones(3, 2)).shape)})
 
-    for _ in range(2):  # the process group of the first one is gone
-        result = TorchTrainer(
+    def trainer(function: Any, max_failures: int = 0) -> TorchTrainer:
+        return TorchTrainer(
             function,
             scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(verbose=0),
-        ).fit()
-        assert result.metrics["shape"] == [3, 1]
+            run_config=RunConfig(verbose=0, failure_config=FailureConfig(max_failures)),
+        )
+
+    def failing() -> None:
+        if train.get_context().get_attempt() == 1:
+            raise RuntimeError("once")
+        function()
+
+    # Each finds the process group of the one before it gone.
+    assert trainer(function).fit().metrics["shape"] == [3, 1]
+    with pytest.raises(WorkerGroupError, match="once"):
+        trainer(failing).fit()
+    assert trainer(failing, max_failures=1).fit().metrics["shape"] == [3, 1]

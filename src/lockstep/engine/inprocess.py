@@ -98,7 +98,7 @@ class _InProcessGroup(WorkerGroup):
             return
         module, _, function = self._spec.entry.partition(":")
         exitcode = 1
-        with _environment(self._spec.environment), _copied_output(self._print):
+        with _surroundings(self._spec.environment), _copied_output(self._print):
             try:
                 entry = getattr(importlib.import_module(module), function)
                 exitcode = entry(self._channel)
@@ -164,12 +164,14 @@ class _LoopChannel(Channel):
 
 
 @contextlib.contextmanager
-def _environment(extra: Any) -> Iterator[None]:
-    before = dict(os.environ)
+def _surroundings(extra: Any) -> Iterator[None]:
+    """The function may change variables and directory; afterwards they are as they were."""
+    before, directory = dict(os.environ), os.getcwd()
     os.environ.update(extra)
     try:
         yield
     finally:
+        os.chdir(directory)
         os.environ.clear()
         os.environ.update(before)
 

@@ -10,9 +10,28 @@ from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["dump_function"]
+__all__ = ["dump", "dump_function"]
 
 _DEPTH = 4
+
+
+def dump(value: Any, name: str) -> bytes:
+    """Something else that workers get, as bytes.
+
+    Raises:
+        TypeError: something in it cannot be pickled; names it.
+    """
+    import cloudpickle
+
+    with _by_value(_module_of(value)):
+        try:
+            data: bytes = cloudpickle.dumps(value)
+            return data
+        except Exception as error:
+            raise TypeError(
+                f"{_culprit(value, name) or name} was found to be non-serializable "
+                f"({type(error).__name__}: {error})."
+            ) from error
 
 
 def dump_function(function: Callable[..., Any], config: dict[str, Any]) -> bytes:
@@ -36,8 +55,8 @@ def dump_function(function: Callable[..., Any], config: dict[str, Any]) -> bytes
             ) from error
 
 
-def _module_of(function: Callable[..., Any]) -> ModuleType | None:
-    inner = inspect.unwrap(getattr(function, "func", function))
+def _module_of(value: Any) -> ModuleType | None:
+    inner = inspect.unwrap(getattr(value, "func", value))
     name = getattr(inner, "__module__", None) or type(inner).__module__
     return sys.modules.get(name)
 
@@ -113,6 +132,8 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield f"default of argument {inner!r} of {value.__qualname__}", content
         for content in value.__defaults__ or ():
             yield f"a default argument of {value.__qualname__}", content
+    elif inspect.ismethod(value):
+        yield type(value.__self__).__qualname__, value.__self__
     elif isinstance(value, dict):
         for key, content in value.items():
             yield f"{name}[{key!r}]", content

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -41,6 +41,10 @@ SNAPSHOT_PREFIX = ".snapshot-"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
+Faults = Callable[[int, int, int], None]
+"""Injected by tests: called with rank, report number and attempt before each report is sent."""
+
+
 class Session:
     """One worker's run. ``report`` may be called from any thread, one at a time."""
 
@@ -52,6 +56,7 @@ class Session:
         score_attribute: str | None,
         checkpoint: Checkpoint | None,
         reported: list[tuple[Checkpoint, dict[str, Any]]],
+        faults: Faults | None = None,
     ) -> None:
         self.context = context
         self.checkpoint = checkpoint
@@ -59,6 +64,7 @@ class Session:
         self._channel = channel
         self._storage = storage
         self._score_attribute = score_attribute
+        self._faults = faults
         self._uploader = Uploader(self._upload_failed)
         self._lock = threading.Lock()
         self._number = 0
@@ -83,6 +89,8 @@ class Session:
             if self._stopped:
                 raise StopTraining("this run has been told to stop")
             self._number += 1
+            if self._faults is not None:
+                self._faults(self.context.world_rank, self._number, self.context.attempt)
             now = time.time()
             report = Report(self._number, plain, part, reduce, now, now - self._last_time)
             self._last_time = now

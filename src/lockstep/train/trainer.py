@@ -33,7 +33,8 @@ from lockstep.train.controller import Controller
 from lockstep.train.events import Phase
 from lockstep.train.failure import describe
 from lockstep.train.run import Run
-from lockstep.train.serialize import dump_function
+from lockstep.train.serialize import dump, dump_function
+from lockstep.train.session import Faults
 from lockstep.train.state import RunState
 from lockstep.train.worker import ENTRY, WorkerSetup, takes_config
 
@@ -85,6 +86,7 @@ class DataParallelTrainer(BaseTrainer):
         run_config: where the run lives and how it behaves.
         metadata: kept for ``get_context().get_metadata()``.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the beginning.
+        fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class DataParallelTrainer(BaseTrainer):
         datasets: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        fault_plan: Faults | None = None,
     ) -> None:
         super().__init__(
             scaling_config=scaling_config,
@@ -116,6 +119,9 @@ class DataParallelTrainer(BaseTrainer):
         self.train_loop_per_worker = train_loop_per_worker
         self.train_loop_config = dict(train_loop_config or {})
         self.backend_config = backend_config or BackendConfig()
+        if fault_plan is not None and not callable(fault_plan):
+            raise TypeError(f"fault_plan={fault_plan!r}: expected a lockstep.testing.FaultPlan.")
+        self.fault_plan = fault_plan
 
     def fit(self) -> Result:
         """Run the training function on every worker; return when all have finished.
@@ -129,8 +135,13 @@ class DataParallelTrainer(BaseTrainer):
         """
         in_process = self.scaling_config.num_workers == 0
         engine = choose_engine("inprocess" if in_process else runtime.current().engine)
-        function = dump_function(self.train_loop_per_worker, self.train_loop_config)
         backend = self.backend_config.make_backend()
+        sent = {
+            "function": dump_function(self.train_loop_per_worker, self.train_loop_config),
+            "backend": dump(backend, "backend"),
+            "metadata": dump(self.metadata, "metadata"),
+            "faults": dump(self.fault_plan, "fault_plan") if self.fault_plan else b"",
+        }
         environment = {**backend.environment(), **runtime.current().env_vars}
         spec = GroupSpec(
             size=max(1, self.scaling_config.num_workers),
@@ -155,10 +166,9 @@ class DataParallelTrainer(BaseTrainer):
             spec.size,
         )
         setup = WorkerSetup(
-            function=function,
+            **sent,
             context=self._context(run),
             storage=run.storage,
-            backend=backend,
             score_attribute=self.run_config.checkpoint_config.checkpoint_score_attribute,
             single_machine=engine.single_machine,
             use_gpu=self.scaling_config.use_gpu,
@@ -189,7 +199,6 @@ class DataParallelTrainer(BaseTrainer):
             experiment_name=run.experiment_name,
             storage_path=run.storage.uri,
             trial_resources=resources,
-            metadata=self.metadata,
         )
 
     def _run_context(self, run: Run) -> RunContext:

@@ -27,31 +27,44 @@ ENTRY = "lockstep.train.worker:main"
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What every worker of a run is given, the same for all. Pickled with cloudpickle."""
+    """What every worker of a run is given, the same for all.
+
+    What is the user's is pickled apart, by value where a worker could not import it.
+    """
 
     function: bytes
-    """The training function and its config, pickled apart: unpickling them runs user imports."""
+    """The training function and its config; unpickling them runs user imports."""
+    backend: bytes
+    metadata: bytes
     context: TrainContext
     """Without the worker's place, which it learns at launch."""
     storage: Storage
-    backend: Backend
     score_attribute: str | None
     single_machine: bool
     use_gpu: bool
     working_dir: str | None
+    faults: bytes = b""
+    """What a test injects, pickled; empty without."""
 
 
 def main(channel: Channel) -> int:
     """A worker's life: say hello, wire the framework, run the function, say how it went."""
     try:
         setup: WorkerSetup = pickle.loads(channel.receive())
+        backend: Backend = pickle.loads(setup.backend)
         info = _worker_info(channel.rank)
         address = "127.0.0.1" if setup.single_machine else info.node_ip
-        channel.send(Hello(info, setup.backend.announce(channel.rank, address)))
+        channel.send(Hello(info, backend.announce(channel.rank, address)))
         launch = channel.receive()
         if isinstance(launch, Exit):
             return 0
-        _run(channel, setup, launch)
+        try:
+            _run(channel, setup, backend, launch)
+        except BaseException:
+            if len(launch.workers) == 1:
+                # Nobody to wait for; and in-process, the next attempt needs it gone.
+                backend.teardown()
+            raise
     except KeyboardInterrupt:
         channel.send(Interrupted())
         return 130
@@ -63,17 +76,19 @@ def main(channel: Channel) -> int:
     channel.send(Finished())
     if not isinstance(channel.receive(), Exit):
         return 1
-    setup.backend.teardown()
+    backend.teardown()
     return 0
 
 
-def _run(channel: Channel, setup: WorkerSetup, launch: Launch) -> None:
+def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch) -> None:
     context = replace(
-        place_among(launch.workers, channel.rank, setup.context), attempt=launch.attempt
+        place_among(launch.workers, channel.rank, setup.context),
+        attempt=launch.attempt,
+        metadata=pickle.loads(setup.metadata),
     )
     master = "127.0.0.1" if setup.single_machine else launch.workers[0].node_ip
     _enter_working_dir(setup.working_dir, context)
-    setup.backend.setup(Wiring(context, launch.announcements, master, setup.use_gpu))
+    backend.setup(Wiring(context, launch.announcements, master, setup.use_gpu))
     session = sessions.Session(
         channel,
         context,
@@ -81,6 +96,7 @@ def _run(channel: Channel, setup: WorkerSetup, launch: Launch) -> None:
         setup.score_attribute,
         launch.checkpoint,
         launch.reported,
+        pickle.loads(setup.faults) if setup.faults else None,
     )
     sessions.activate(session)
     function, config = pickle.loads(setup.function)
@@ -94,6 +110,7 @@ def _run(channel: Channel, setup: WorkerSetup, launch: Launch) -> None:
         pass
     except SystemExit as stop:
         if stop.code not in (None, 0):
+            session.finish()
             raise
     except BaseException:
         session.finish()  # what was reported before is kept
@@ -141,6 +158,8 @@ def _adopt_main(function: Callable[..., Any]) -> None:
     (torch.save of a whole model, a spawned data loader) would not find its class.
     """
     inner = inspect.unwrap(getattr(function, "func", function))
+    if not hasattr(inner, "__globals__"):
+        inner = type(inner).__call__  # a callable object
     if getattr(inner, "__module__", None) != "__main__" or not hasattr(inner, "__globals__"):
         return
     namespace = vars(sys.modules["__main__"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
+from lockstep.train.session import Faults
 from lockstep.train.torch.config import TorchConfig
 from lockstep.train.trainer import DataParallelTrainer
 
@@ -25,6 +26,7 @@ class TorchTrainer(DataParallelTrainer):
         run_config: where the run lives and how it behaves.
         metadata: kept for ``get_context().get_metadata()``.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the beginning.
+        fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class TorchTrainer(DataParallelTrainer):
         datasets: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        fault_plan: Faults | None = None,
     ) -> None:
         if torch_config is not None and torch_backend is not None:
             raise ValueError("torch_backend is the older name of torch_config; give one of them.")
@@ -58,4 +61,5 @@ class TorchTrainer(DataParallelTrainer):
             datasets=datasets,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
+            fault_plan=fault_plan,
         )

@@ -1,0 +1,466 @@
+"""When report() returns, relative to its checkpoint: SYNC, ASYNC and NO_UPLOAD."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import storage, train
+from lockstep.errors import CheckpointError, StorageError
+from lockstep.storage import MANIFEST
+from lockstep.train import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointUploadMode,
+    Result,
+    UserCallback,
+)
+from lockstep.train.uploads import MAX_PENDING, Uploader
+from tests.integration.runs import failure, fit
+
+SYNC, ASYNC, NO_UPLOAD = (
+    CheckpointUploadMode.SYNC,
+    CheckpointUploadMode.ASYNC,
+    CheckpointUploadMode.NO_UPLOAD,
+)
+
+
+class Gate:
+    """Holds this worker's uploads, at their flush, until it is opened. Made in the worker."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        flush = storage._fsync
+
+        def held(path: str) -> None:
+            self.opened.wait()
+            flush(path)
+
+        storage._fsync = held
+
+    def open(self) -> None:
+        self.opened.set()
+
+
+def fail_flushes(times: int = 1) -> None:
+    """From now on, this worker's next flushes fail."""
+    flush = storage._fsync
+    left = [times]
+
+    def failing(path: str) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        flush(path)
+
+    storage._fsync = failing
+
+
+def here(name: str) -> Path:
+    """In a worker: something in the run's directory."""
+    return Path(train.get_context().get_trial_dir(), name)
+
+
+def newest(result: Result) -> Checkpoint:
+    assert result.checkpoint is not None
+    return result.checkpoint
+
+
+def events(result: Result, kind: str) -> list[dict[str, Any]]:
+    lines = Path(result.path, "journal.jsonl").read_text().splitlines()
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def directory(text: str) -> Checkpoint:
+    folder = tempfile.mkdtemp(prefix="mine-")
+    Path(folder, "file").write_text(text)
+    return Checkpoint.from_directory(folder)
+
+
+def content(checkpoint: Checkpoint) -> str:
+    assert checkpoint.path is not None
+    return Path(checkpoint.path, "file").read_text()
+
+
+# ------------------------------------------------------------------------------------------ SYNC
+
+
+def test_sync_returns_when_it_is_committed() -> None:
+    def train_func() -> None:
+        for step in range(3):
+            train.report({}, checkpoint=Checkpoint.from_dict({"step": step}))
+            assert here(f"checkpoint_{step:06d}/{MANIFEST}").is_file()
+            kinds = [json.loads(line)["event"] for line in here("journal.jsonl").open()]
+            assert kinds.count("checkpoint") == step + 1
+
+    fit(train_func)
+
+
+def test_a_failed_write_is_raised_where_it_was_reported() -> None:
+    def train_func() -> None:
+        fail_flushes()
+        try:
+            train.report({}, checkpoint=Checkpoint.from_dict({}))
+        except StorageError as error:
+            raise ValueError("seen") from error
+
+    error = failure(train_func, workers=1)
+    assert isinstance(error.__cause__, ValueError)
+    assert isinstance(error.__cause__.__cause__, StorageError)
+    assert error.result is not None
+    assert error.result.checkpoint is None
+    assert not Path(error.result.path, ".staging").exists()
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_directory_may_be_taken_over(mode: CheckpointUploadMode) -> None:
+    def train_func() -> None:
+        checkpoint = directory("moved")
+        number = os.stat(os.path.join(str(checkpoint.path), "file")).st_ino
+        train.report(
+            {"inode": number, "path": checkpoint.path},
+            checkpoint=checkpoint,
+            checkpoint_upload_mode=mode,
+            delete_local_checkpoint_after_upload=True,
+        )
+
+    result = fit(train_func, workers=1)
+    assert content(newest(result)) == "moved"
+    assert os.stat(f"{newest(result).path}/file").st_ino == result.metrics["inode"]
+    assert not os.path.exists(result.metrics["path"])
+
+
+# ----------------------------------------------------------------------------------------- ASYNC
+
+
+@pytest.mark.parametrize("kind", ["dict", "directory", "taken over"])
+def test_async_returns_before_the_upload_ends_and_the_run_waits_for_it(kind: str) -> None:
+    def train_func() -> None:
+        gate = Gate()
+        checkpoint = Checkpoint.from_dict({"a": 1}) if kind == "dict" else directory("1")
+        train.report(
+            {"a": 1},
+            checkpoint=checkpoint,
+            checkpoint_upload_mode=ASYNC,
+            delete_local_checkpoint_after_upload=kind == "taken over",
+        )
+        assert not here("checkpoint_000000").exists()
+        assert train.get_checkpoint() is None
+        train.report({"a": 2})
+        assert not here("checkpoint_000000").exists()
+        threading.Timer(0.05, gate.open).start()  # after the function has returned
+
+    result = fit(train_func, workers=1)
+    assert result.metrics["a"] == 2
+    assert result.metrics_dataframe["checkpoint_dir_name"][0] == "checkpoint_000000"
+    if kind == "dict":
+        assert newest(result).to_dict()["a"] == 1
+    else:
+        assert content(newest(result)) == "1"
+
+
+def test_async_metrics_are_those_of_its_own_report() -> None:
+    def train_func() -> None:
+        gate = Gate()
+        for loss in (1.0, 5.0):
+            train.report(
+                {"loss": loss},
+                checkpoint=Checkpoint.from_dict({"n": loss}),
+                checkpoint_upload_mode=ASYNC,
+            )
+        train.report({"loss": 3.0})
+        gate.open()
+
+    config = CheckpointConfig(checkpoint_score_attribute="loss", checkpoint_score_order="min")
+    result = fit(train_func, workers=1, checkpoint_config=config)
+    assert [metrics["loss"] for _, metrics in result.best_checkpoints] == [5.0, 1.0]
+    assert [c.to_dict()["n"] for c, _ in result.best_checkpoints] == [5.0, 1.0]
+
+
+def test_what_changes_after_the_report_does_not_reach_it() -> None:
+    def train_func() -> None:
+        gate = Gate()
+        checkpoint = directory("before")
+        train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=ASYNC)
+        with open(os.path.join(str(checkpoint.path), "file"), "r+") as file:
+            file.write("after!")
+        state = {"weights": [1]}
+        other = Checkpoint.from_dict(state)
+        train.report({}, checkpoint=other, checkpoint_upload_mode=ASYNC)
+        state["weights"].append(2)
+        gate.open()
+        assert content(checkpoint) == "after!"  # the user's own stays
+
+    result = fit(train_func, workers=1)
+    first, second = (checkpoint for checkpoint, _ in result.best_checkpoints)
+    assert content(first) == "before"
+    assert second.to_dict()["weights"] == [1]
+
+
+def test_a_temporary_directory_may_end_before_the_upload() -> None:
+    def train_func() -> None:
+        gate = Gate()
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "file").write_text(f"of rank {train.world_rank()}")
+            train.report(
+                {}, checkpoint=Checkpoint.from_directory(folder), checkpoint_upload_mode=ASYNC
+            )
+        gate.open()
+
+    assert content(newest(fit(train_func))) == "of rank 0"
+
+
+def test_async_checkpoints_are_committed_in_order_with_every_ranks_part() -> None:
+    def train_func() -> None:
+        rank = train.get_context().get_world_rank()
+        for step in range(8):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, f"rank_{rank}").write_text(str(step))
+                mode = SYNC if step == 5 else ASYNC
+                train.report(
+                    {"step": step},
+                    checkpoint=Checkpoint.from_directory(folder),
+                    checkpoint_upload_mode=mode,
+                )
+            known = train.get_all_reported_checkpoints()
+            assert [metrics["step"] for _, metrics in known] == list(range(len(known)))
+            if step == 5:
+                assert len(known) == 6
+
+    result = fit(train_func)
+    assert [event["id"] for event in events(result, "checkpoint")] == list(range(8))
+    for step, (checkpoint, metrics) in enumerate(result.best_checkpoints):
+        assert metrics["step"] == step
+        folder = Path(str(checkpoint.path))
+        assert [Path(folder, f"rank_{rank}").read_text() for rank in (0, 1)] == [str(step)] * 2
+
+
+def test_a_checkpoint_shows_up_once_it_is_committed() -> None:
+    def train_func() -> None:
+        train.report(
+            {}, checkpoint=Checkpoint.from_dict({"a": 1}), checkpoint_upload_mode=ASYNC
+        )
+        while train.get_checkpoint() is None:
+            train.report({})
+        assert (train.load_checkpoint() or {})["a"] == 1
+        assert len(train.get_all_reported_checkpoints()) == 1
+
+    fit(train_func, workers=1)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_failed_upload_fails_the_run(last: bool) -> None:
+    def train_func() -> None:
+        train.report({"n": 0}, checkpoint=Checkpoint.from_dict({"n": 0}))
+        fail_flushes()
+        for n in (1, 2):
+            train.report(
+                {"n": n}, checkpoint=Checkpoint.from_dict({"n": n}), checkpoint_upload_mode=ASYNC
+            )
+        while not last:
+            train.report({"n": -1})
+
+    error = failure(train_func, workers=1)
+    assert isinstance(error.__cause__, StorageError)
+    assert "No space left on device" in str(error)
+    assert error.result is not None
+    assert newest(error.result).to_dict()["n"] == 0
+    assert not Path(error.result.path, ".staging").exists()
+
+
+def test_uploads_under_way_are_kept_when_the_function_raises() -> None:
+    def train_func() -> None:
+        gate = Gate()
+        train.report({}, checkpoint=Checkpoint.from_dict({"a": 1}), checkpoint_upload_mode=ASYNC)
+        threading.Timer(0.05, gate.open).start()
+        raise ValueError("after the report")
+
+    error = failure(train_func, workers=1)
+    assert isinstance(error.__cause__, ValueError)
+    assert error.result is not None
+    assert newest(error.result).to_dict()["a"] == 1
+
+
+@pytest.mark.parametrize("mode", list(CheckpointUploadMode))
+def test_in_process(mode: CheckpointUploadMode) -> None:
+    def train_func() -> None:
+        for n in range(4):
+            checkpoint = directory(str(n))
+            train.report({"n": n}, checkpoint=checkpoint, checkpoint_upload_mode=mode)
+
+    result = fit(train_func, workers=0)
+    assert [content(checkpoint) for checkpoint, _ in result.best_checkpoints] == list("0123")
+    assert [metrics["n"] for _, metrics in result.best_checkpoints] == [0, 1, 2, 3]
+
+
+# ------------------------------------------------------------------------------------- NO_UPLOAD
+
+
+class Seen(UserCallback):
+    def __init__(self) -> None:
+        self.checkpoints: list[Checkpoint | None] = []
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        self.checkpoints.append(checkpoint)
+
+
+def test_no_upload_registers_what_lies_there(tmp_path: Path) -> None:
+    def train_func() -> None:
+        for n in range(3):
+            folder = tmp_path / f"mine_{n}"
+            if train.world_rank() == 0:
+                folder.mkdir()
+                (folder / "file").write_text(str(n))
+            train.report({})
+            train.report(
+                {"n": n},
+                checkpoint=Checkpoint.from_directory(folder),
+                checkpoint_upload_mode=NO_UPLOAD,
+            )
+            found = train.get_checkpoint()
+            assert found is not None
+            assert found.path == str(folder)
+
+    seen = Seen()
+    config = CheckpointConfig(num_to_keep=1)
+    result = fit(train_func, checkpoint_config=config, callbacks=[seen])
+    for one in (result, Result.from_path(result.path)):
+        assert newest(one).path == str(tmp_path / "mine_2")
+        assert [metrics["n"] for _, metrics in one.best_checkpoints] == [2]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["mine_0", "mine_1", "mine_2"]
+    assert not list(Path(result.path).glob("checkpoint_*"))
+    assert [c.path for c in seen.checkpoints if c] == [str(tmp_path / f"mine_{n}") for n in (0, 1, 2)]
+
+
+def test_no_upload_of_a_dict_cannot_be() -> None:
+    def train_func() -> None:
+        train.report({}, checkpoint=Checkpoint.from_dict({}), checkpoint_upload_mode=NO_UPLOAD)
+
+    error = failure(train_func, workers=1)
+    assert isinstance(error.__cause__, CheckpointError)
+    assert "SYNC or ASYNC" in str(error)
+
+
+def test_no_upload_of_nothing(tmp_path: Path) -> None:
+    def train_func() -> None:
+        checkpoint = Checkpoint.from_directory(tmp_path / "nowhere")
+        train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+
+    assert isinstance(failure(train_func, workers=1).__cause__, FileNotFoundError)
+
+
+# --------------------------------------------------------------------------- checkpoint_dir_name
+
+
+def test_a_name_of_ones_own() -> None:
+    def train_func() -> None:
+        for n in range(3):
+            train.report(
+                {"n": n},
+                checkpoint=Checkpoint.from_dict({"n": n}),
+                checkpoint_dir_name=None if n == 1 else f"epoch={n}",
+            )
+
+    result = fit(train_func, checkpoint_config=CheckpointConfig(num_to_keep=2))
+    paths = [Path(str(checkpoint.path)).name for checkpoint, _ in result.best_checkpoints]
+    assert paths == ["checkpoint_000001", "epoch=2"]
+    assert result.metrics["checkpoint_dir_name"] == "epoch=2"
+    assert not Path(result.path, "epoch=0").exists()
+    assert newest(result).to_dict()["_current_checkpoint_id"] == 2
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_name_used_twice(mode: CheckpointUploadMode) -> None:
+    def train_func() -> None:
+        for n in range(2):
+            train.report(
+                {"n": n},
+                checkpoint=Checkpoint.from_dict({"n": n}),
+                checkpoint_dir_name="best",
+                checkpoint_upload_mode=mode,
+            )
+
+    error = failure(train_func)
+    assert isinstance(error.__cause__, CheckpointError)
+    assert "'best' is taken" in str(error)
+    if mode is SYNC:
+        assert error.result is not None
+        assert newest(error.result).to_dict()["n"] == 0
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\\b", ".hidden", ".", "..", 3])
+def test_a_name_that_is_none(name: Any) -> None:
+    def train_func() -> None:
+        train.report({}, checkpoint=Checkpoint.from_dict({}), checkpoint_dir_name=name)
+
+    error = failure(train_func, workers=1)
+    assert isinstance(error.__cause__, ValueError)
+    assert f"checkpoint_dir_name={name!r}" in str(error)
+
+
+def test_a_name_that_something_else_has() -> None:
+    def train_func() -> None:
+        train.report({}, checkpoint=Checkpoint.from_dict({}), checkpoint_dir_name="logs")
+
+    error = failure(train_func, workers=1)
+    assert isinstance(error.__cause__, StorageError)
+    assert error.result is not None
+    assert error.result.checkpoint is None
+
+
+# ------------------------------------------------------------------------------------ the thread
+
+
+@pytest.fixture
+def errors() -> list[Exception]:
+    return []
+
+
+@pytest.fixture
+def uploader(errors: list[Exception]) -> Iterator[Uploader]:
+    uploader = Uploader(errors.append)
+    yield uploader
+    uploader.drain()
+
+
+def test_jobs_run_in_order_and_drain_waits(uploader: Uploader) -> None:
+    done: list[int] = []
+    for round_ in range(2):
+        for number in range(20):
+            uploader.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+        assert uploader.drain()
+        assert done == list(range(20)) * (round_ + 1)
+
+
+def test_too_many_pending_make_submit_wait(uploader: Uploader) -> None:
+    gate = threading.Event()
+    for _ in range(MAX_PENDING):
+        uploader.submit(lambda: bool(gate.wait()) and None)
+    third = threading.Thread(target=uploader.submit, args=(lambda: None,))
+    third.start()
+    third.join(0.1)
+    assert third.is_alive()
+    gate.set()
+    third.join(10)
+    assert not third.is_alive()
+
+
+def test_nothing_follows_a_failed_job(uploader: Uploader, errors: list[Exception]) -> None:
+    done: list[str] = []
+
+    def fail() -> None:
+        raise OSError("full")
+
+    for job in (lambda: done.append("first"), fail, lambda: done.append("third")):
+        uploader.submit(job)
+    assert not uploader.drain()
+    assert done == ["first"]
+    assert [str(error) for error in errors] == ["full"]
