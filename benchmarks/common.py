@@ -217,12 +217,13 @@ class Measurement:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the figure is within reach; None where none is set."""
+        """Whether the figure is within reach; None where none is set or noise hides it."""
         if self.reach is None:
             return None
+        low, high = _interval(self.samples)
         if self.higher_is_better:
-            return self.value >= self.reach.bound
-        return self.value <= self.reach.bound
+            return _judge(low, high, self.reach.bound)
+        return _judge(-high, -low, -self.reach.bound)
 
     def ratio(self, peer: Against) -> float | None:
         """How many times better than the peer; below 1 the peer is better."""
@@ -231,12 +232,40 @@ class Measurement:
         ours, theirs = self.value, median(peer.samples)
         return ours / theirs if self.higher_is_better else theirs / ours
 
-    def peer_reached(self, peer: Against) -> bool | None:
-        """Whether the ratio is within reach; None where none is set or it is unknown."""
-        ratio = self.ratio(peer)
-        if peer.reach is None or ratio is None:
+    def ratio_interval(self, peer: Against) -> tuple[float, float] | None:
+        """Where the ratio lies, as far as the noise of both tells (95 %, bootstrap)."""
+        if not peer.samples:
             return None
-        return ratio >= peer.reach.bound
+        ours, theirs = _resampled_medians(self.samples, 1), _resampled_medians(peer.samples, 2)
+        pairs = zip(ours, theirs, strict=True)
+        return _middle([a / b if self.higher_is_better else b / a for a, b in pairs])
+
+    def peer_reached(self, peer: Against) -> bool | None:
+        """Whether the ratio is within reach; None where none is set or noise hides it."""
+        interval = self.ratio_interval(peer)
+        if peer.reach is None or interval is None:
+            return None
+        return _judge(*interval, peer.reach.bound)
+
+
+def _judge(low: float, high: float, bound: float) -> bool | None:
+    return True if low >= bound else False if high < bound else None
+
+
+def _interval(samples: Sequence[float]) -> tuple[float, float]:
+    return _middle(_resampled_medians(samples, 1))
+
+
+def _resampled_medians(samples: Sequence[float], seed: int) -> list[float]:
+    import random
+
+    chance = random.Random(seed)
+    return [median(chance.choices(samples, k=len(samples))) for _ in range(1000)]
+
+
+def _middle(values: list[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    return ordered[int(0.025 * len(ordered))], ordered[int(0.975 * len(ordered)) - 1]
 
 
 def median(samples: Sequence[float]) -> float:
@@ -312,6 +341,21 @@ class Bench:
         except ProgramFailed as error:
             self.say(f"  {system}: {error}")
             return Against(system, [], reach, str(error).splitlines()[0])
+
+
+def foreign_load(seconds: float = 1.0) -> float | None:
+    """How many cores are busy while nothing of ours runs; None where that cannot be read."""
+
+    def busy() -> int:
+        fields = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+        return sum(fields[:8]) - fields[3] - fields[4]
+
+    try:
+        before = busy()
+        time.sleep(seconds)
+        return (busy() - before) / os.sysconf("SC_CLK_TCK") / seconds
+    except OSError:
+        return None
 
 
 def _remove(directory: Path) -> None:

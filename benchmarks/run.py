@@ -15,7 +15,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from common import HERE, Bench, Measurement, ProgramFailed, median
+from common import HERE, Bench, Measurement, ProgramFailed, foreign_load, median
 
 QUESTIONS = ("startup", "reporting", "checkpointing", "ddp", "memory")
 RESULTS = HERE / "results"
@@ -30,9 +30,11 @@ def main() -> int:
     _say(", ".join(f"{key} {value}" for key, value in machine.items()))
     measured: list[Measurement] = []
     failed = []
+    loads: dict[str, list[float | None]] = {}
     with tempfile.TemporaryDirectory(prefix="lsb-", dir=arguments.dir) as work:
         bench = Bench(Path(work), arguments.quick, peers_python, _say)
         for name in names:
+            busy = [foreign_load()]
             _say(f"{name}:")
             start = time.monotonic()
             try:
@@ -40,11 +42,15 @@ def main() -> int:
             except ProgramFailed as error:
                 failed.append(name)
                 _say(f"{name} failed: {error}")
+            busy.append(foreign_load())
+            loads[name] = busy
+            if any(load is not None and load > 0.2 for load in busy):
+                _say(f"{name}: other processes were busy, cores before and after: {busy}")
             _say(f"{name}: done in {time.monotonic() - start:.0f} s")
     rows = [row for measurement in measured for row in _rows(measurement)]
     _print(rows)
     whole = set(names) == set(QUESTIONS) and not arguments.quick and not failed
-    _write(machine, measured, rows, whole=whole)
+    _write(machine, loads, measured, rows, whole=whole)
     return 1 if failed else 0
 
 
@@ -105,7 +111,7 @@ def _rows(measurement: Measurement) -> list[Row]:
         ratio = m.ratio(peer)
         reach = "" if peer.reach is None else f"{_mark(m.peer_reached(peer))} {peer.reach.text}"
         figure = _figure(peer.samples, m.unit) if peer.samples else f"– ({peer.note})"
-        rows.append(("", "", peer.system, figure, _times(ratio), reach))
+        rows.append(("", "", peer.system, figure, _ratio(ratio, m.ratio_interval(peer)), reach))
     if rows and not own:
         rows[0] = (*first[:2], *rows[0][2:])
         return rows
@@ -122,6 +128,12 @@ def _times(ratio: float | None) -> str:
     return f"{ratio:,.0f}×" if ratio >= 20 else f"{ratio:.1f}×" if ratio >= 3 else f"{ratio:.2f}×"
 
 
+def _ratio(ratio: float | None, interval: tuple[float, float] | None) -> str:
+    if interval is None or interval[0] == interval[1]:
+        return _times(ratio)
+    return f"{_times(ratio)} ({_times(interval[0])[:-1]}–{_times(interval[1])[:-1]})"
+
+
 def _figure(samples: list[float], unit: str) -> str:
     value = median(samples)
     if unit == "s":
@@ -135,7 +147,7 @@ def _print(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="lockstep against its peers: medians; above 1× lockstep is better")
+    table = Table(title="lockstep against its peers: medians (95 %); above 1× lockstep is better")
     for heading in HEADINGS:
         right = heading in ("lockstep", "theirs", "ratio")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
@@ -148,13 +160,19 @@ def _print(rows: list[Row]) -> None:
 
 
 def _write(
-    machine: dict[str, str], measured: list[Measurement], rows: list[Row], *, whole: bool
+    machine: dict[str, str],
+    loads: dict[str, list[float | None]],
+    measured: list[Measurement],
+    rows: list[Row],
+    *,
+    whole: bool,
 ) -> None:
     RESULTS.mkdir(exist_ok=True)
     now = datetime.now().astimezone()
     record = {
         "date": now.isoformat(timespec="seconds"),
         "machine": machine,
+        "foreign_load": loads,
         "measurements": [
             {
                 "what": m.what,
@@ -166,6 +184,7 @@ def _write(
                         "system": peer.system,
                         "samples": peer.samples,
                         "ratio": m.ratio(peer),
+                        "ratio_interval": m.ratio_interval(peer),
                         "reached": m.peer_reached(peer),
                         "note": peer.note,
                     }
@@ -185,12 +204,21 @@ def _write(
     lines = [
         "# lockstep against its peers",
         "",
-        f"{now:%Y-%m-%d}; {described}. Two torch workers, gloo, medians; above 1× lockstep is "
-        "better.",
+        f"{now:%Y-%m-%d}; {described}. Two torch workers, gloo, medians with the interval that "
+        "noise leaves for the ratio; above 1× lockstep is better; ? means noise hides the answer.",
+        "",
+        f"Cores that other processes kept busy before and after each: {_loads(loads)}.",
         "",
         *(f"| {' | '.join(row)} |" for row in (HEADINGS, ("---",) * len(HEADINGS), *rows)),
     ]
     (RESULTS / "latest.md").write_text("\n".join(lines) + "\n")
+
+
+def _loads(loads: dict[str, list[float | None]]) -> str:
+    def shown(load: float | None) -> str:
+        return "–" if load is None else f"{load:.1f}"
+
+    return "; ".join(f"{name} {', '.join(map(shown, pair))}" for name, pair in loads.items())
 
 
 if __name__ == "__main__":

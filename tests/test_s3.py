@@ -2,76 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
 from lockstep.storage import MANIFEST, RemoteStorage, Storage, open_storage
+from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
 from tests.test_storage import StorageContract
 
 pytest.importorskip("moto.server")
 
-SERVER = """
-import logging, sys
-from moto.server import ThreadedMotoServer
-logging.disable()
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-server.stop()
-"""
-BUCKETS = itertools.count()
-
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """An S3 server that ends with its standard input, so also when this process is killed."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as server:
-        assert server.stdout is not None
-        yield int(server.stdout.readline())
-        server.communicate()
+    with serve() as port:
+        yield port
 
 
 @pytest.fixture
 def bucket() -> str:
-    return f"bucket-{os.getpid()}-{next(BUCKETS)}"
+    return new_bucket()
 
 
 @pytest.fixture
 def uri(port: int, bucket: str) -> str:
-    return (
-        f"s3://key:secret@{bucket}/some/prefix?endpoint_override=127.0.0.1:{port}"
-        "&scheme=http&region=us-east-1&allow_bucket_creation=true"
-    )
-
-
-def s3_filesystem(port: int) -> Any:
-    from pyarrow import fs
-
-    return fs.S3FileSystem(
-        endpoint_override=f"127.0.0.1:{port}",
-        scheme="http",
-        region="us-east-1",
-        access_key="key",
-        secret_key="secret",
-        allow_bucket_creation=True,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
-    )
+    return s3_uri(port, bucket)
 
 
 def disconnected_after(storage: Storage) -> Iterator[Storage]:

@@ -17,20 +17,28 @@ __all__ = ["__version__", "init", "shutdown"]
 _SUBPACKAGES = ("air", "train", "tune")
 
 
-def init(*, engine: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:
+def init(
+    *,
+    engine: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+) -> None:
     """Set what later runs of this process start with. Optional; starts nothing.
 
     Args:
         engine: ``"local"`` (the default): processes on this machine.
         runtime_env: ``{"env_vars": {"NAME": "value"}}``: set in every worker before anything of
             yours is imported there.
+        num_cpus, num_gpus: how much of this machine elastic runs may use. Called again during a
+            run, with more, it makes them grow.
     """
     from lockstep import runtime
     from lockstep.engine.select import ENGINES
 
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"init(engine={engine!r}): choose one of {', '.join(ENGINES)}.")
-    runtime.configure(engine, runtime_env)
+    runtime.configure(engine, runtime_env, num_cpus, num_gpus)
 
 
 def shutdown() -> None:

@@ -47,23 +47,32 @@ class ScalingConfig:
 
     Args:
         num_workers: worker processes. 0 runs the training function in this very process, so that
-            ``breakpoint()`` works; everything else stays the same.
+            ``breakpoint()`` works; everything else stays the same. ``(min, max)`` starts with as
+            many as there is room for, goes on with fewer after a loss that cannot be replaced, and
+            grows when room returns.
         use_gpu: give each worker a GPU of its own.
         resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
             sets the worker's thread count.
     """
 
-    num_workers: int = 1
+    num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     resources_per_worker: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.num_workers, tuple):
-            raise ValueError(
-                f"ScalingConfig(num_workers={self.num_workers!r}): elastic sizes are not available "
-                "in this version; give one number."
-            )
-        _whole_number("ScalingConfig", "num_workers", self.num_workers, 0)
+            if len(self.num_workers) != 2:
+                raise ValueError(
+                    f"ScalingConfig(num_workers={self.num_workers!r}): expected (min, max)."
+                )
+            for size in self.num_workers:
+                _whole_number("ScalingConfig", "num_workers", size, 1)
+            if self.num_workers[0] > self.num_workers[1]:
+                raise ValueError(
+                    f"ScalingConfig(num_workers={self.num_workers!r}): min is above max."
+                )
+        else:
+            _whole_number("ScalingConfig", "num_workers", self.num_workers, 0)
         if not isinstance(self.use_gpu, bool):
             raise TypeError(f"ScalingConfig(use_gpu={self.use_gpu!r}): expected True or False.")
         if self.resources_per_worker is None:
@@ -103,9 +112,11 @@ class ScalingConfig:
         return int((self.resources_per_worker or {}).get("GPU", 1))
 
     @property
-    def total_gpus(self) -> int:
-        """GPUs the whole group needs."""
-        return self.num_gpus_per_worker * max(self.num_workers, 1)
+    def sizes(self) -> tuple[int, int]:
+        """The smallest and the largest group: in this process, one worker."""
+        if isinstance(self.num_workers, tuple):
+            return self.num_workers
+        return (max(self.num_workers, 1), max(self.num_workers, 1))
 
 
 @dataclass(frozen=True)
@@ -115,14 +126,30 @@ class FailureConfig:
     Args:
         max_failures: how often a failed run is started again from its newest checkpoint.
             0 never, -1 without limit.
+        fail_fast: True ends at the first failure (``max_failures`` must be 0); ``"raise"`` then
+            raises the worker's own exception instead of a TrainingFailedError.
+        max_preemption_failures: the same as ``max_failures`` for workers that were preempted
+            (they got a SIGTERM), counted apart.
     """
 
     max_failures: int = 0
+    fail_fast: bool | Literal["raise"] = False
+    max_preemption_failures: int = -1
 
     def __post_init__(self) -> None:
-        _whole_number(
-            "FailureConfig", "max_failures", self.max_failures, -1, " -1 means without limit."
-        )
+        for name in ("max_failures", "max_preemption_failures"):
+            _whole_number(
+                "FailureConfig", name, getattr(self, name), -1, " -1 means without limit."
+            )
+        if self.fail_fast not in (True, False, "raise"):
+            raise ValueError(
+                f"FailureConfig(fail_fast={self.fail_fast!r}): expected True, False or 'raise'."
+            )
+        if self.fail_fast and self.max_failures:
+            raise ValueError(
+                f"FailureConfig(fail_fast={self.fail_fast!r}, max_failures={self.max_failures}): "
+                "fail_fast allows no retries; leave max_failures at 0."
+            )
 
 
 @dataclass(frozen=True)
@@ -174,6 +201,12 @@ class RunConfig:
         stop: end the run at a report: ``{"training_iteration": 10, "accuracy": 0.9}`` (any value
             reached), or ``stop(trial_id, result) -> bool``.
         verbose: 0 prints nothing, 1 the live display, 2 every report as well.
+        resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
+            earlier ones, ``"auto"`` goes on with the newest of them if it has not finished,
+            ``"must"`` insists on that.
+        hang_warning_s: when some ranks wait at a report and others have not come for this long,
+            say which, and where they are. None: never.
+        hang_timeout_s: after this long, treat it as a failure. None: never.
         working_dir: None leaves workers in the driver's directory; ``"run"`` changes into the run
             directory, ``"rank"`` into a folder of each rank's own below it.
     """
@@ -187,6 +220,9 @@ class RunConfig:
     stop: StopCondition | None = None
     verbose: Literal[0, 1, 2] = 1
     working_dir: Literal["run", "rank"] | None = None
+    resume: Literal["never", "auto", "must"] = "never"
+    hang_warning_s: float | None = 30.0
+    hang_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, default in (
@@ -220,6 +256,17 @@ class RunConfig:
             raise ValueError(
                 f"RunConfig(working_dir={self.working_dir!r}): expected None, 'run' or 'rank'."
             )
+        if self.resume not in ("never", "auto", "must"):
+            raise ValueError(
+                f"RunConfig(resume={self.resume!r}): expected 'never', 'auto' or 'must'."
+            )
+        if self.resume != "never" and self.name is None:
+            raise ValueError(f"RunConfig(resume={self.resume!r}) needs the name of the run.")
+        for name in ("hang_warning_s", "hang_timeout_s"):
+            seconds = getattr(self, name)
+            number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+            if seconds is not None and (not number or not seconds > 0):
+                raise ValueError(f"RunConfig({name}={seconds!r}): expected seconds, or None.")
         self._check_stop()
 
     def _check_stop(self) -> None:

@@ -8,9 +8,12 @@
     ├── MismatchedReportsError       ranks called report() a different number of times
     ├── CheckpointError              a checkpoint could not be written, committed or read
     ├── StorageError                 the run's storage failed or is unusable
+    ├── HangError                    ranks did not come to a report in time
+    ├── PreemptedError               a worker was preempted more often than allowed
     ├── EngineError                  worker processes could not be started
     └── InsufficientResourcesError   more was asked for than this machine has
     TrainingInterrupted (KeyboardInterrupt)   Ctrl-C during fit(); carries .result
+    TrainingPreempted (SystemExit)            SIGTERM during fit(); carries .result
     StopTraining (BaseException)              raised by report() in a worker that is told to stop
 
 All of them survive pickling.
@@ -26,14 +29,17 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointError",
     "EngineError",
+    "HangError",
     "InsufficientResourcesError",
     "LockstepError",
     "MismatchedReportsError",
+    "PreemptedError",
     "RemoteError",
     "StopTraining",
     "StorageError",
     "TrainingFailedError",
     "TrainingInterrupted",
+    "TrainingPreempted",
     "WorkerDiedError",
     "WorkerGroupError",
 ]
@@ -108,6 +114,14 @@ class MismatchedReportsError(LockstepError):
     """Ranks called ``report()`` a different number of times."""
 
 
+class HangError(LockstepError):
+    """Ranks did not come to a report within ``RunConfig(hang_timeout_s=…)``."""
+
+
+class PreemptedError(LockstepError):
+    """A worker was preempted more often than ``FailureConfig(max_preemption_failures=…)``."""
+
+
 class CheckpointError(LockstepError):
     """A checkpoint could not be written, committed or read."""
 
@@ -136,6 +150,24 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.result)
+
+
+class TrainingPreempted(SystemExit):
+    """The driver got a SIGTERM during ``fit()``; the run was saved and stopped, and restores.
+
+    A SystemExit with code 143, so a script ends with what the signal asked for.
+    """
+
+    def __init__(self, message: str = "", result: Result | None = None) -> None:
+        super().__init__(143)
+        self.message = message
+        self.result = result
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.result)
 
 
 class StopTraining(BaseException):

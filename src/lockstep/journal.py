@@ -7,7 +7,9 @@
     checkpoint  committed
     delete      an old checkpoint is gone
     failure     an attempt ended in errors
-    end         finished, failed or interrupted
+    leave       an attempt stopped on a notice: a preemption, or to change size
+    end         finished, failed, interrupted or preempted
+    restore     goes on after an end, or after its driver was killed
 
 Everything else a run directory says can be rebuilt from it. A line that a killed driver left
 half written is ignored, and cut off before the next one is appended.
@@ -15,6 +17,7 @@ half written is ignored, and cut off before the next one is appended.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -30,12 +33,26 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
 
 
 class Journal:
-    """Appends events. Used from the driver's thread only."""
+    """Appends events. Used from the driver's thread only, and by one process at a time.
+
+    Raises:
+        StorageError: another process is writing this journal.
+    """
 
     def __init__(self, path: str) -> None:
-        _cut_half_line(path)
         self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise StorageError(
+                f"the run in {os.path.dirname(path)} is still being driven by another process; "
+                "wait for it, or end it first."
+            ) from error
+        except OSError:
+            pass  # a filesystem without locks
+        _cut_half_line(path)
 
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
         """Write one event. It survives the driver's death as soon as this returns."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig
 from lockstep.error_record import unpack_error
-from lockstep.journal import JOURNAL_FILE, parse_line, read_lines
-from lockstep.metrics import flatten, full_row, look_up
+from lockstep.journal import JOURNAL_FILE, parse_line
+from lockstep.metrics import flatten, look_up
+from lockstep.records import (
+    RunRecords,
+    existing_checkpoints,
+    newest_run,
+    open_checkpoint,
+    reported_metrics,
+)
 from lockstep.retention import CheckpointRecord, best_first_last
 from lockstep.storage import Storage, open_storage
 
@@ -36,21 +42,23 @@ class Result:
         best_checkpoints: ``(checkpoint, metrics)`` pairs that were kept, the best one last.
         error: the exception that ended the run, None if there was none.
         config: the ``train_loop_config``.
-        state: ``"finished"``, ``"failed"``, ``"interrupted"``, or ``"unfinished"`` if the driver
-            died or still runs.
+        state: ``"finished"``, ``"failed"``, ``"interrupted"``, ``"preempted"``, or
+            ``"unfinished"`` if the driver died or still runs.
+        attempts: one dict for each time the workers were started: when, on which processes.
+        resizes: one dict for each change of the number of workers: in which attempt, from, to.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        records = _Records(storage)
-        self.state: str = records.end["state"] if records.end else "unfinished"
+        records = RunRecords(storage)
+        self.state: str = records.state
         self.config: dict[str, Any] = dict(records.run["config"].get("train_loop_config") or {})
         self.metrics: dict[str, Any] = {}
         self.reported_metrics: dict[str, Any] = {}
         self.metrics_by_rank: list[dict[str, Any]] = []
         if records.last_report is not None:
             report = parse_line(records.last_report)
-            self.reported_metrics = _reported(report)
+            self.reported_metrics = reported_metrics(report)
             self.metrics_by_rank = report["ranks"]
             self.metrics = records.row(report)
             if "done" not in self.reported_metrics:
@@ -59,7 +67,9 @@ class Result:
         if self.state == "failed" and records.failure is not None:
             self._failures = records.failure["errors"]
         self._load_errors()
-        self._checkpoints = _existing(storage, records.checkpoints)
+        self.attempts = [records.attempts[number] for number in sorted(records.attempts)]
+        self.resizes = _resizes(self.attempts)
+        self._checkpoints = existing_checkpoints(storage, records.checkpoints)
         self._checkpoint_config = CheckpointConfig(**records.run["checkpoint_config"])
 
     @classmethod
@@ -75,7 +85,7 @@ class Result:
         """
         storage = open_storage(path, storage_filesystem)
         if not storage.exists(JOURNAL_FILE):
-            storage = _newest_run(storage)
+            storage = newest_run(storage)
         return cls(storage)
 
     @property
@@ -125,7 +135,7 @@ class Result:
         """One row a report, from every attempt; nested metrics as ``a/b`` columns."""
         import pandas as pd
 
-        records = _Records(self._storage)
+        records = RunRecords(self._storage)
         rows = [
             flatten({**records.row(report), "attempt": report["attempt"]})
             for report in records.reports()
@@ -145,7 +155,7 @@ class Result:
                 "time": row["time"],
                 **flatten(row["metrics"]),
             }
-            for batch in _Records(self._storage).logs()
+            for batch in RunRecords(self._storage).logs()
             for row in batch["rows"]
         ]
         return pd.DataFrame(rows, columns=None if rows else ["rank", "attempt", "step", "time"])
@@ -184,105 +194,10 @@ class Result:
         return open_checkpoint(self._storage, record)
 
 
-def address_from(storage: Storage, checkpoint: Checkpoint) -> str:
-    """How a run in ``storage`` calls a checkpoint that lies outside it."""
-    path, local = checkpoint.path, checkpoint.get_internal_representation()[0] == "local_path"
-    assert path is not None
-    if local == storage.is_local:
-        return path
-    return Path(path).as_uri() if local else str(checkpoint.uri)
-
-
-def open_checkpoint(storage: Storage, record: CheckpointRecord) -> Checkpoint:
-    """The checkpoint that a run in ``storage`` recorded."""
-    if not record.uploaded and "://" in record.name:
-        return Checkpoint(record.name)
-    place = storage.path(record.name) if record.uploaded else record.name
-    return Checkpoint(place, None if storage.is_local else storage.filesystem)
-
-
-class _Records:
-    """A journal, read once; rows are parsed only when asked for."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.run: dict[str, Any] = {}
-        self.attempts: dict[int, dict[str, Any]] = {}
-        self.checkpoints: dict[str, CheckpointRecord] = {}
-        self.failure: dict[str, Any] | None = None
-        self.end: dict[str, Any] | None = None
-        self.last_report: bytes | None = None
-        self._reports: list[bytes] = []
-        self._logs: list[bytes] = []
-        for line in read_lines(storage.read(JOURNAL_FILE)):
-            if line.startswith(b'{"event":"report"'):
-                self._reports.append(line)
-            elif line.startswith(b'{"event":"log"'):
-                self._logs.append(line)
-            else:
-                self._take(parse_line(line))
-        if self._reports:
-            self.last_report = self._reports[-1]
-        if not self.run:
-            raise FileNotFoundError(
-                f"{storage.path(JOURNAL_FILE)} records no run; the driver may have been killed "
-                "as it began."
-            )
-
-    def reports(self) -> Iterator[dict[str, Any]]:
-        return map(parse_line, self._reports)
-
-    def logs(self) -> Iterator[dict[str, Any]]:
-        return map(parse_line, self._logs)
-
-    def row(self, report: dict[str, Any]) -> dict[str, Any]:
-        return full_row(_reported(report), self.run, self.attempts[report["attempt"]], report)
-
-    def _take(self, record: dict[str, Any]) -> None:
-        event = record.pop("event")
-        if event == "run":
-            self.run = record
-        elif event == "attempt":
-            self.attempts[record["attempt"]] = record
-        elif event == "checkpoint":
-            self.checkpoints[record["name"]] = CheckpointRecord(**record)
-        elif event == "delete":
-            self.checkpoints.pop(record["name"], None)
-        elif event == "failure":
-            self.failure = record
-        elif event == "end":
-            self.end = record
-
-
-def _reported(report: dict[str, Any]) -> dict[str, Any]:
-    metrics: dict[str, Any] = report["reduced"] if "reduced" in report else report["ranks"][0]
-    return metrics
-
-
-def _existing(storage: Storage, known: dict[str, CheckpointRecord]) -> list[CheckpointRecord]:
-    """What is really there: publishing makes a checkpoint exist, the journal only follows."""
-    found = [record for record in known.values() if not record.uploaded]
-    for name in storage.listdir(""):
-        if name in known and known[name].uploaded:
-            if storage.is_published(name):
-                found.append(known[name])
-        elif storage.is_published(name):
-            manifest = storage.manifest(name)
-            if manifest is not None:
-                found.append(CheckpointRecord(**parse_line(manifest)))
-    return sorted(found, key=lambda record: record.id)
-
-
-def _newest_run(experiment: Storage) -> Storage:
-    runs = {}
-    for name in experiment.listdir(""):
-        run = experiment.child(name)
-        if run.exists(JOURNAL_FILE):
-            # The journal of a driver that was killed as it began is empty.
-            with suppress(FileNotFoundError):
-                runs[_Records(run).run["time"]] = run
-    if not runs:
-        raise FileNotFoundError(
-            f"{experiment.uri} is not the directory of a run: there is no {JOURNAL_FILE} with a "
-            "run in it, nor in any directory in it."
-        )
-    return runs[max(runs)]
+def _resizes(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    sizes = [(attempt["attempt"], len(attempt["workers"])) for attempt in attempts]
+    return [
+        {"attempt": number, "from": before, "to": size}
+        for (_, before), (number, size) in pairwise(sizes)
+        if size != before
+    ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep import settings
 
-__all__ = ["Runtime", "configure", "current", "reset"]
+__all__ = ["Runtime", "configure", "current", "reset", "watch"]
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,28 @@ class Runtime:
 
     engine: str
     env_vars: Mapping[str, str] = field(default_factory=dict)
+    num_cpus: int | None = None
+    """What elastic runs may use; None: what the machine has."""
+    num_gpus: int | None = None
 
 
 _configured: Runtime | None = None
+_watchers: list[Callable[[], None]] = []
 
 
-def configure(engine: str | None, runtime_env: Mapping[str, Any] | None) -> None:
-    """Check and keep what ``lockstep.init()`` was given."""
+def configure(
+    engine: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    num_cpus: int | None,
+    num_gpus: int | None,
+) -> None:
+    """Check and keep what ``lockstep.init()`` was given, and tell the runs that watch."""
     global _configured
+    for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
+        if count is not None and (
+            isinstance(count, bool) or not isinstance(count, int) or count < 0
+        ):
+            raise ValueError(f"init({name}={count!r}): expected a whole number, 0 or more.")
     runtime_env = {} if runtime_env is None else runtime_env
     if not isinstance(runtime_env, Mapping):
         raise TypeError(f"init(runtime_env={runtime_env!r}): expected a dict with 'env_vars'.")
@@ -42,7 +56,15 @@ def configure(engine: str | None, runtime_env: Mapping[str, Any] | None) -> None
                 f"init(runtime_env={{'env_vars': {{{name!r}: {value!r}}}}}): names and values "
                 "must be strings."
             )
-    _configured = Runtime(engine or settings.engine_name(), dict(env_vars))
+    _configured = Runtime(engine or settings.engine_name(), dict(env_vars), num_cpus, num_gpus)
+    for changed in list(_watchers):
+        changed()
+
+
+def watch(changed: Callable[[], None]) -> Callable[[], None]:
+    """Call ``changed``, in whatever thread, after each ``init()``; returns a cancel."""
+    _watchers.append(changed)
+    return lambda: _watchers.remove(changed) if changed in _watchers else None
 
 
 def current() -> Runtime:

@@ -15,6 +15,7 @@ __all__ = [
     "cuda_visible_devices",
     "engine_name",
     "omp_threads",
+    "preemption_grace_seconds",
     "results_root",
     "stop_grace_seconds",
     "user_thread_setting",
@@ -49,6 +50,11 @@ def engine_name() -> str:
 def stop_grace_seconds() -> float:
     """``LOCKSTEP_STOP_GRACE_S``: how long workers may clean up after Ctrl-C, or exit at the end."""
     return _seconds("LOCKSTEP_STOP_GRACE_S", 5.0)
+
+
+def preemption_grace_seconds() -> float:
+    """``LOCKSTEP_PREEMPTION_GRACE_S``: how long after a SIGTERM a run may take to save and stop."""
+    return _seconds("LOCKSTEP_PREEMPTION_GRACE_S", 25.0)
 
 
 def callback_flush_seconds() -> float:

@@ -154,6 +154,7 @@ def test_the_directory_is_laid_out_as_documented(tmp_path: Path) -> None:
         "params.json",
         "progress.csv",
         "result.json",
+        "trainer.pkl",
     }
     assert {path.name for path in (run / "logs").iterdir()} == {"rank_0.log", "rank_1.log"}
 

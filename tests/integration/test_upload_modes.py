@@ -245,9 +245,7 @@ def test_async_checkpoints_are_committed_in_order_with_every_ranks_part() -> Non
 
 def test_a_checkpoint_shows_up_once_it_is_committed() -> None:
     def train_func() -> None:
-        train.report(
-            {}, checkpoint=Checkpoint.from_dict({"a": 1}), checkpoint_upload_mode=ASYNC
-        )
+        train.report({}, checkpoint=Checkpoint.from_dict({"a": 1}), checkpoint_upload_mode=ASYNC)
         while train.get_checkpoint() is None:
             train.report({})
         assert (train.load_checkpoint() or {})["a"] == 1
@@ -337,7 +335,9 @@ def test_no_upload_registers_what_lies_there(tmp_path: Path) -> None:
         assert [metrics["n"] for _, metrics in one.best_checkpoints] == [2]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["mine_0", "mine_1", "mine_2"]
     assert not list(Path(result.path).glob("checkpoint_*"))
-    assert [c.path for c in seen.checkpoints if c] == [str(tmp_path / f"mine_{n}") for n in (0, 1, 2)]
+    assert [c.path for c in seen.checkpoints if c] == [
+        str(tmp_path / f"mine_{n}") for n in (0, 1, 2)
+    ]
 
 
 def test_no_upload_of_a_dict_cannot_be() -> None:
@@ -442,8 +442,12 @@ def test_jobs_run_in_order_and_drain_waits(uploader: Uploader) -> None:
 
 def test_too_many_pending_make_submit_wait(uploader: Uploader) -> None:
     gate = threading.Event()
+
+    def wait() -> None:
+        gate.wait()
+
     for _ in range(MAX_PENDING):
-        uploader.submit(lambda: bool(gate.wait()) and None)
+        uploader.submit(wait)
     third = threading.Thread(target=uploader.submit, args=(lambda: None,))
     third.start()
     third.join(0.1)

@@ -26,10 +26,9 @@ class Machine:
 
     def __init__(self, size: int = 2, *, max_failures: int = 0, first_checkpoint_id: int = 0):
         self.state, self.actions = RunState.new(
-            size, FailurePolicy(max_failures), first_checkpoint_id=first_checkpoint_id
+            size, FailurePolicy(max_failures), next_checkpoint_id=first_checkpoint_id
         )
 
-    @property
     def phase(self) -> Phase:
         return self.state.phase
 
@@ -46,7 +45,7 @@ class Machine:
 
     def run(self) -> Machine:
         self.feed(*(ready(rank) for rank in range(self.state.world_size)))
-        assert self.phase is Phase.RUNNING
+        assert self.phase() is Phase.RUNNING
         return self
 
     def report(self, *modes: CheckpointUploadMode | None, number: int = 1) -> list[e.Action]:
@@ -90,8 +89,8 @@ def name_of(actions: list[e.Action]) -> str:
 class TestStartAndEnd:
     def test_begins_by_starting_workers(self) -> None:
         machine = Machine()
-        assert machine.phase is Phase.STARTING
-        assert machine.actions == [e.StartWorkers(1)]
+        assert machine.phase() is Phase.STARTING
+        assert machine.actions == [e.StartWorkers(1, 2)]
 
     def test_launches_when_all_are_ready_in_any_order(self) -> None:
         machine = Machine(3)
@@ -100,16 +99,16 @@ class TestStartAndEnd:
         assert isinstance(launch, e.LaunchWorkers)
         assert [worker.rank for worker in launch.workers] == [0, 1, 2]
         assert launch.announcements == ("news 0", "news 1", "news 2")
-        assert machine.phase is Phase.RUNNING
+        assert machine.phase() is Phase.RUNNING
 
     def test_finishes(self) -> None:
         machine = Machine().run()
         assert machine.feed(e.Returned(1)) == []
         assert machine.feed(e.Returned(0)) == [e.ReleaseWorkers(), e.SetTimer("exit")]
-        assert machine.phase is Phase.STOPPING
+        assert machine.phase() is Phase.STOPPING
         assert machine.gone(0) == []
         assert machine.gone(1) == [e.End(Phase.FINISHED, ())]
-        assert machine.phase is Phase.FINISHED
+        assert machine.phase() is Phase.FINISHED
 
     def test_a_worker_that_will_not_exit_is_killed_and_the_run_has_finished(self) -> None:
         machine = Machine(1).run()
@@ -123,12 +122,12 @@ class TestStartAndEnd:
         assert machine.gone(0, exitcode=-11) == []
         machine.feed(e.Returned(1))
         machine.gone(1)
-        assert machine.phase is Phase.FINISHED
+        assert machine.phase() is Phase.FINISHED
 
     def test_an_engine_that_cannot_start(self) -> None:
         machine = Machine()
         machine.feed(e.Closed(ERROR))
-        assert machine.phase is Phase.FAILED
+        assert machine.phase() is Phase.FAILED
         assert machine.kinds == [e.RecordFailure, e.End]
 
 
@@ -167,17 +166,18 @@ class TestReports:
         machine = Machine(3).run()
         assert machine.feed(e.Returned(0), e.Returned(2)) == []
         machine.feed(report(1))
-        assert machine.phase is Phase.STOPPING
-        assert "ranks 0, 2 returned after 0 report(s) while rank 1 reached report 1" in (
-            machine.state.failures[0].error["message"]
+        assert machine.phase() is Phase.STOPPING
+        assert (
+            "ranks 0, 2 returned after 0 report(s) while rank 1 reached report 1"
+            in (machine.state.failures[0].error["message"])
         )
 
     def test_a_third_rank_may_still_decide(self) -> None:
         machine = Machine(3).run()
         machine.feed(e.Returned(0), report(1))
-        assert machine.phase is Phase.RUNNING
+        assert machine.phase() is Phase.RUNNING
         machine.feed(report(2))
-        assert machine.phase is Phase.STOPPING
+        assert machine.phase() is Phase.STOPPING
 
 
 class TestSync:
@@ -229,7 +229,7 @@ class TestSync:
         machine.feed(e.Recorded(False), e.SaveFailed("checkpoint_000000", ERROR))
         assert e.KillWorkers() in machine.actions
         machine.gone(0, exitcode=-9)
-        assert machine.phase is Phase.FAILED
+        assert machine.phase() is Phase.FAILED
         assert machine.state.committed == frozenset()
 
     def test_a_failure_while_saving_throws_the_parts_away(self) -> None:
@@ -240,7 +240,7 @@ class TestSync:
         assert machine.saved("checkpoint_000000", 1) == []
         machine.gone(0, 1)
         assert e.Discard(("checkpoint_000000",)) in machine.actions
-        assert machine.phase is Phase.FAILED
+        assert machine.phase() is Phase.FAILED
         assert machine.state.rows == 0
 
     def test_a_commit_under_way_is_waited_for(self) -> None:
@@ -249,9 +249,9 @@ class TestSync:
         machine.saved("checkpoint_000000", 0)
         machine.feed(e.Recorded(False))
         assert e.End not in [type(action) for action in machine.gone(0, exitcode=-9)]
-        assert machine.phase is Phase.STOPPING
+        assert machine.phase() is Phase.STOPPING
         machine.feed(e.Committed("checkpoint_000000"))
-        assert machine.phase is Phase.FAILED
+        assert machine.phase() is Phase.FAILED
         assert e.Answer not in machine.kinds
         assert machine.state.committed == {"checkpoint_000000"}
 
@@ -291,7 +291,7 @@ class TestDirectoryNames:
             machine.saved("best", 0)
             machine.feed(e.Committed("best"))
         machine.feed(report(0, SYNC, 2, name="best"))
-        assert machine.phase is Phase.STOPPING
+        assert machine.phase() is Phase.STOPPING
         assert machine.state.failures[0].error["type"] == "CheckpointError"
         assert "'best' is taken" in machine.state.failures[0].error["message"]
 
@@ -356,12 +356,12 @@ class TestAsync:
     def test_a_complete_one_is_committed_while_stopping(self, event: e.Event) -> None:
         machine = self.two_under_way()
         machine.feed(event)
-        assert machine.phase is Phase.STOPPING
+        assert machine.phase() is Phase.STOPPING
         assert name_of(machine.saved("checkpoint_000000", 0, 1)) == "checkpoint_000000"
         machine.gone(0, 1)
-        assert machine.phase is Phase.STOPPING
+        assert machine.phase() is Phase.STOPPING
         machine.feed(e.Committed("checkpoint_000000"))
-        assert machine.phase in (Phase.FAILED, Phase.INTERRUPTED)
+        assert machine.phase() in (Phase.FAILED, Phase.INTERRUPTED)
         assert machine.actions[0] == e.Discard(("checkpoint_000001",))
 
     def test_one_whose_report_was_never_recorded_is_not_committed(self) -> None:
@@ -389,7 +389,7 @@ class TestFailures:
         assert isinstance(record, e.RecordFailure)
         assert isinstance(end, e.End)
         assert [failure.rank for failure in end.failures] == [1]
-        assert machine.phase is Phase.FAILED
+        assert machine.phase() is Phase.FAILED
 
     def test_when_all_have_told_nobody_waits(self) -> None:
         machine = Machine().run()
@@ -416,12 +416,12 @@ class TestFailures:
             record, start = machine.gone(0)
             assert isinstance(record, e.RecordFailure)
             assert record.retry
-            assert start == e.StartWorkers(attempt + 1)
-            assert machine.phase is Phase.STARTING
+            assert start == e.StartWorkers(attempt + 1, 1)
+            assert machine.phase() is Phase.STARTING
         machine.run()
         machine.feed(e.Raised(0, ERROR))
         machine.gone(0)
-        assert machine.phase is Phase.FAILED
+        assert machine.phase() is Phase.FAILED
         assert machine.state.failed_attempts == 3
 
     def test_retries_without_limit(self) -> None:
@@ -429,7 +429,7 @@ class TestFailures:
         for _ in range(20):
             machine.run()
             machine.gone(0, exitcode=1)
-        assert machine.phase is Phase.STARTING
+        assert machine.phase() is Phase.STARTING
         assert machine.state.attempt == 21
 
     def test_numbers_and_rows_go_on_after_a_retry(self) -> None:
@@ -473,28 +473,28 @@ class TestInterrupt:
         machine.feed(ready(0), e.Interrupt())
         assert machine.feed(ready(1)) == []
         machine.gone(0, 1)
-        assert machine.phase is Phase.INTERRUPTED
+        assert machine.phase() is Phase.INTERRUPTED
 
     def test_while_finishing_it_has_finished_all_the_same(self) -> None:
         machine = Machine(1).run()
         machine.feed(e.Returned(0))
         assert machine.feed(e.Interrupt()) == [e.KillWorkers()]
         machine.gone(0, exitcode=-9)
-        assert machine.phase is Phase.FINISHED
+        assert machine.phase() is Phase.FINISHED
 
     def test_it_wins_over_a_retry(self) -> None:
         machine = Machine(1, max_failures=-1).run()
         machine.feed(e.Raised(0, ERROR))
         assert machine.feed(e.Interrupt()) == [e.KillWorkers()]
         machine.gone(0, exitcode=-9)
-        assert machine.phase is Phase.INTERRUPTED
+        assert machine.phase() is Phase.INTERRUPTED
 
     def test_after_the_end_nothing_happens(self) -> None:
         machine = Machine(1).run()
         machine.feed(e.Returned(0))
         machine.gone(0)
         assert machine.feed(e.Interrupt()) == []
-        assert machine.phase is Phase.FINISHED
+        assert machine.phase() is Phase.FINISHED
 
 
 class TestIllegal:

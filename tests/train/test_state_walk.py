@@ -22,6 +22,7 @@ from lockstep.train.failure import FailurePolicy
 from lockstep.train.state import RunState, transition
 
 SYNC, ASYNC = CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC
+MODES: list[CheckpointUploadMode | None] = [None, *CheckpointUploadMode]
 ERROR = pack_error(ValueError("boom"))
 RARE = 0.02
 Move = Callable[[], None]
@@ -49,10 +50,7 @@ class Walk:
         choose = self.random.choice
         self.size = choose([1, 2, 3, 4])
         self.reports = [
-            [
-                choose([None, SYNC, ASYNC, CheckpointUploadMode.NO_UPLOAD]),
-                [choose([True, False]) for _ in range(self.size)],
-            ]
+            (choose(MODES), [choose([True, False]) for _ in range(self.size)])
             for _ in range(choose([0, 1, 3, 6]))
         ]
         self.trouble = choose([0.0, 0.0, RARE, 0.1])

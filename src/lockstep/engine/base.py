@@ -8,7 +8,9 @@ function, ``entry(channel)``, and then carries messages both ways:
     WorkerGroup.send(rank, m) ──────────────▶ channel.receive() -> m
     emit(WorkerMessage(rank, m)) ◀─────────── channel.send(m) / channel.post(m)
     emit(WorkerExited(rank, …)) ◀──────────── the process ends, however it ends
+    emit(WorkerPreempted(rank)) ◀──────────── it was told to go soon (a SIGTERM)
     WorkerGroup.interrupt() ────────────────▶ KeyboardInterrupt in entry's thread
+    WorkerGroup.dump_stacks(rank) ──────────▶ its threads' stacks, into its output
     WorkerGroup.kill() ─────────────────────▶ gone, with every process it started
 """
 
@@ -32,6 +34,7 @@ __all__ = [
     "WorkerGroup",
     "WorkerInfo",
     "WorkerMessage",
+    "WorkerPreempted",
 ]
 
 
@@ -78,7 +81,13 @@ class WorkerExited(NamedTuple):
     """What the engine knows beyond the code, in words."""
 
 
-EngineEvent = WorkerMessage | WorkerExited
+class WorkerPreempted(NamedTuple):
+    """A worker was told to go soon. It goes on until it is stopped."""
+
+    rank: int
+
+
+EngineEvent = WorkerMessage | WorkerExited | WorkerPreempted
 
 
 class Posted(NamedTuple):
@@ -125,6 +134,13 @@ class WorkerGroup(ABC):
         """Raise KeyboardInterrupt in every worker's main thread, as Ctrl-C would."""
 
     @abstractmethod
+    def dump_stacks(self, rank: int) -> None:
+        """Let a worker write where each of its Python threads is into its output, whatever it does.
+
+        Does nothing where a worker cannot be stuck without this process being stuck, too.
+        """
+
+    @abstractmethod
     def kill(self) -> None:
         """End every worker now, with all processes it has started."""
 
@@ -156,6 +172,14 @@ class Engine(ABC):
     @abstractmethod
     def check(self, spec: GroupSpec) -> list[str]:
         """Raise InsufficientResourcesError if ``spec`` can never run here; else return warnings."""
+
+    @abstractmethod
+    def capacity(self, spec: GroupSpec) -> int:
+        """How many workers like ``spec``'s there is room for, its own group's included."""
+
+    @abstractmethod
+    def watch_capacity(self, loop: EventLoop, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call ``changed`` on the loop whenever the capacity may have changed; returns a cancel."""
 
     @abstractmethod
     def start(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import os
@@ -29,6 +30,7 @@ from io import TextIOWrapper
 from typing import Any, NamedTuple, NoReturn
 
 from lockstep.engine.processes import (
+    STACK_SIGNAL,
     group_exists,
     kill_children,
     kill_family,
@@ -37,7 +39,7 @@ from lockstep.engine.processes import (
 )
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
 
-__all__ = ["Ended", "Interrupt", "Kill", "Spawn", "Started", "main"]
+__all__ = ["DumpStacks", "Ended", "Interrupt", "Kill", "Spawn", "Started", "main"]
 
 LEFTOVER_GRACE_S = 1.0
 """How long processes that a cleanly exited worker left behind may take to end by themselves."""
@@ -61,6 +63,12 @@ class Spawn(NamedTuple):
 
 class Interrupt(NamedTuple):
     """SIGINT to every worker of this session."""
+
+
+class DumpStacks(NamedTuple):
+    """Let one worker write its threads' stacks to its stderr."""
+
+    rank: int
 
 
 class Kill(NamedTuple):
@@ -175,6 +183,10 @@ class _Server:
             for pid in self._sessions[session]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGINT)
+        elif isinstance(message, DumpStacks):
+            for pid, rank in self._sessions[session].items():
+                if rank == message.rank:
+                    os.kill(pid, STACK_SIGNAL)
         elif isinstance(message, Kill):
             self._kill_session(session)
 
@@ -264,6 +276,7 @@ def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
         _become_worker(spawn, output_fd)
         channel = SocketChannel(spawn.rank, socket.socket(fileno=socket_fd), _end_own_group)
+        _report_termination(channel)
         try:
             channel.send(Started(os.getpid()))
             entry = _load_entry(spawn.entry)
@@ -288,6 +301,8 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _open_stream(1, "strict")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _open_stream(2, "backslashreplace")  # type: ignore[misc]
+    # Written by a handler in C: it works while the interpreter is stuck.
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     os.environ.clear()
     os.environ.update(spawn.environment)
     sys.path[:] = spawn.sys_path
@@ -299,6 +314,12 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def _report_termination(channel: SocketChannel) -> None:
+    """A SIGTERM is a notice to the driver; processes that this one forks die of it as usual."""
+    signal.signal(signal.SIGTERM, lambda *_: channel.announce_termination())
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _open_stream(fd: int, errors: str) -> TextIOWrapper:

@@ -44,6 +44,14 @@ class InProcessEngine(Engine):
         """See :class:`Engine`."""
         return check_fits(spec)
 
+    def capacity(self, spec: GroupSpec) -> int:
+        """See :class:`Engine`."""
+        return 1
+
+    def watch_capacity(self, loop: EventLoop, changed: Callable[[], None]) -> Callable[[], None]:
+        """See :class:`Engine`."""
+        return lambda: None
+
     def start(
         self,
         spec: GroupSpec,
@@ -82,6 +90,9 @@ class _InProcessGroup(WorkerGroup):
         # The loop runs inside the function's report(), so that is where it is raised.
         self._channel.interrupted = True
 
+    def dump_stacks(self, rank: int) -> None:
+        """The function runs on the loop's own thread."""
+
     def kill(self) -> None:
         """This process cannot be killed: the function ends at its next report."""
         self._killed = True
@@ -104,7 +115,7 @@ class _InProcessGroup(WorkerGroup):
                 exitcode = entry(self._channel)
             except KeyboardInterrupt:
                 exitcode = 130
-            except BaseException:
+            except (Exception, SystemExit):
                 traceback.print_exc()
         self._channel.pass_on()
         self._tell(WorkerExited(0, -9 if self._killed else exitcode))

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from lockstep import settings
+from lockstep import runtime, settings
 from lockstep.engine.base import (
     Engine,
     EngineEvent,
@@ -22,13 +22,14 @@ from lockstep.engine.base import (
     WorkerExited,
     WorkerGroup,
     WorkerMessage,
+    WorkerPreempted,
 )
-from lockstep.engine.forkserver import Ended, Interrupt, Kill, Spawn, Started
+from lockstep.engine.forkserver import DumpStacks, Ended, Interrupt, Kill, Spawn, Started
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.output import OutputThread
 from lockstep.engine.processes import kill_family
-from lockstep.engine.resources import check_fits, worker_environment
-from lockstep.engine.wire import Connection, send_with_files
+from lockstep.engine.resources import check_fits, room_for, worker_environment
+from lockstep.engine.wire import Connection, Terminating, send_with_files
 from lockstep.errors import EngineError
 
 __all__ = ["LocalEngine"]
@@ -48,6 +49,14 @@ class LocalEngine(Engine):
     def check(self, spec: GroupSpec) -> list[str]:
         """See :class:`Engine`."""
         return check_fits(spec)
+
+    def capacity(self, spec: GroupSpec) -> int:
+        """See :class:`Engine`."""
+        return room_for(spec)
+
+    def watch_capacity(self, loop: EventLoop, changed: Callable[[], None]) -> Callable[[], None]:
+        """See :class:`Engine`."""
+        return runtime.watch(lambda: loop.call_soon(changed))
 
     def start(
         self,
@@ -102,6 +111,7 @@ class _ForkServer:
 
     def __init__(self, spec: GroupSpec) -> None:
         self._owner = os.getpid()
+        self._sending = threading.Lock()
         self._control, remote = socket.socketpair()
         # Not 0 to 2, which are free in a driver that was started with them closed.
         remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
@@ -142,7 +152,8 @@ class _ForkServer:
     def open_session(self) -> socket.socket:
         mine, theirs = socket.socketpair()
         try:
-            send_with_files(self._control, "session", [theirs.fileno()])
+            with self._sending:  # runs may start in several threads at once
+                send_with_files(self._control, "session", [theirs.fileno()])
         except OSError:
             mine.close()
             raise
@@ -212,6 +223,9 @@ class _LocalGroup(WorkerGroup):
     def interrupt(self) -> None:
         self._session.send(Interrupt())
 
+    def dump_stacks(self, rank: int) -> None:
+        self._session.send(DumpStacks(rank))
+
     def kill(self) -> None:
         self._session.send(Kill())
 
@@ -227,6 +241,8 @@ class _LocalGroup(WorkerGroup):
         def forward(message: Any) -> None:
             if type(message) is Started:
                 self._pids[rank] = message.pid
+            elif type(message) is Terminating:
+                emit(WorkerPreempted(rank))
             else:
                 emit(WorkerMessage(rank, message))
 

@@ -89,11 +89,11 @@ class EventLoop:
         for key, mask in self._selector.select(self._timeout()):
             on_read, on_write = callbacks = key.data
             # A callback before this one may have closed the file, and opened another in its place.
-            if mask & selectors.EVENT_READ and self._watched.get(key.fd) is callbacks:
+            if mask & selectors.EVENT_READ and self._watched.get(key.fd) == callbacks:
                 on_read()
             if on_write is None or not mask & selectors.EVENT_WRITE:
                 continue
-            if self._watched.get(key.fd) is callbacks:
+            if self._watched.get(key.fd) == callbacks:
                 on_write()
         # Those that are added meanwhile come next time, so that files and timers get their turn.
         for _ in range(len(self._soon)):

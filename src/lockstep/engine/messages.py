@@ -111,6 +111,8 @@ class Answer(NamedTuple):
     stop: bool
     committed: list[tuple[Any, dict[str, Any]]]
     """Checkpoints committed since the last answer, with their metrics."""
+    notice: tuple[str, int | None, float | None] | None = None
+    """Save soon, the group will stop: its kind, which rank was told to go, the deadline."""
 
 
 class LogRow(NamedTuple):

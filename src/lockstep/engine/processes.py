@@ -8,6 +8,7 @@ import signal
 import time
 
 __all__ = [
+    "STACK_SIGNAL",
     "descendants",
     "group_exists",
     "kill_children",
@@ -15,6 +16,10 @@ __all__ = [
     "kill_group",
     "process_handle",
 ]
+
+# Neither SIGUSR1 nor SIGUSR2: batch systems and frameworks use those.
+STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""What makes a worker write its threads' stacks to its stderr."""
 
 GIVE_UP_S = 1.0
 """How long to go on with processes that cannot be killed."""

@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 from itertools import takewhile
 
-from lockstep import settings
+from lockstep import runtime, settings
 from lockstep.engine.base import GroupSpec
 from lockstep.errors import InsufficientResourcesError
 
-__all__ = ["available_cpus", "check_fits", "visible_gpus", "worker_environment"]
+__all__ = ["available_cpus", "check_fits", "room_for", "visible_gpus", "worker_environment"]
 
 
 def available_cpus() -> int:
@@ -66,6 +66,18 @@ def check_fits(spec: GroupSpec) -> list[str]:
             "lower ScalingConfig(num_workers=…) for speed."
         ]
     return []
+
+
+def room_for(spec: GroupSpec) -> int:
+    """How many workers such as ``spec``'s fit, by ``lockstep.init``'s numbers or this machine's."""
+    limits = runtime.current()
+    cpus = available_cpus() if limits.num_cpus is None else limits.num_cpus
+    room = int(cpus // (spec.cpus_per_worker or 1))
+    if spec.gpus_per_worker:
+        gpus = len(visible_gpus())
+        gpus = gpus if limits.num_gpus is None else min(gpus, limits.num_gpus)
+        room = min(room, gpus // spec.gpus_per_worker)
+    return room
 
 
 def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:

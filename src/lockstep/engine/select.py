@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from lockstep.engine.base import Engine
 
 __all__ = ["ENGINES", "choose_engine", "close_engines"]
@@ -10,19 +12,22 @@ ENGINES = ("local", "inprocess")
 """Names that ``lockstep.init(engine=…)`` takes."""
 
 _open: dict[str, Engine] = {}
+_lock = threading.Lock()
 
 
 def choose_engine(name: str) -> Engine:
     """The process-wide engine of that name, made on first use."""
-    if name not in _open:
-        _open[name] = _make(name)
-    return _open[name]
+    with _lock:
+        if name not in _open:
+            _open[name] = _make(name)
+        return _open[name]
 
 
 def close_engines() -> None:
     """End everything engines keep warm."""
-    while _open:
-        _open.popitem()[1].close()
+    with _lock:
+        while _open:
+            _open.popitem()[1].close()
 
 
 def _make(name: str) -> Engine:

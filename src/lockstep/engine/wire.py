@@ -11,12 +11,12 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.engine.base import Channel, Posted
 from lockstep.engine.loop import EventLoop
 
-__all__ = ["Connection", "SocketChannel", "receive_with_files", "send_with_files"]
+__all__ = ["Connection", "SocketChannel", "Terminating", "receive_with_files", "send_with_files"]
 
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 18
@@ -63,6 +63,10 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytearray:
             raise EOFError("the other side closed the connection")
         got += count
     return data
+
+
+class Terminating(NamedTuple):
+    """A worker was told to go soon."""
 
 
 class Connection:
@@ -175,6 +179,7 @@ class SocketChannel(Channel):
         self._sending = threading.Lock()
         self._posted: deque[Any] = deque()
         self._post_pending = False
+        self._terminating = False
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
         self._closing = threading.Event()
@@ -204,6 +209,12 @@ class SocketChannel(Channel):
             self._post_pending = True
             with contextlib.suppress(OSError):  # woken often enough already, or closed
                 self._wake_write.send(b"\0")
+
+    def announce_termination(self) -> None:
+        """Tell the driver, from the I/O thread: a signal handler must take no lock."""
+        self._terminating = True
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"\0")
 
     def receive(self) -> Any:
         """See :class:`Channel`."""
@@ -253,4 +264,7 @@ class SocketChannel(Channel):
                 return
             self._wake_read.recv(4096)
             with self._sending:
+                if self._terminating:
+                    self._terminating = False
+                    self._sendall(_frame(Terminating()))
                 self._flush()

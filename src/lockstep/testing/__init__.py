@@ -1,5 +1,14 @@
-"""Tools for tests: the conformance suites that every engine passes."""
+"""Tools for tests: injected faults, a proof that training resumes, the conformance suites."""
 
 from lockstep.testing.engines import EngineConformance
+from lockstep.testing.faults import FaultPlan, InjectedError
+from lockstep.testing.resume import Difference, ResumeReport, verify_resume
 
-__all__ = ["EngineConformance"]
+__all__ = [
+    "Difference",
+    "EngineConformance",
+    "FaultPlan",
+    "InjectedError",
+    "ResumeReport",
+    "verify_resume",
+]

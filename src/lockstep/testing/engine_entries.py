@@ -110,8 +110,8 @@ def print_lines(channel: Channel) -> int:
 def answer_interrupt(channel: Channel) -> int:
     """Wait for an interrupt, say so, and exit with 7."""
     channel.receive()
-    channel.send("ready")
     try:
+        channel.send("ready")
         channel.receive()
     except KeyboardInterrupt:
         channel.send("interrupted")

@@ -17,9 +17,11 @@ from lockstep.config import (
 from lockstep.errors import TrainingFailedError, WorkerGroupError
 from lockstep.result import Result
 from lockstep.train.api import (
+    checkpoint_requested,
     get_all_reported_checkpoints,
     get_checkpoint,
     get_context,
+    get_preemption_info,
     load_checkpoint,
     local_rank,
     local_world_size,
@@ -30,7 +32,7 @@ from lockstep.train.api import (
     world_size,
 )
 from lockstep.train.backend import Backend, BackendConfig
-from lockstep.train.context import TrainContext
+from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "CheckpointUploadMode",
     "DataParallelTrainer",
     "FailureConfig",
+    "PreemptionInfo",
     "Result",
     "RunConfig",
     "ScalingConfig",
@@ -49,9 +52,11 @@ __all__ = [
     "TrainingFailedError",
     "UserCallback",
     "WorkerGroupError",
+    "checkpoint_requested",
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
+    "get_preemption_info",
     "load_checkpoint",
     "local_rank",
     "local_world_size",

@@ -8,10 +8,11 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
-from lockstep.train.context import TrainContext
+from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.session import Session, current
 
 __all__ = [
+    "checkpoint_requested",
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
@@ -20,6 +21,7 @@ __all__ = [
     "get_local_world_size",
     "get_metadata",
     "get_node_rank",
+    "get_preemption_info",
     "get_trial_dir",
     "get_trial_id",
     "get_trial_name",
@@ -125,6 +127,20 @@ def get_all_reported_checkpoints() -> list[tuple[Checkpoint, dict[str, Any]]]:
     Those that ``CheckpointConfig(num_to_keep=…)`` has deleted since are not on storage any more.
     """
     return list(_session("get_all_reported_checkpoints()").reported_checkpoints)
+
+
+def get_preemption_info() -> PreemptionInfo | None:
+    """Set when this run was told to stop soon (a SIGTERM to the driver or to a worker).
+
+    Every rank sees it after the same ``report()``. Save and report once more: the group stops at
+    that report, and the run goes on from there when it is restored or its workers are replaced.
+    """
+    return _session("get_preemption_info()").preemption
+
+
+def checkpoint_requested() -> bool:
+    """Whether the next report should carry a checkpoint: the run is about to stop or to resize."""
+    return _session("checkpoint_requested()").checkpoint_requested
 
 
 _OUTSIDE = TrainContext()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.engine.base import WorkerInfo
 
-__all__ = ["TrainContext", "place_among"]
+__all__ = ["PreemptionInfo", "TrainContext", "place_among"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,21 @@ class TrainContext:
     def get_attempt(self) -> int:
         """1, and one more after each restart."""
         return self.attempt
+
+
+@dataclass(frozen=True)
+class PreemptionInfo:
+    """This run has to stop soon. Every rank learns of it at the same report."""
+
+    rank: int | None
+    """The rank whose process was told to go; None: the driver was."""
+    deadline: float
+    """When it ends regardless, in seconds since the epoch."""
+
+    @property
+    def seconds_left(self) -> float:
+        """How much time there is to save."""
+        return max(0.0, self.deadline - time.time())
 
 
 def place_among(workers: Sequence[WorkerInfo], rank: int, context: TrainContext) -> TrainContext:

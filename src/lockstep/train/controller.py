@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from lockstep import settings
@@ -24,7 +25,7 @@ from lockstep.config import RunConfig
 from lockstep.console import Display, RunStatus
 from lockstep.engine import Engine, GroupSpec, WorkerGroup
 from lockstep.engine import messages as m
-from lockstep.engine.base import EngineEvent, Posted, WorkerExited
+from lockstep.engine.base import EngineEvent, Posted, WorkerExited, WorkerPreempted
 from lockstep.engine.loop import EventLoop
 from lockstep.error_record import pack_error, unpack_error
 from lockstep.errors import LockstepError
@@ -36,6 +37,7 @@ from lockstep.train.checkpoints import differing_files
 from lockstep.train.failure import FailurePolicy, describe
 from lockstep.train.output import OutputRouter
 from lockstep.train.run import Run
+from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.state import RunState, transition
 
 __all__ = ["Controller"]
@@ -65,6 +67,7 @@ class Controller:
         callbacks: CallbackDispatcher,
         display: Display,
         start_from: Checkpoint | None,
+        scaling: ScalingPolicy,
     ) -> None:
         self._engine = engine
         self._loop = loop
@@ -76,6 +79,12 @@ class Controller:
         self._display = display
         self._verbose = run_config.verbose
         self._start_from = start_from
+        self._hang_warning_s = run_config.hang_warning_s
+        self._hang_timeout_s = run_config.hang_timeout_s
+        self._stuck_at: tuple[int, int, bool] = (0, 0, False)
+        self._stuck_since = 0.0
+        self._stuck_told = False
+        self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
         self._storage_thread = ThreadPoolExecutor(1, thread_name_prefix="lockstep-storage")
         self._events: deque[e.Event] = deque()
@@ -89,17 +98,28 @@ class Controller:
         self._last_result: dict[str, Any] = {}
         self._told: set[str] = set()
         self._callbacks_started = False
-        first_id = (start_from.current_id or 0) if start_from is not None else 0
+        failure_config = run_config.failure_config
+        past = run.past()
+        if not run.restored and start_from is not None:
+            past["next_checkpoint_id"] = start_from.current_id or 0
         self.state, self._first_actions = RunState.new(
             group_spec.size,
-            FailurePolicy(run_config.failure_config.max_failures),
-            first_checkpoint_id=first_id,
+            FailurePolicy(failure_config.max_failures, failure_config.max_preemption_failures),
+            scaling=scaling,
+            capacity=engine.capacity(group_spec),
+            **past,
         )
 
     def start(self) -> None:
         """Begin; the loop does the rest until ``state.phase.ended``."""
         self._display.start(self.status())
         self._draw()
+        self._watch_for_hangs()
+        if self.state.scaling.elastic:
+            self._unwatch_capacity = self._engine.watch_capacity(
+                self._loop,
+                lambda: self._feed(e.CapacityChanged(self._engine.capacity(self._group_spec))),
+            )
         if not self._run.storage.is_local:
             self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)
         self._handling = True
@@ -107,6 +127,18 @@ class Controller:
             self._perform(action)
         self._handling = False
         self._handle_events()
+
+    def preempt(self) -> None:
+        """SIGTERM: once lets workers save and stop, twice kills them. Safe in a signal handler."""
+
+        def tell() -> None:
+            notice = self.state.notice
+            if notice is not None and notice.kind == "preemption" and notice.rank is None:
+                self._feed(e.TimerFired("preemption", self.state.attempt))
+            else:
+                self._feed(e.Preempt(None, self._preemption_deadline()))
+
+        self._loop.call_soon(tell)
 
     def interrupt(self) -> None:
         """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler."""
@@ -156,13 +188,21 @@ class Controller:
                     self._perform(action)
         finally:
             self._handling = False
-        # The workers have their answers: now the others may be told.
+        self._tell_others()
+
+    def _tell_others(self) -> None:
+        """Callbacks and display hear of things once the workers have their answers."""
         while self._afterwards:
             self._afterwards.popleft()()
 
     def _engine_event(self, event: EngineEvent) -> None:
         if isinstance(event, WorkerExited):
+            if self.state.scaling.elastic:
+                self._feed(e.CapacityChanged(self._engine.capacity(self._group_spec)))
             self._feed(e.Gone(event.rank, event.exitcode, event.detail))
+            return
+        if isinstance(event, WorkerPreempted):
+            self._feed(e.Preempt(event.rank, self._preemption_deadline()))
             return
         rank, message = event
         kind = type(message)
@@ -195,6 +235,7 @@ class Controller:
         if self._group is not None:
             self._group.close()
         self._started_at = time.perf_counter()
+        self._group_spec = replace(self._group_spec, size=action.size)
         in_process = self._engine.name == "inprocess"
         output = OutputRouter(
             self._run.directory, self._group_spec.size, None if in_process else self._display
@@ -224,7 +265,9 @@ class Controller:
         if not self._callbacks_started:
             self._callbacks_started = True
             self._last_result = run.first_result()
-            self._callbacks.start(self._trial("RUNNING"), self._run_context)
+            if newest:
+                self._newest = checkpoint
+            self._callbacks.start(self._trial("RUNNING"), self._run_context, run.restored)
 
     def _order_save(self, action: e.OrderSave) -> None:
         save, plan = action
@@ -285,7 +328,6 @@ class Controller:
         surplus = run.committed(record)
         checkpoint = run.open_checkpoint(record)
         self._reported.append((checkpoint, record.metrics))
-        self._feed(e.Committed(save.name))
         for old in surplus:
             self._storage_thread.submit(self._delete, old)
         if not run.storage.is_local:
@@ -293,6 +335,7 @@ class Controller:
         self._newest = self._committed[save.name] = checkpoint
         trial, iteration = self._trial("RUNNING"), run.iteration
         self._afterwards.append(lambda: self._callbacks.checkpoint(iteration, trial, checkpoint))
+        self._feed(e.Committed(save.name))  # last: it may be what the end was waiting for
 
     def _delete(self, record: CheckpointRecord) -> None:
         try:
@@ -311,7 +354,7 @@ class Controller:
         for rank in action.ranks:
             news = self._reported[self._known_to[rank] :]
             self._known_to[rank] = len(self._reported)
-            self._send(rank, m.Answer(action.stop, news))
+            self._send(rank, m.Answer(action.stop, news, action.notice))
 
     def _release_workers(self, action: e.ReleaseWorkers) -> None:
         for rank in range(self.state.world_size):
@@ -330,6 +373,7 @@ class Controller:
             "collect": COLLECT_S,
             "grace": settings.stop_grace_seconds(),
             "exit": EXIT_S,
+            "preemption": settings.preemption_grace_seconds(),
         }[action.kind]
         fired = e.TimerFired(action.kind, self.state.attempt)
         self._loop.call_later(seconds, lambda: self._feed(fired))
@@ -351,11 +395,41 @@ class Controller:
             origin = f"from {newest.name}" if newest else "from the beginning"
             self._display.message(f"{text} Starting attempt {attempt + 1} {origin}.", "warning")
 
+    def _record_leave(self, action: e.RecordLeave) -> None:
+        notice, size = action
+        # The state has moved on already when there is a next attempt.
+        attempt = self.state.attempt - (size is not None)
+        self._run.record_leave(attempt, notice, size)
+        if size is None:
+            return
+        newest = self._run.newest_checkpoint()
+        origin = f"from {newest.name}" if newest else "from the beginning"
+        why = (
+            "There is room for more workers"
+            if notice.kind == "resize"
+            else f"Rank {notice.rank} was preempted"
+        )
+        self._display.message(f"{why}: starting attempt {attempt + 1} with {size}, {origin}.")
+
+    def _explain_hang(self, action: e.ExplainHang) -> None:
+        missing = ", ".join(map(str, action.missing))
+        waiting = ", ".join(map(str, action.waiting))
+        self._display.message(
+            f"Report {action.number}: rank(s) {waiting} wait since {action.seconds:.0f} s for "
+            f"rank(s) {missing}; where those are follows.",
+            "warning",
+        )
+        if self._group is not None:
+            for rank in action.missing:
+                self._group.dump_stacks(rank)
+
     def _end(self, action: e.End) -> None:
+        self._unwatch_capacity()
         if self._group is not None:
             self._group.close()
             self._group = None
         self._storage_thread.shutdown(wait=True)
+        self._tell_others()
         failed = action.phase is e.Phase.FAILED
         if self._callbacks_started:
             status = "ERROR" if failed else "TERMINATED"
@@ -411,6 +485,27 @@ class Controller:
         self._display.refresh()
         self._loop.call_later(interval, self._draw)
 
+    def _preemption_deadline(self) -> float:
+        return time.time() + settings.preemption_grace_seconds()
+
+    def _watch_for_hangs(self) -> None:
+        """Look now and then whether the open report is the same one, instead of timing each."""
+        limits = [limit for limit in (self._hang_warning_s, self._hang_timeout_s) if limit]
+        if not limits or self.state.phase.ended:
+            return
+        state, now = self.state, time.monotonic()
+        here = (state.attempt, state.rows, 0 < state.arrived < state.world_size)
+        if here != self._stuck_at or not here[2]:
+            self._stuck_at, self._stuck_since, self._stuck_told = here, now, False
+        else:
+            seconds = now - self._stuck_since
+            if self._hang_timeout_s and seconds >= self._hang_timeout_s:
+                self._feed(e.Stuck(seconds, fatal=True))
+            elif self._hang_warning_s and seconds >= self._hang_warning_s and not self._stuck_told:
+                self._stuck_told = True
+                self._feed(e.Stuck(seconds, fatal=False))
+        self._loop.call_later(min(limits) / 4, self._watch_for_hangs)
+
     def _sync_regularly(self) -> None:
         if not self.state.phase.ended:
             self._storage_thread.submit(self._sync)
@@ -449,6 +544,8 @@ _PERFORM: dict[type, Callable[[Controller, Any], None]] = {
     e.InterruptWorkers: Controller._interrupt_workers,
     e.KillWorkers: Controller._kill_workers,
     e.SetTimer: Controller._set_timer,
+    e.ExplainHang: Controller._explain_hang,
     e.RecordFailure: Controller._record_failure,
+    e.RecordLeave: Controller._record_leave,
     e.End: Controller._end,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
@@ -14,23 +14,28 @@ from lockstep.train.failure import WorkerFailure
 __all__ = [
     "Action",
     "Answer",
+    "CapacityChanged",
     "Closed",
     "Commit",
     "Committed",
     "Discard",
     "End",
     "Event",
+    "ExplainHang",
     "Gone",
     "Interrupt",
     "InterruptWorkers",
     "KillWorkers",
     "LaunchWorkers",
+    "Notice",
     "OrderSave",
     "Phase",
+    "Preempt",
     "Raised",
     "Ready",
     "Record",
     "RecordFailure",
+    "RecordLeave",
     "Recorded",
     "ReleaseWorkers",
     "Reported",
@@ -41,6 +46,7 @@ __all__ = [
     "SetTimer",
     "SnapshotPart",
     "StartWorkers",
+    "Stuck",
     "TimerFired",
 ]
 
@@ -54,11 +60,22 @@ class Phase(Enum):
     FINISHED = "finished"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    PREEMPTED = "preempted"
 
     @property
     def ended(self) -> bool:
         """Nothing happens any more."""
-        return self in (Phase.FINISHED, Phase.FAILED, Phase.INTERRUPTED)
+        return self not in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+
+
+class Notice(NamedTuple):
+    """Why a running group is to save and stop soon."""
+
+    kind: Literal["preemption", "resize"]
+    rank: int | None = None
+    """Of a preemption: the rank that was told to go; None: the driver."""
+    deadline: float | None = None
+    """When it ends regardless, in seconds since the epoch."""
 
 
 class Save(NamedTuple):
@@ -156,6 +173,26 @@ class Interrupt(NamedTuple):
     """Ctrl-C."""
 
 
+class Preempt(NamedTuple):
+    """Somebody was told to go soon: a rank, or (None) the driver."""
+
+    rank: int | None
+    deadline: float
+
+
+class CapacityChanged(NamedTuple):
+    """So many workers fit now."""
+
+    capacity: int
+
+
+class Stuck(NamedTuple):
+    """Nothing has moved at the open report for so long; ``fatal``: too long."""
+
+    seconds: float
+    fatal: bool
+
+
 class TimerFired(NamedTuple):
     """A timer set by ``SetTimer`` in the same attempt ran out."""
 
@@ -181,6 +218,9 @@ Event = (
     | Raised
     | Gone
     | Interrupt
+    | Preempt
+    | CapacityChanged
+    | Stuck
     | TimerFired
     | Closed
 )
@@ -192,6 +232,7 @@ class StartWorkers(NamedTuple):
     """Start a group for this attempt."""
 
     attempt: int
+    size: int
 
 
 class LaunchWorkers(NamedTuple):
@@ -228,10 +269,11 @@ class Discard(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Let these ranks go on, or stop."""
+    """Let these ranks go on, or stop; a notice is told to all of them at the same report."""
 
     ranks: tuple[int, ...]
     stop: bool
+    notice: Notice | None = None
 
 
 class ReleaseWorkers(NamedTuple):
@@ -252,11 +294,27 @@ class SetTimer(NamedTuple):
     kind: str
 
 
+class ExplainHang(NamedTuple):
+    """Say which ranks are missing at a report, and where they are."""
+
+    missing: tuple[int, ...]
+    waiting: tuple[int, ...]
+    number: int
+    seconds: float
+
+
 class RecordFailure(NamedTuple):
     """Journal a failed attempt."""
 
     failures: tuple[WorkerFailure, ...]
     retry: bool
+
+
+class RecordLeave(NamedTuple):
+    """Journal that an attempt stopped on a notice; ``size``: of the next one."""
+
+    notice: Notice
+    size: int | None
 
 
 class End(NamedTuple):
@@ -278,6 +336,8 @@ Action = (
     | InterruptWorkers
     | KillWorkers
     | SetTimer
+    | ExplainHang
     | RecordFailure
+    | RecordLeave
     | End
 )

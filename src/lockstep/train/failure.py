@@ -24,15 +24,22 @@ class WorkerFailure:
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """Start again until ``max_failures`` attempts have failed (-1: always)."""
+    """Start again until ``max_failures`` attempts failed (-1: always); preempted ones apart."""
 
     max_failures: int = 0
+    max_preemption_failures: int = -1
 
     def decide(self, failed_attempts: int) -> Literal["retry", "raise"]:
         """``failed_attempts`` counts the one that has just failed."""
-        if self.max_failures < 0 or failed_attempts <= self.max_failures:
-            return "retry"
-        return "raise"
+        return _within(failed_attempts, self.max_failures)
+
+    def decide_preempted(self, preempted_attempts: int) -> Literal["retry", "raise"]:
+        """The same for attempts that ended because a worker was preempted."""
+        return _within(preempted_attempts, self.max_preemption_failures)
+
+
+def _within(count: int, limit: int) -> Literal["retry", "raise"]:
+    return "retry" if limit < 0 or count <= limit else "raise"
 
 
 def died(rank: int, exitcode: int | None, detail: str) -> WorkerFailure:

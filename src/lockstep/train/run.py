@@ -17,17 +17,20 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
 from lockstep.engine.messages import Report
+from lockstep.errors import StorageError
 from lockstep.journal import JOURNAL_FILE, Journal
 from lockstep.metrics import first_result, full_row, look_up
-from lockstep.result import Result, address_from, open_checkpoint
+from lockstep.records import RunRecords, address_from, existing_checkpoints, open_checkpoint
+from lockstep.result import Result
 from lockstep.retention import CheckpointRecord, surplus
 from lockstep.storage import Storage, open_storage
-from lockstep.train.events import Phase, Save
+from lockstep.train.events import Notice, Phase, Save
 from lockstep.train.failure import WorkerFailure, first_cause
+from lockstep.train.output import log_file
 from lockstep.train.reports import combine
 from lockstep.train.session import SNAPSHOT_PREFIX
 
-__all__ = ["Run"]
+__all__ = ["Run", "experiment_storage"]
 
 
 class Run:
@@ -37,49 +40,85 @@ class Run:
     temporary directory whose small files ``sync`` copies over; checkpoints go there directly.
     """
 
-    def __init__(
-        self, trainer_name: str, run_config: RunConfig, config: Mapping[str, Any], world_size: int
-    ) -> None:
-        now = time.time()
-        date = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
-        self.trial_id = f"{uuid.uuid4().hex[:5]}_00000"
-        self.name = f"{trainer_name}_{self.trial_id}"
-        self.experiment_name = run_config.name or f"{trainer_name}_{date}"
-        self.trainer_name = trainer_name
-        self.checkpoint_config: CheckpointConfig = run_config.checkpoint_config
-        root = open_storage(
-            run_config.storage_path or settings.results_root(), run_config.storage_filesystem
-        )
-        self.storage: Storage = root.child(self.experiment_name).child(f"{self.name}_0_{date}")
-        self.storage.make_directory("")
-        self._spool = None if self.storage.is_local else tempfile.mkdtemp(prefix="lockstep-run-")
-        self.directory = self._spool or self.storage.root
+    def __init__(self, storage: Storage, record: dict[str, Any], past: RunRecords | None) -> None:
+        self.storage = storage
+        self.record = {**(past.run if past else {}), **record}
+        self.restored = past is not None
+        self.trial_id: str = self.record["trial_id"]
+        self.trainer_name: str = self.record["trainer"]
+        self.experiment_name: str = self.record["experiment_name"]
+        self.name = f"{self.trainer_name}_{self.trial_id}"
+        self.checkpoint_config = CheckpointConfig(**self.record["checkpoint_config"])
+        self._spool = None if storage.is_local else tempfile.mkdtemp(prefix="lockstep-run-")
+        if self._spool is not None and past is not None:
+            for name in storage.listdir(""):
+                if not storage.is_directory(name):
+                    storage.get(name, os.path.join(self._spool, name))
+        self.directory = self._spool or storage.root
         self._journal = Journal(os.path.join(self.directory, JOURNAL_FILE))
         self._started = time.perf_counter()
         self.checkpoints: list[CheckpointRecord] = []
         self.rows = 0
+        self._attempts = 0
+        if past is not None:
+            storage.sweep()
+            self.checkpoints = existing_checkpoints(storage, past.checkpoints)
+            self.rows = past.rows
+            self._attempts = max(past.attempts, default=0)
         self.iteration = 0
         self.last_metrics: dict[str, Any] = {}
         self._last_record: dict[str, Any] = {}
         self._rows: dict[str, dict[str, Any]] = {}
-        self.record = self._journal.append(
-            "run",
-            version=1,
-            trial_id=self.trial_id,
-            experiment_id=uuid.uuid4().hex,
-            experiment_tag="0",
-            experiment_name=self.experiment_name,
-            trainer=trainer_name,
-            config=dict(config),
-            checkpoint_config=asdict(self.checkpoint_config),
-            world_size=world_size,
-            time=now,
-        )
+        self._journal.append("restore" if past else "run", **record)
         self._attempt: dict[str, Any] = {}
         self._attempt_started = 0.0
         self._attempt_rows = 0
         self._total_before = 0.0
         self._last_report = 0.0
+
+    @classmethod
+    def create(cls, trainer_name: str, run_config: RunConfig, config: Mapping[str, Any]) -> Run:
+        """A new run in a directory of its own."""
+        now = time.time()
+        date = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
+        trial_id = f"{uuid.uuid4().hex[:5]}_00000"
+        experiment_name = run_config.name or f"{trainer_name}_{date}"
+        experiment = experiment_storage(run_config, experiment_name)
+        storage = experiment.child(f"{trainer_name}_{trial_id}_0_{date}")
+        storage.make_directory("")
+        record = {
+            "version": 1,
+            "trial_id": trial_id,
+            "experiment_id": uuid.uuid4().hex,
+            "experiment_tag": "0",
+            "experiment_name": experiment_name,
+            "trainer": trainer_name,
+            "config": dict(config),
+            "checkpoint_config": asdict(run_config.checkpoint_config),
+            "time": now,
+        }
+        return cls(storage, record, None)
+
+    @classmethod
+    def reopen(cls, storage: Storage, run_config: RunConfig, config: Mapping[str, Any]) -> Run:
+        """Go on with a run, whatever ended it."""
+        record = {
+            "config": dict(config),
+            "checkpoint_config": asdict(run_config.checkpoint_config),
+            "restored": time.time(),
+        }
+        return cls(storage, record, RunRecords(storage))
+
+    def past(self) -> dict[str, Any]:
+        """What the state machine must know of what happened before."""
+        newest = self.newest_checkpoint()
+        return {
+            "attempt": self._attempts + 1,
+            "rows": self.rows,
+            "safe_rows": newest.index if newest else 0,
+            "next_checkpoint_id": newest.id + 1 if newest else 0,
+            "committed": frozenset(record.name for record in self.checkpoints),
+        }
 
     @property
     def elapsed_s(self) -> float:
@@ -213,13 +252,52 @@ class Run:
             "failure", attempt=attempt, errors=errors, retry=retry, time=time.time()
         )
 
-    def end(self, phase: Phase) -> None:
-        """Journal the end and clear away what was not published."""
-        for record in self._forget_surplus(ended=True):
-            self.delete(record)
-        self.storage.sweep()
+    def record_leave(self, attempt: int, notice: Notice, size: int | None) -> None:
+        """Journal that an attempt stopped on a notice; ``size``: of the next one."""
+        self._journal.append(
+            "leave",
+            attempt=attempt,
+            kind=notice.kind,
+            rank=notice.rank,
+            next_size=size,
+            time=time.time(),
+        )
+
+    def log_tail(self, rank: int, lines: int = 10) -> list[str]:
+        """The last lines a rank printed."""
+        try:
+            with open(os.path.join(self.directory, log_file(rank)), "rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - 16384))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return []
+        return [line for line in text.splitlines() if line.strip()][-lines:]
+
+    def end(self, phase: Phase) -> StorageError | None:
+        """Journal the end and clear away what was not published; returns why if that failed."""
+        failed = None
+        try:
+            for record in self._forget_surplus(ended=True):
+                self.delete(record)
+            self.storage.sweep()
+        except StorageError as error:
+            failed = error
         self._journal.append("end", state=phase.value, time=time.time())
         self._journal.flush()
+        return failed
+
+    def hand_over(self) -> None:
+        """Copy the small files to remote storage for the last time.
+
+        Raises:
+            StorageError: that failed; it says where they are kept instead.
+        """
+        try:
+            self.sync()
+        except StorageError as error:
+            spool, self._spool = self._spool, None
+            raise StorageError(f"{error} The run's records are kept in {spool!r}.") from error
 
     def sync(self) -> None:
         """Copy the small files to remote storage. May run in another thread."""
@@ -247,3 +325,11 @@ class Run:
             self.checkpoints.remove(record)
             self._journal.append("delete", name=record.name)
         return gone
+
+
+def experiment_storage(run_config: RunConfig, name: str) -> Storage:
+    """The directory that holds the runs of one name."""
+    root = open_storage(
+        run_config.storage_path or settings.results_root(), run_config.storage_filesystem
+    )
+    return root.child(name)

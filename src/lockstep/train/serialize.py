@@ -15,15 +15,31 @@ __all__ = ["dump", "dump_function"]
 _DEPTH = 4
 
 
-def dump(value: Any, name: str) -> bytes:
+def dump(value: Any, name: str, *, by_value: bool = False) -> bytes:
     """Something else that workers get, as bytes.
+
+    Args:
+        value: what to send.
+        name: what to call it in an error.
+        by_value: it must load where the module it comes from is not to be had (unless that is
+            an installed package).
 
     Raises:
         TypeError: something in it cannot be pickled; names it.
     """
     import cloudpickle
 
-    with _by_value(_module_of(value)):
+    module = _module_of(value)
+    if by_value and module is not None and not _installed(module):
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            whole: bytes = cloudpickle.dumps(value)
+            return whole
+        except Exception:
+            pass  # it uses something of its module that only an import can give
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+    with _by_value(module):
         try:
             data: bytes = cloudpickle.dumps(value)
             return data
@@ -74,6 +90,15 @@ def _by_value(module: ModuleType | None) -> Iterator[None]:
         yield
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+def _installed(module: ModuleType) -> bool:
+    """Part of Python, lockstep or an installed package; ``__main__`` needs no registering."""
+    root = module.__name__.partition(".")[0]
+    if root in ("__main__", "lockstep") or root in sys.stdlib_module_names:
+        return True
+    file = getattr(module, "__file__", None) or ""
+    return any(part in file for part in ("site-packages", "dist-packages"))
 
 
 def _workers_can_import(module: ModuleType) -> bool:

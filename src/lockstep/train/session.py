@@ -29,7 +29,7 @@ from lockstep.error_record import pack_error
 from lockstep.errors import CheckpointError, StopTraining
 from lockstep.metrics import normalise
 from lockstep.storage import Storage, open_storage
-from lockstep.train.context import TrainContext
+from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.reports import check_reduce
 from lockstep.train.uploads import Uploader
 
@@ -69,6 +69,8 @@ class Session:
         self._lock = threading.Lock()
         self._number = 0
         self._stopped = False
+        self.checkpoint_requested = False
+        self.preemption: PreemptionInfo | None = None
         self._last_time = time.time()
 
     def report(
@@ -145,6 +147,13 @@ class Session:
         if answer.committed:
             self.reported_checkpoints.extend(answer.committed)
             self.checkpoint = answer.committed[-1][0]
+        if answer.notice is not None:
+            kind, rank, deadline = answer.notice
+            self.checkpoint_requested = True
+            if kind == "preemption":
+                self.preemption = PreemptionInfo(rank, deadline or 0.0)
+        elif report.checkpoint is not None:
+            self.checkpoint_requested = False
         if answer.stop:
             self._stopped = True
             raise StopTraining("this run has been told to stop")

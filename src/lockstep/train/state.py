@@ -4,9 +4,10 @@ No I/O, no clock, no randomness. The controller performs the actions and feeds b
 
     STARTING ──all ready──▶ RUNNING ──all finished──▶ STOPPING ──all exited──▶ FINISHED
         │                      │                       ▲   │
-        └──failure, Ctrl-C─────┴───────────────────────┘   ├─ failed, retry ─▶ STARTING (attempt+1)
+        └──failure, Ctrl-C─────┴───────────────────────┘   ├─ retry, resize ─▶ STARTING (attempt+1)
                                                            ├─ failed ────────▶ FAILED
-                                                           └─ Ctrl-C ────────▶ INTERRUPTED
+                                                           ├─ Ctrl-C ────────▶ INTERRUPTED
+                                                           └─ SIGTERM ───────▶ PREEMPTED
 
 A report is a barrier. While RUNNING, the i-th report of each rank waits in ``waiting``; when it is
 complete it becomes a row (``Record``), and, if some rank brought a checkpoint, first a ``Save``:
@@ -14,6 +15,9 @@ complete it becomes a row (``Record``), and, if some rank brought a checkpoint, 
     waiting complete ─▶ OrderSave ─▶ every rank Saved ─▶ Record ─▶ Commit ─▶ Answer     (SYNC)
     waiting complete ─▶ OrderSave ─▶ every rank Snapshotted ─▶ Record ─▶ Answer         (ASYNC)
                                      every rank Saved ─▶ Commit                          later
+
+A notice (a preemption, or room for more workers) is told to every rank with the answer to one
+report, so that they can save; at the next one (a resize: once a checkpoint is committed) they stop.
 
 Checkpoints are committed in the order of their reports. What was not committed when an attempt ends
 is thrown away (``Discard``).
@@ -28,29 +32,41 @@ from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
 from lockstep.engine.messages import Report
 from lockstep.error_record import pack_error
-from lockstep.errors import CheckpointError, LockstepError, MismatchedReportsError
+from lockstep.errors import (
+    CheckpointError,
+    HangError,
+    InsufficientResourcesError,
+    LockstepError,
+    MismatchedReportsError,
+    PreemptedError,
+)
 from lockstep.train.checkpoints import checkpoint_name, plan_save
 from lockstep.train.events import (
     Action,
     Answer,
+    CapacityChanged,
     Closed,
     Commit,
     Committed,
     Discard,
     End,
     Event,
+    ExplainHang,
     Gone,
     Interrupt,
     InterruptWorkers,
     KillWorkers,
     LaunchWorkers,
+    Notice,
     OrderSave,
     Phase,
+    Preempt,
     Raised,
     Ready,
     Record,
     Recorded,
     RecordFailure,
+    RecordLeave,
     ReleaseWorkers,
     Reported,
     Returned,
@@ -60,9 +76,11 @@ from lockstep.train.events import (
     SetTimer,
     SnapshotPart,
     StartWorkers,
+    Stuck,
     TimerFired,
 )
 from lockstep.train.failure import FailurePolicy, WorkerFailure, died
+from lockstep.train.scaling import ScalingPolicy
 
 __all__ = ["IllegalTransition", "RunState", "transition"]
 
@@ -72,9 +90,12 @@ class RunState(NamedTuple):
 
     world_size: int
     policy: FailurePolicy = FailurePolicy()
+    scaling: ScalingPolicy = ScalingPolicy(1, 1)
+    capacity: int = 0
     phase: Phase = Phase.STARTING
     attempt: int = 1
     failed_attempts: int = 0
+    preempted_attempts: int = 0
     rows: int = 0
     next_checkpoint_id: int = 0
     workers: tuple[WorkerInfo | None, ...] = ()
@@ -85,6 +106,10 @@ class RunState(NamedTuple):
     stop: bool = False
     saves: tuple[Save, ...] = ()
     committed: frozenset[str] = frozenset()
+    safe_rows: int = 0
+    notice: Notice | None = None
+    told_rows: int | None = None
+    leaving: bool = False
     returned: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
     failures: tuple[WorkerFailure, ...] = ()
@@ -94,11 +119,15 @@ class RunState(NamedTuple):
 
     @staticmethod
     def new(
-        world_size: int, policy: FailurePolicy, *, first_checkpoint_id: int = 0
+        world_size: int, policy: FailurePolicy, *, scaling: ScalingPolicy | None = None, **past: Any
     ) -> tuple[RunState, list[Action]]:
-        """The state of a run that begins, and what to do first."""
-        state = RunState(world_size, policy, next_checkpoint_id=first_checkpoint_id)
-        return _fresh_attempt(state), [StartWorkers(1)]
+        """The state of a run that begins, and what to do first.
+
+        ``past`` holds fields of a run that goes on: attempt, rows, next_checkpoint_id, committed.
+        """
+        scaling = scaling or ScalingPolicy(world_size, world_size)
+        state = _fresh_attempt(RunState(world_size, policy, scaling, **past))
+        return state, [StartWorkers(state.attempt, world_size)]
 
 
 class IllegalTransition(LockstepError):
@@ -125,6 +154,9 @@ def _fresh_attempt(state: RunState) -> RunState:
         gone=frozenset(),
         failures=(),
         killed=False,
+        notice=None,
+        told_rows=None,
+        leaving=False,
     )
 
 
@@ -273,7 +305,21 @@ def _open_barrier(state: RunState) -> tuple[RunState, list[Action]]:
     state = state._replace(waiting=(None,) * size, arrived=0)
     if state.phase is not Phase.RUNNING:
         return state, []
-    return state, [Answer(tuple(range(size)), state.stop)]
+    everyone = tuple(range(size))
+    if state.notice is None or state.stop:
+        return state, [Answer(everyone, state.stop)]
+    return _answer_with_notice(state, state.notice, everyone)
+
+
+def _answer_with_notice(
+    state: RunState, notice: Notice, everyone: tuple[int, ...]
+) -> tuple[RunState, list[Action]]:
+    """Tell it at one report, so that ranks can save; stop at the next, or once they have saved."""
+    if state.told_rows is None:
+        return state._replace(told_rows=state.rows), [Answer(everyone, False, notice)]
+    if notice.kind == "preemption" or state.safe_rows > state.told_rows:
+        return state._replace(leaving=True), [Answer(everyone, True)]
+    return state, [Answer(everyone, False)]
 
 
 def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action]]:
@@ -283,6 +329,7 @@ def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action
     state = state._replace(
         saves=tuple(other for other in state.saves if other.name != save.name),
         committed=state.committed | {save.name},
+        safe_rows=save.report_number,
         history=_note(state, f"committed {save.name}"),
     )
     actions: list[Action] = []
@@ -384,8 +431,57 @@ def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action
     return state, [InterruptWorkers(), SetTimer("grace")]
 
 
+def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
+    notice = state.notice
+    if state.phase.ended or (notice is not None and notice.kind == "preemption"):
+        if notice is not None and event.rank is None and notice.rank is not None:
+            # Not only a worker has to go, but the driver as well: no new attempt then.
+            state = state._replace(notice=notice._replace(rank=None))
+        return state, []
+    state = state._replace(
+        notice=Notice("preemption", event.rank, event.deadline),
+        told_rows=None,
+        history=_note(state, "preemption notice"),
+    )
+    return state, [SetTimer("preemption")]
+
+
+def _capacity_changed(state: RunState, event: CapacityChanged) -> tuple[RunState, list[Action]]:
+    state = state._replace(capacity=event.capacity)
+    grown = state.scaling.grown(state.world_size, event.capacity)
+    if grown is not None and state.notice is None and state.phase is Phase.RUNNING:
+        state = state._replace(notice=Notice("resize"), told_rows=None)
+    return state, []
+
+
+def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
+    if state.phase is not Phase.RUNNING or not 0 < state.arrived < state.world_size:
+        return state, []
+    waiting = tuple(rank for rank, report in enumerate(state.waiting) if report is not None)
+    missing = tuple(
+        rank
+        for rank in range(state.world_size)
+        if state.waiting[rank] is None and rank not in state.returned
+    )
+    report = state.waiting[waiting[0]]
+    assert report is not None
+    explain = ExplainHang(missing, waiting, report.number, event.seconds)
+    if not event.fatal:
+        return state, [explain]
+    error = HangError(
+        f"{_named(list(missing))} did not come to report {report.number} within "
+        f"{event.seconds:g} s, where {_named(list(waiting))} waited; their stacks are in the log."
+    )
+    state, actions = _fail(state, WorkerFailure(missing[0], pack_error(error)))
+    return state, [explain, *actions]
+
+
 def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Action]]:
-    if event.attempt != state.attempt or state.phase is not Phase.STOPPING or state.killed:
+    if event.attempt != state.attempt or state.phase.ended or state.killed:
+        return state, []
+    if event.kind == "preemption":
+        state = state._replace(phase=Phase.STOPPING, leaving=True)
+    elif state.phase is not Phase.STOPPING:
         return state, []
     return state._replace(killed=True), [KillWorkers()]
 
@@ -409,16 +505,62 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     failures = state.failures
     if state.interrupted:
         return state._replace(phase=Phase.INTERRUPTED), [*lost, End(Phase.INTERRUPTED, failures)]
-    if not failures:
-        return state._replace(phase=Phase.FINISHED), [*lost, End(Phase.FINISHED, ())]
-    failed_attempts = state.failed_attempts + 1
-    if state.policy.decide(failed_attempts) == "raise":
-        state = state._replace(phase=Phase.FAILED, failed_attempts=failed_attempts)
-        return state, [*lost, RecordFailure(failures, False), End(Phase.FAILED, failures)]
-    state = _fresh_attempt(state)._replace(
-        attempt=state.attempt + 1, failed_attempts=failed_attempts
-    )
-    return state, [*lost, RecordFailure(failures, True), StartWorkers(state.attempt)]
+    notice = state.notice
+    preempted = notice is not None and notice.kind == "preemption"
+    if notice is not None and (state.leaving or (failures and preempted)):
+        state, actions = _left(state, notice)
+    elif not failures:
+        state, actions = state._replace(phase=Phase.FINISHED), [End(Phase.FINISHED, ())]
+    else:
+        state, actions = _failed(state, failures)
+    return state, [*lost, *actions]
+
+
+def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
+    """The group stopped because of a notice (or died while it was preempted)."""
+    if notice.kind == "resize":
+        return _next_attempt(state, lambda size: [RecordLeave(notice, size)])
+    if notice.rank is None:
+        return state._replace(phase=Phase.PREEMPTED), [
+            RecordLeave(notice, None),
+            End(Phase.PREEMPTED, state.failures),
+        ]
+    preempted_attempts = state.preempted_attempts + 1
+    if state.policy.decide_preempted(preempted_attempts) == "raise":
+        error = PreemptedError(
+            f"rank {notice.rank} was preempted, for the {preempted_attempts}. time; "
+            "FailureConfig(max_preemption_failures=…) allows more."
+        )
+        failures = (*state.failures, WorkerFailure(notice.rank, pack_error(error)))
+        state = state._replace(phase=Phase.FAILED, failures=failures)
+        return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
+    state = state._replace(preempted_attempts=preempted_attempts)
+    return _next_attempt(state, lambda size: [RecordLeave(notice, size)])
+
+
+def _failed(state: RunState, failures: tuple[WorkerFailure, ...]) -> tuple[RunState, list[Action]]:
+    state = state._replace(failed_attempts=state.failed_attempts + 1)
+    if state.policy.decide(state.failed_attempts) == "raise":
+        state = state._replace(phase=Phase.FAILED)
+        return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
+    return _next_attempt(state, lambda size: [RecordFailure(failures, True)])
+
+
+def _next_attempt(
+    state: RunState, record: Callable[[int], list[Action]]
+) -> tuple[RunState, list[Action]]:
+    size = state.scaling.size_for(state.capacity)
+    if size is None:
+        error = InsufficientResourcesError(
+            f"{state.capacity} worker(s) fit now, and the run needs at least "
+            f"{state.scaling.smallest}; restore it when there is more room."
+        )
+        failures = (*state.failures, WorkerFailure(0, pack_error(error)))
+        state = state._replace(phase=Phase.FAILED, failures=failures)
+        return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
+    state = _fresh_attempt(state._replace(world_size=size))
+    state = state._replace(attempt=state.attempt + 1)
+    return state, [*record(size), StartWorkers(state.attempt, size)]
 
 
 def _put(items: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
@@ -455,6 +597,9 @@ _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] 
     Raised: _raised,
     Gone: _gone,
     Interrupt: _interrupt,
+    Preempt: _preempt,
+    CapacityChanged: _capacity_changed,
+    Stuck: _stuck,
     TimerFired: _timer_fired,
     Closed: _closed,
 }

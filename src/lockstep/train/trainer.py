@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep import runtime, settings
 from lockstep.callback import RunContext
@@ -22,21 +22,34 @@ from lockstep.config import RunConfig, ScalingConfig
 from lockstep.console import Display, make_display
 from lockstep.engine import Engine, GroupSpec, choose_engine
 from lockstep.engine.loop import EventLoop
-from lockstep.errors import TrainingInterrupted, WorkerGroupError
+from lockstep.errors import (
+    InsufficientResourcesError,
+    TrainingInterrupted,
+    TrainingPreempted,
+    WorkerGroupError,
+)
 from lockstep.metrics import normalise
+from lockstep.records import RunRecords, newest_run
 from lockstep.result import Result
+from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
-from lockstep.train.backend import BackendConfig
+from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.context import TrainContext
 from lockstep.train.controller import Controller
 from lockstep.train.events import Phase
-from lockstep.train.failure import describe
-from lockstep.train.run import Run
+from lockstep.train.failure import describe, first_cause
+from lockstep.train.run import Run, experiment_storage
+from lockstep.train.saved import TRAINER_FILE, save_trainer, saved_trainer
+from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.serialize import dump, dump_function
 from lockstep.train.session import Faults
 from lockstep.train.state import RunState
 from lockstep.train.worker import ENTRY, WorkerSetup, takes_config
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+    from typing_extensions import Self
 
 __all__ = ["BaseTrainer", "DataParallelTrainer"]
 
@@ -122,6 +135,8 @@ class DataParallelTrainer(BaseTrainer):
         if fault_plan is not None and not callable(fault_plan):
             raise TypeError(f"fault_plan={fault_plan!r}: expected a lockstep.testing.FaultPlan.")
         self.fault_plan = fault_plan
+        self._restored_from: Storage | None = None
+        self._changed = False
 
     def fit(self) -> Result:
         """Run the training function on every worker; return when all have finished.
@@ -142,16 +157,8 @@ class DataParallelTrainer(BaseTrainer):
             "metadata": dump(self.metadata, "metadata"),
             "faults": dump(self.fault_plan, "fault_plan") if self.fault_plan else b"",
         }
-        environment = {**backend.environment(), **runtime.current().env_vars}
-        spec = GroupSpec(
-            size=max(1, self.scaling_config.num_workers),
-            entry=ENTRY,
-            payload=b"",
-            preload=("lockstep.train.worker", *backend.preload),
-            environment=environment,
-            cpus_per_worker=self.scaling_config.num_cpus_per_worker,
-            gpus_per_worker=self.scaling_config.num_gpus_per_worker,
-        )
+        scaling = ScalingPolicy(*self.scaling_config.sizes)
+        spec = self._group_spec(engine, backend, scaling)
         warnings = engine.check(spec)
         display = make_display(self.run_config.verbose, interactive_function=in_process)
         callbacks = CallbackDispatcher(
@@ -159,12 +166,9 @@ class DataParallelTrainer(BaseTrainer):
             lambda text: display.message(text, "warning"),
             settings.callback_flush_seconds(),
         )
-        run = Run(
-            type(self).__name__,
-            self.run_config,
-            {"train_loop_config": _describable(self.train_loop_config)},
-            spec.size,
-        )
+        run = self._open_run()
+        if isinstance(run, Result):
+            return run
         setup = WorkerSetup(
             **sent,
             context=self._context(run),
@@ -185,8 +189,114 @@ class DataParallelTrainer(BaseTrainer):
             callbacks=callbacks,
             display=display,
             start_from=self.resume_from_checkpoint,
+            scaling=scaling,
         )
         return self._conclude(run, state)
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+        *,
+        train_loop_per_worker: Callable[..., Any] | None = None,
+        train_loop_config: Mapping[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A trainer that goes on with an earlier run, from its newest checkpoint, in its directory.
+
+        Args:
+            path: the run's directory, or an experiment's (its newest run).
+            storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
+            train_loop_per_worker, train_loop_config, scaling_config: instead of the run's own,
+                which are kept with it.
+            run_config: instead of the run's own, except for where it is. Callbacks that could not
+                be kept have to be given again here.
+            datasets: see the constructor.
+
+        A run that has finished gives its Result again, unless something new is given here.
+
+        Raises:
+            FileNotFoundError: there is no run, or nothing to restore it with.
+        """
+        storage, kept = saved_trainer(path, storage_filesystem)
+        given = {
+            "train_loop_per_worker": train_loop_per_worker,
+            "train_loop_config": train_loop_config,
+            "scaling_config": scaling_config,
+            "run_config": run_config,
+            "datasets": datasets,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        trainer = cls.__new__(cls)
+        DataParallelTrainer.__init__(trainer, **{**kept, **changes})
+        trainer._restored_from = storage
+        trainer._changed = bool(changes)
+        return trainer
+
+    @classmethod
+    def can_restore(
+        cls,
+        path: str | os.PathLike[str],
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+    ) -> bool:
+        """Whether ``restore(path)`` would find a run."""
+        try:
+            saved_trainer(path, storage_filesystem)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _group_spec(self, engine: Engine, backend: Backend, scaling: ScalingPolicy) -> GroupSpec:
+        spec = GroupSpec(
+            size=scaling.largest,
+            entry=ENTRY,
+            payload=b"",
+            preload=("lockstep.train.worker", *backend.preload),
+            environment={**backend.environment(), **runtime.current().env_vars},
+            cpus_per_worker=self.scaling_config.num_cpus_per_worker,
+            gpus_per_worker=self.scaling_config.num_gpus_per_worker,
+        )
+        room = engine.capacity(spec) if scaling.elastic else scaling.largest
+        size = scaling.size_for(room)
+        if size is None:
+            raise InsufficientResourcesError(
+                f"ScalingConfig(num_workers={self.scaling_config.num_workers}): there is room for "
+                f"{room} worker(s) now; lower the minimum."
+            )
+        return replace(spec, size=size)
+
+    def _open_run(self) -> Run | Result:
+        """The run to drive, new or gone on with; the Result of one that has nothing left to do."""
+        config = {"train_loop_config": _describable(self.train_loop_config)}
+        earlier = self._restored_from or self._run_to_resume()
+        if earlier is None:
+            run = Run.create(type(self).__name__, self.run_config, config)
+            run.storage.write(TRAINER_FILE, save_trainer(self))
+            return run
+        if self._restored_from and not self._changed and RunRecords(earlier).state == "finished":
+            return Result(earlier)
+        return Run.reopen(earlier, self.run_config, config)
+
+    def _run_to_resume(self) -> Storage | None:
+        if self.run_config.resume == "never" or self.run_config.name is None:
+            return None
+        experiment = experiment_storage(self.run_config, self.run_config.name)
+        try:
+            newest = newest_run(experiment)
+        except FileNotFoundError:
+            newest = None
+        if newest is not None and RunRecords(newest).state != "finished":
+            return newest
+        if self.run_config.resume == "must":
+            found = "no run" if newest is None else "only runs that have finished"
+            raise FileNotFoundError(
+                f"RunConfig(name={self.run_config.name!r}, resume='must'): there is {found} in "
+                f"{experiment.uri}; use resume='auto' to begin one."
+            )
+        return None
 
     def _context(self, run: Run) -> TrainContext:
         resources: dict[str, float] = {"CPU": self.scaling_config.num_cpus_per_worker or 1}
@@ -214,13 +324,18 @@ class DataParallelTrainer(BaseTrainer):
     def _conclude(self, run: Run, state: RunState) -> Result:
         result = run.result()
         if state.phase is Phase.FAILED:
-            text = describe(state.failures, state.attempt, state.world_size)
+            if self.run_config.failure_config.fail_fast == "raise" and result.error is not None:
+                raise result.error
             raise WorkerGroupError(
-                f"{text} The run is in {run.storage.uri}.", result.worker_failures, result
+                _failure_text(run, state), result.worker_failures, result
             ) from result.error
         if state.phase is Phase.INTERRUPTED:
             _install_quiet_excepthook()
-            raise TrainingInterrupted(_resume_advice(run, result, type(self).__name__), result)
+            raise TrainingInterrupted(_resume_advice("Interrupted", run, type(self)), result)
+        if state.phase is Phase.PREEMPTED:
+            text = _resume_advice("Preempted", run, type(self))
+            print(text, file=sys.stderr)
+            raise TrainingPreempted(text, result)
         return result
 
 
@@ -248,45 +363,63 @@ def _drive(
         )
         cleanup.callback(lambda: display.finish(controller.status()))
         cleanup.callback(controller.close)
-        with _ctrl_c(controller, engine):
+        with _signals(controller, engine):
             controller.start()
             loop.run_until(lambda: controller.state.phase.ended)
         callbacks.close()
-        run.end(controller.state.phase)
-        run.sync()
+        not_cleared = run.end(controller.state.phase)
+        if not_cleared is not None:
+            display.message(f"Could not clear away old checkpoints: {not_cleared}", "warning")
+        run.hand_over()
         return controller.state
 
 
 @contextmanager
-def _ctrl_c(controller: Controller, engine: Engine) -> Iterator[None]:
-    """While a run is driven, Ctrl-C is an event of it instead of an exception anywhere.
+def _signals(controller: Controller, engine: Engine) -> Iterator[None]:
+    """While a run is driven, Ctrl-C and SIGTERM are events of it instead of ending this process.
 
-    In-process the function itself is to be interrupted, so there Python's own handler stays.
+    In-process the function itself is to be interrupted, so there Python's own handlers stay.
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or engine.name == "inprocess" or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    if not main or engine.name == "inprocess":
         yield
         return
+    reactions = {signal.SIGINT: controller.interrupt, signal.SIGTERM: controller.preempt}
 
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        controller.interrupt()
+    def react(signum: int, frame: FrameType | None) -> None:
+        reactions[signal.Signals(signum)]()
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    # What is ignored (nohup) stays ignored, and a handler of the user's own stays theirs.
+    replaceable = (signal.SIG_DFL, signal.default_int_handler)
+    before = {
+        name: signal.signal(name, react)
+        for name in reactions
+        if signal.getsignal(name) in replaceable
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
-def _resume_advice(run: Run, result: Result, trainer: str) -> str:
-    kept = f"{run.rows} report(s) and {len(run.checkpoints)} checkpoint(s) are kept"
-    text = f"Interrupted: {kept} in {run.storage.uri}."
-    if result.checkpoint is not None:
-        text += (
-            f" To go on from the newest: {trainer}(…, "
-            f"resume_from_checkpoint=Checkpoint({result.checkpoint.uri!r}))."
-        )
+def _failure_text(run: Run, state: RunState) -> str:
+    text = describe(state.failures, state.attempt, state.world_size)
+    text = f"{text} The run is in {run.storage.uri}."
+    cause = first_cause(state.failures)
+    tail = run.log_tail(cause.rank) if cause.died else []
+    if tail:
+        lines = "\n".join(f"    {line}" for line in tail)
+        text += f"\nThe last lines of rank {cause.rank}'s log:\n{lines}"
     return text
+
+
+def _resume_advice(what: str, run: Run, trainer: type) -> str:
+    kept = f"{run.rows} report(s) and {len(run.checkpoints)} checkpoint(s) are kept"
+    return (
+        f"{what}: {kept} in {run.storage.uri}. "
+        f"To go on: {trainer.__name__}.restore({run.storage.uri!r}).fit()"
+    )
 
 
 def _install_quiet_excepthook() -> None:

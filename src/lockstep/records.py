@@ -1,0 +1,152 @@
+"""Reading a run's directory: its journal, and which checkpoints are really there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.journal import JOURNAL_FILE, parse_line, read_lines
+from lockstep.metrics import full_row
+from lockstep.retention import CheckpointRecord
+from lockstep.storage import Storage
+
+__all__ = [
+    "RunRecords",
+    "address_from",
+    "existing_checkpoints",
+    "newest_run",
+    "open_checkpoint",
+    "reported_metrics",
+]
+
+
+def address_from(storage: Storage, checkpoint: Checkpoint) -> str:
+    """How a run in ``storage`` calls a checkpoint that lies outside it."""
+    path, local = checkpoint.path, checkpoint.get_internal_representation()[0] == "local_path"
+    assert path is not None
+    if local == storage.is_local:
+        return path
+    return Path(path).as_uri() if local else str(checkpoint.uri)
+
+
+def open_checkpoint(storage: Storage, record: CheckpointRecord) -> Checkpoint:
+    """The checkpoint that a run in ``storage`` recorded."""
+    if not record.uploaded and "://" in record.name:
+        return Checkpoint(record.name)
+    place = storage.path(record.name) if record.uploaded else record.name
+    return Checkpoint(place, None if storage.is_local else storage.filesystem)
+
+
+class RunRecords:
+    """A journal, read once; rows are parsed only when asked for."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.run: dict[str, Any] = {}
+        self.attempts: dict[int, dict[str, Any]] = {}
+        self.leaves: list[dict[str, Any]] = []
+        self.checkpoints: dict[str, CheckpointRecord] = {}
+        self.failure: dict[str, Any] | None = None
+        self.end: dict[str, Any] | None = None
+        self.last_report: bytes | None = None
+        self._reports: list[bytes] = []
+        self._logs: list[bytes] = []
+        for line in read_lines(storage.read(JOURNAL_FILE)):
+            if line.startswith(b'{"event":"report"'):
+                self._reports.append(line)
+            elif line.startswith(b'{"event":"log"'):
+                self._logs.append(line)
+            else:
+                self._take(parse_line(line))
+        self.rows = len(self._reports)
+        if self._reports:
+            self.last_report = self._reports[-1]
+        if not self.run:
+            raise FileNotFoundError(
+                f"{storage.path(JOURNAL_FILE)} records no run; the driver may have been killed "
+                "as it began."
+            )
+
+    @property
+    def state(self) -> str:
+        """How it ended; ``"unfinished"`` if the driver died or still runs."""
+        return str(self.end["state"]) if self.end else "unfinished"
+
+    def reports(self) -> Iterator[dict[str, Any]]:
+        """Every row, in order."""
+        return map(parse_line, self._reports)
+
+    def logs(self) -> Iterator[dict[str, Any]]:
+        """Every batch of ``train.log()`` rows."""
+        return map(parse_line, self._logs)
+
+    def row(self, report: dict[str, Any]) -> dict[str, Any]:
+        """A row with the keys every row gets."""
+        return full_row(
+            reported_metrics(report), self.run, self.attempts[report["attempt"]], report
+        )
+
+    def _take(self, record: dict[str, Any]) -> None:
+        event = record.pop("event")
+        if event == "run":
+            self.run = record
+        elif event == "attempt":
+            self.attempts[record["attempt"]] = record
+        elif event == "checkpoint":
+            self.checkpoints[record["name"]] = CheckpointRecord(**record)
+        elif event == "delete":
+            self.checkpoints.pop(record["name"], None)
+        elif event == "failure":
+            self.failure = record
+        elif event == "leave":
+            self.leaves.append(record)
+        elif event == "restore":
+            self.run = {**self.run, **record}
+            self.end = self.failure = None
+        elif event == "end":
+            self.end = record
+
+
+def reported_metrics(report: dict[str, Any]) -> dict[str, Any]:
+    """What was reported: rank 0's metrics, or those combined across ranks."""
+    metrics: dict[str, Any] = report["reduced"] if "reduced" in report else report["ranks"][0]
+    return metrics
+
+
+def existing_checkpoints(
+    storage: Storage, known: dict[str, CheckpointRecord]
+) -> list[CheckpointRecord]:
+    """What is really there: publishing makes a checkpoint exist, the journal only follows."""
+    found = [record for record in known.values() if not record.uploaded]
+    for name in storage.listdir(""):
+        if name in known and known[name].uploaded:
+            if storage.is_published(name):
+                found.append(known[name])
+        elif storage.is_published(name):
+            manifest = storage.manifest(name)
+            if manifest is not None:
+                found.append(CheckpointRecord(**parse_line(manifest)))
+    return sorted(found, key=lambda record: record.id)
+
+
+def newest_run(experiment: Storage) -> Storage:
+    """The run of an experiment's directory that began last.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    runs = {}
+    for name in experiment.listdir(""):
+        run = experiment.child(name)
+        if run.exists(JOURNAL_FILE):
+            # The journal of a driver that was killed as it began is empty.
+            with suppress(FileNotFoundError):
+                runs[RunRecords(run).run["time"]] = run
+    if not runs:
+        raise FileNotFoundError(
+            f"{experiment.uri} is not the directory of a run: there is no {JOURNAL_FILE} with a "
+            "run in it, nor in any directory in it."
+        )
+    return runs[max(runs)]

@@ -1,0 +1,260 @@
+"""Deep comparison of metrics and checkpoints: where two of them part. Nothing is run here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from numbers import Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.errors import CheckpointError
+
+__all__ = ["ABSENT", "Comparison", "Parting"]
+
+_ADDED_BY_STORING = ("_timestamp", "_preprocessor", "_current_checkpoint_id")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_TIME = re.compile(
+    r"(^|_)(date|datetime|duration|elapsed|fps|ms|per_second|secs?|seconds|throughput"
+    r"|time(?!_steps?(_|$))|timestamp|walltime)(_|$)|_s$"
+)
+_TORCH_FILES = (b"PK", b"\x80")
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT = _Absent()
+"""Stands for a value that is only on the other side."""
+
+
+class Parting(NamedTuple):
+    """One place where two values part: its path, and what is there on either side."""
+
+    path: str
+    expected: Any
+    got: Any
+
+
+class Comparison:
+    """What counts as equal.
+
+    Args:
+        tolerance: how far two floats may be apart, absolutely or relative to the larger one. Whole
+            numbers must be equal.
+        ignore: names that are not compared, wherever they occur; ``"a/b"`` names one place. What
+            is a time by its name is never compared.
+    """
+
+    def __init__(self, tolerance: float, ignore: Collection[str]) -> None:
+        self._tolerance = tolerance
+        self._ignore = frozenset(ignore)
+
+    def values(self, expected: Any, got: Any, path: str = "") -> Iterator[Parting]:
+        """Where two values part, depth first."""
+        yield from self._values(expected, got, path, frozenset())
+
+    def checkpoints(self, expected: Checkpoint, got: Checkpoint) -> Iterator[Parting]:
+        """Where two checkpoints part: as dicts if they are, else file by file."""
+        if expected.is_dict and got.is_dict:
+            # One whose classes are not to be had here is compared as the files it consists of.
+            with suppress(CheckpointError):
+                dicts = (expected.to_dict(), got.to_dict())
+                for data in dicts:
+                    for key in _ADDED_BY_STORING:
+                        data.pop(key, None)
+                yield from self.values(*dicts)
+                return
+        with ExitStack() as stack:
+            left, right = (Path(stack.enter_context(c.as_directory())) for c in (expected, got))
+            here, there = expected.files(), got.files()
+            for name in sorted({*here, *there}):
+                if self._ignored(name):
+                    continue
+                if name not in here or name not in there:
+                    one, other = (
+                        f"a file of {side[name]} bytes" if name in side else ABSENT
+                        for side in (here, there)
+                    )
+                    yield Parting(name, one, other)
+                else:
+                    yield from self._files(left / name, right / name, name)
+
+    def _files(self, expected: Path, got: Path, name: str) -> Iterator[Parting]:
+        if _same_bytes(expected, got):
+            return
+        one, other = _load_with_torch(expected), _load_with_torch(got)
+        if one is ABSENT or other is ABSENT:
+            place = f"{name} at byte {_first_other_byte(expected, got)}"
+            yield Parting(place, *(f"a file of {p.stat().st_size} bytes" for p in (expected, got)))
+        else:
+            yield from self.values(one, other, name)
+
+    def _values(
+        self, expected: Any, got: Any, path: str, above: frozenset[int]
+    ) -> Iterator[Parting]:
+        if expected is got or id(expected) in above:
+            return
+        inside = above | {id(expected)}
+        if isinstance(expected, Mapping) and isinstance(got, Mapping):
+            for key in dict.fromkeys((*expected, *got)):
+                one, other = expected.get(key, ABSENT), got.get(key, ABSENT)
+                place = f"{path}/{key}" if path else str(key)
+                if not self._ignored(place) and not _is_time(str(key), one, other):
+                    yield from self._values(one, other, place, inside)
+        elif isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
+            if len(expected) != len(got):
+                yield Parting(f"the length of {path}", len(expected), len(got))
+            else:
+                for index, (one, other) in enumerate(zip(expected, got, strict=True)):
+                    yield from self._values(one, other, f"{path}[{index}]", inside)
+        elif _is_array(expected) and _is_array(got):
+            yield from self._arrays(expected, got, path)
+        elif type(expected) is type(got) and _inner_state(expected) is not ABSENT:
+            # Compared part by part, because an index into these would tell nobody anything.
+            yield from self._objects(expected, got, path, inside)
+        elif not self._same(expected, got):
+            yield Parting(path, expected, got)
+
+    def _objects(
+        self, expected: Any, got: Any, path: str, inside: frozenset[int]
+    ) -> Iterator[Parting]:
+        one, other = _inner_state(expected), _inner_state(got)
+        if isinstance(one, Mapping):
+            yield from self._values(one, other, path, inside)
+            return
+        for part, other_part in itertools.zip_longest(one, other):
+            yield from self._values(part, other_part, path, inside)
+
+    def _arrays(self, expected: Any, got: Any, path: str) -> Iterator[Parting]:
+        import numpy as np
+
+        one, other = _as_numpy(expected), _as_numpy(got)
+        if one.shape != other.shape:
+            yield Parting(f"the shape of {path}", one.shape, other.shape)
+            return
+        if str(expected.dtype) != str(got.dtype):
+            yield Parting(f"the dtype of {path}", str(expected.dtype), str(got.dtype))
+            return
+        if one.dtype.kind in "fc":
+            close = np.isclose(other, one, self._tolerance, self._tolerance, equal_nan=True)
+            if close.all():
+                return
+            with np.errstate(invalid="ignore"):
+                apart = np.where(close, 0, np.nan_to_num(np.abs(other - one), nan=np.inf))
+        else:
+            apart = one != other
+            if not apart.any():
+                return
+        worst = np.unravel_index(int(np.argmax(apart)), one.shape)
+        place = f"{path}[{', '.join(map(str, worst))}]" if worst else path
+        yield Parting(place, one[worst].item(), other[worst].item())
+
+    def _same(self, expected: Any, got: Any) -> bool:
+        if isinstance(expected, Real) and isinstance(got, Real):
+            if isinstance(expected, float) or isinstance(got, float):
+                return self._close(float(expected), float(got))
+            return type(expected) is type(got) and bool(expected == got)
+        try:
+            return bool(expected == got)
+        except Exception:  # data frames and the like, which compare element by element
+            return pickle.dumps(expected) == pickle.dumps(got)
+
+    def _close(self, expected: float, got: float) -> bool:
+        if math.isnan(expected) or math.isnan(got):
+            return math.isnan(expected) and math.isnan(got)
+        return math.isclose(expected, got, rel_tol=self._tolerance, abs_tol=self._tolerance)
+
+    def _ignored(self, path: str) -> bool:
+        return path in self._ignore or not self._ignore.isdisjoint(path.split("/"))
+
+
+def _is_time(name: str, *values: Any) -> bool:
+    """Whether a metric of that name tells the time or a speed, which never repeats."""
+    if not all(isinstance(value, (Real, str)) or value is ABSENT for value in values):
+        return False
+    return bool(_TIME.search("_".join(_WORDS.findall(name)).lower()))
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and (
+        _is_tensor(value) or type(value).__module__.partition(".")[0] == "numpy"
+    )
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "is_floating_point")
+
+
+def _as_numpy(value: Any) -> Any:
+    import numpy as np
+
+    if _is_tensor(value):
+        value = value.detach().cpu()
+        if str(value.layout) != "torch.strided":
+            value = value.to_dense()
+        # numpy knows no bfloat16; every smaller float fits into a double.
+        value = value.double() if value.is_floating_point() else value
+        value = value.resolve_conj().resolve_neg().numpy()
+    return np.asarray(value)
+
+
+def _inner_state(value: Any) -> Any:
+    """What an object holds that would be equal to itself only; ABSENT where that cannot be had."""
+    if callable(getattr(value, "state_dict", None)):
+        return value.state_dict()
+    if getattr(type(value), "__eq__", None) is not object.__eq__:
+        return ABSENT
+    try:
+        parts = value.__reduce_ex__(4)
+    except Exception:
+        return ABSENT
+    if not isinstance(parts, tuple):
+        return ABSENT  # a function or class, by name
+    # A factory, its arguments, the state; then iterators over items.
+    return [list(part) if isinstance(part, Iterator) else part for part in parts]
+
+
+def _load_with_torch(path: Path) -> Any:
+    """What ``torch.save`` wrote there; ABSENT where it is something else."""
+    with path.open("rb") as file:
+        if not file.read(2).startswith(_TORCH_FILES):
+            return ABSENT
+    try:
+        import torch
+    except ImportError:
+        return ABSENT
+    for weights_only in (True, False):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.load(path, map_location="cpu", weights_only=weights_only)
+        except Exception:
+            continue
+    return ABSENT
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    return _first_other_byte(one, other) is None
+
+
+def _first_other_byte(one: Path, other: Path) -> int | None:
+    size = 1 << 20
+    with one.open("rb") as left, other.open("rb") as right:
+        at = 0
+        while True:
+            a, b = left.read(size), right.read(size)
+            if a != b:
+                common = min(len(a), len(b))
+                return at + next((i for i in range(common) if a[i] != b[i]), common)
+            if not a:
+                return None
+            at += len(a)

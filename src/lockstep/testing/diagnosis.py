@@ -1,0 +1,290 @@
+"""Where a disturbed run parts from the undisturbed one, and the likely cause in one sentence."""
+
+from __future__ import annotations
+
+import itertools
+import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.journal import JOURNAL_FILE, parse_line, read_lines
+from lockstep.result import Result
+from lockstep.storage import open_storage
+from lockstep.testing.compare import ABSENT, Comparison
+
+__all__ = [
+    "REPORTS",
+    "Difference",
+    "History",
+    "Row",
+    "explain",
+    "explain_failure",
+    "explain_no_checkpoint",
+    "find_differences",
+]
+
+REPORTS = "the number of reports"
+"""What a Difference in their number is called."""
+
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 80
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that a failure changed.
+
+    Attributes:
+        what: the metric (``"loss"``, ``"loss on rank 1"``), or the place in the final checkpoint.
+        iteration: the row's ``training_iteration``; None where it is not about a row.
+        expected: its value in the undisturbed run.
+        got: its value in the disturbed run.
+        attempt: the attempt of the disturbed run that the row is from; None as above.
+    """
+
+    what: str
+    iteration: int | None
+    expected: Any
+    got: Any
+    attempt: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.iteration is None else f" at training_iteration {self.iteration}"
+        return f"{self.what} is {self.instead}{where}"
+
+    @property
+    def instead(self) -> str:
+        """``0.3 instead of 0.2``: no more digits than tell them apart, long values cut."""
+        expected, got = self.expected, self.got
+        if isinstance(expected, float) and isinstance(got, float):
+            short = f"{got:.4g}", f"{expected:.4g}"
+            if short[0] != short[1]:
+                return " instead of ".join(short)
+        return f"{_shown.repr(got)} instead of {_shown.repr(expected)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One report: what all ranks together reported, and what each did."""
+
+    attempt: int
+    iteration: int
+    metrics: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    reduced: bool
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run's journal tells about its reports."""
+
+    rows: list[Row]
+    attempts: int
+    first_checkpoint: int | None
+    """How many reports there were with the one that brought the first checkpoint."""
+    resumed: bool
+    """The second attempt had a checkpoint of the first one to begin with."""
+
+    @classmethod
+    def of(cls, result: Result) -> History:
+        """Read a run's journal."""
+        storage = open_storage(result.path, result.filesystem)
+        rows = []
+        attempts, first, resumed = 0, None, False
+        for record in map(parse_line, read_lines(storage.read(JOURNAL_FILE))):
+            if record["event"] == "report":
+                reduced = "reduced" in record
+                metrics = record["reduced"] if reduced else record["ranks"][0]
+                place = record["attempt"], record["iteration"]
+                rows.append(Row(*place, metrics, record["ranks"], reduced))
+            elif record["event"] == "attempt":
+                attempts = record["attempt"]
+                resumed = resumed or (attempts == 2 and first is not None)
+            elif record["event"] == "checkpoint" and first is None:
+                first = record["index"]
+        return cls(rows, attempts, first, resumed)
+
+    @property
+    def iterations(self) -> int:
+        """How many different rows there are, those done again counted once."""
+        return len({row.iteration for row in self.rows})
+
+    def row(self, iteration: int) -> Row | None:
+        """The last row of that ``training_iteration``."""
+        return next((row for row in reversed(self.rows) if row.iteration == iteration), None)
+
+    @property
+    def after_restart(self) -> list[Row]:
+        """The second attempt's rows."""
+        return [row for row in self.rows if row.attempt > 1]
+
+    def positions(self) -> list[str]:
+        """The metrics that say where the training is: whole numbers that only grow."""
+        names = []
+        for name in self.rows[0].metrics if len(self.rows) > 1 else ():
+            values = [row.metrics.get(name) for row in self.rows]
+            numbers = [value for value in values if type(value) is int]
+            grows = all(one < other for one, other in itertools.pairwise(numbers))
+            if grows and len(numbers) == len(values):
+                names.append(name)
+        return names
+
+
+def find_differences(
+    comparison: Comparison, expected: History, got: History
+) -> Iterator[Difference]:
+    """Where the rows part, in the order in which they were reported."""
+    for row in got.rows:
+        twin = expected.row(row.iteration)
+        if twin is not None:
+            for what, one, other in _compare_rows(comparison, twin, row):
+                yield Difference(what, row.iteration, one, other, row.attempt)
+
+
+def _compare_rows(
+    comparison: Comparison, expected: Row, got: Row
+) -> Iterator[tuple[str, Any, Any]]:
+    yield from comparison.values(expected.metrics, got.metrics)
+    for rank, (one, other) in enumerate(zip(expected.ranks, got.ranks, strict=True)):
+        if rank > 0 or expected.reduced:
+            for what, left, right in comparison.values(one, other):
+                yield f"{what} on rank {rank}", left, right
+
+
+def explain(
+    comparison: Comparison, expected: History, got: History, differences: list[Difference]
+) -> str:
+    """The first place where they part, and why; ``differences`` has one at least."""
+    first = differences[0]
+    if first.attempt == 1:
+        return (
+            f"{_capital(str(first))}, before the fault: the function does not do the same twice, "
+            "so nothing can be said about its resuming; seed it, or name the metric in ignore."
+        )
+    after = got.after_restart
+    row_differences = [d for d in differences if d.iteration is not None]
+    if not after:
+        return f"The restarted function made no report at all: {first}."
+    if not row_differences:
+        return _explain_the_end(expected, first)
+    if row_differences[0].iteration == after[0].iteration:
+        return _explain_first_row(comparison, expected, got, row_differences)
+    return (
+        f"{_capital(str(row_differences[0]))}, although the first row after the restart, "
+        f"training_iteration {after[0].iteration}, agrees on {_listed(list(after[0].metrics))}: "
+        "the function loads these but not all that it goes on with, probably not the optimizer, "
+        "a scheduler or a random state."
+    )
+
+
+def explain_failure(got: History, error: BaseException | None) -> str:
+    """The restarted function did not get through."""
+    failed = f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
+    if got.after_restart:
+        when = f"after training_iteration {got.after_restart[-1].iteration}"
+    else:
+        when = "before its first report"
+    cause = "it cannot go on from its own checkpoint" if got.resumed else "it cannot begin again"
+    return f"The restarted function failed {when} with {failed}: {cause}."
+
+
+def explain_no_checkpoint(expected: History) -> str:
+    """There was nothing to resume from."""
+    count, first = len(expected.rows), expected.first_checkpoint
+    if first is None:
+        return (
+            "The function reports no checkpoint, so after a failure it begins again and all its "
+            "work is lost; give report() one."
+        )
+    if first >= count:
+        return (
+            f"The first checkpoint comes with report {first} of {count}, so there is nothing to "
+            "resume from before the end; save earlier, or train for more reports."
+        )
+    return (
+        "No checkpoint was committed when the failure came, so nothing was resumed: an upload was "
+        "still under way; give a later at_report."
+    )
+
+
+def _explain_first_row(
+    comparison: Comparison, expected: History, got: History, differences: list[Difference]
+) -> str:
+    row = got.after_restart[0]
+    here = {d.what: d for d in differences if d.iteration == row.iteration}
+    positions = expected.positions()
+    lead = next((here[name] for name in positions if name in here), differences[0])
+    head = (
+        f"The first row after the restart, training_iteration {row.iteration}, has {lead.what} "
+        f"{lead.instead}"
+    )
+    if not list(_compare_rows(comparison, expected.rows[0], row)):
+        return (
+            f"{head}: it is the undisturbed run's first; the function does not load its checkpoint."
+        )
+    if lead.what in positions:
+        return f"{head}: {_explain_position(expected, row, lead)}"
+    if len(got.after_restart) == len(expected.rows) and row.iteration > 1:
+        again = f"all {len(expected.rows)} reports are made again"
+        return f"{head}, and {again}: the function does not load where it was."
+    missing = (
+        "the optimizer, a scheduler or a random state"
+        if _is_nearer(lead, expected.rows[0])
+        else "the model"
+    )
+    agreeing = _listed([name for name in positions if name not in here])
+    if agreeing:
+        head += f", although it agrees on {agreeing}"
+    loads = f"loads {agreeing} but not" if agreeing else "does not load"
+    return f"{head}: the function {loads} all that it goes on with, probably not {missing}."
+
+
+def _explain_position(expected: History, row: Row, lead: Difference) -> str:
+    found = [r.iteration for r in expected.rows if r.metrics[lead.what] == lead.got]
+    at = found[0] if found else None
+    if at == row.iteration - 1:
+        return f"it does its checkpoint's {lead.what} again; go on right after the saved one."
+    if at == 1:
+        return (
+            f"the function loads its checkpoint but not the {lead.what}; save and load that, too."
+        )
+    if lead.got is ABSENT:
+        return f"the function does not report {lead.what} after it has loaded its checkpoint."
+    if at is not None and at > row.iteration:
+        return f"it leaves out {at - row.iteration} report(s); go on right after the saved one."
+    return "the function does not go on where its checkpoint was saved."
+
+
+def _explain_the_end(expected: History, first: Difference) -> str:
+    if first.what == REPORTS:
+        return (
+            f"Every row agrees, but {first}: the function does not end where it should; "
+            f"count from what was saved{_such_as(expected)}."
+        )
+    return (
+        f"Every row agrees, but in the final checkpoint {first}: the function saves something "
+        "that it does not load, or that depends on the failure."
+    )
+
+
+def _such_as(history: History) -> str:
+    names = history.positions()
+    return f", such as {names[0]}" if names else ""
+
+
+def _is_nearer(difference: Difference, first: Row) -> bool:
+    """Whether the value is nearer to the expected one than training was at the beginning."""
+    values = (difference.expected, difference.got, first.metrics.get(difference.what))
+    if not all(isinstance(value, (int, float)) for value in values):
+        return True
+    expected, got, beginning = values
+    return bool(abs(got - expected) < abs(beginning - expected) / 2)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:] if text.startswith("the ") else text

@@ -1,0 +1,277 @@
+"""FaultPlan: which rank fails, how and at which report, written as a sentence.
+
+plan = FaultPlan().kill(rank=1, at_report=3).raise_in(rank=0, at_report=5, error=OSError("x"))
+DataParallelTrainer(train_func, ..., fault_plan=plan).fit()
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lockstep.train.serialize import dump
+
+__all__ = ["FaultPlan", "InjectedError"]
+
+_RANDOM_KINDS = ("kill", "exit", "raise")
+_LAST_EXIT_CODE = 255
+
+
+class InjectedError(RuntimeError):
+    """What an injected fault raises where the test names no error of its own."""
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """Faults to inject into a run's workers: each happens just before a rank sends a report.
+
+    Frozen: every method returns a new plan with one fault more, so a plan reads like a sentence,
+    and ``repr`` writes it back. Pass it to a trainer as ``fault_plan``.
+
+    ``at_report`` counts the reports of one attempt from 1, ``attempt`` the attempts of the run from
+    1; ``attempt=None`` means every attempt. A fault whose rank or report never comes does nothing.
+    Several faults at one report happen in the order they were given.
+
+    With ``num_workers=0`` the worker is the test's own process: there ``kill``, ``exit`` and
+    ``terminate`` raise a RuntimeError instead.
+    """
+
+    _faults: tuple[_Fault, ...] = ()
+    _home: int = field(default_factory=os.getpid, compare=False)
+
+    @classmethod
+    def random(
+        cls,
+        seed: int,
+        *,
+        ranks: int,
+        reports: int,
+        kinds: Sequence[str] = _RANDOM_KINDS,
+        count: int = 1,
+    ) -> FaultPlan:
+        """A plan for soaks, the same for the same seed: one fault in each of ``count`` attempts.
+
+        Args:
+            seed: of the choice.
+            ranks: how many workers there are.
+            reports: the last report at which a fault may happen.
+            kinds: some of ``"kill"``, ``"exit"`` and ``"raise"``.
+            count: attempts 1 to ``count`` get a fault each.
+        """
+        owner = "FaultPlan.random"
+        for name, value in (("ranks", ranks), ("reports", reports), ("count", count)):
+            _check_whole(owner, name, value, 1)
+        if isinstance(kinds, str) or not kinds or not set(kinds) <= set(_RANDOM_KINDS):
+            raise ValueError(f"{owner}(kinds={kinds!r}): expected some of {_RANDOM_KINDS}.")
+        chance = random.Random(seed)
+        plan = cls()
+        for attempt in range(1, count + 1):
+            kind = chance.choice(list(kinds))
+            rank, report = chance.randrange(ranks), chance.randint(1, reports)
+            if kind == "kill":
+                plan = plan.kill(rank=rank, at_report=report, attempt=attempt)
+            elif kind == "exit":
+                code = chance.randint(1, _LAST_EXIT_CODE)
+                plan = plan.exit(rank=rank, at_report=report, code=code, attempt=attempt)
+            else:
+                error = InjectedError(f"injected with seed {seed}")
+                plan = plan.raise_in(rank=rank, at_report=report, error=error, attempt=attempt)
+        return plan
+
+    def kill(self, *, rank: int, at_report: int, attempt: int | None = 1) -> FaultPlan:
+        """The process gets SIGKILL, as from the system when memory runs out."""
+        return self._and("kill", rank, at_report, attempt)
+
+    def exit(
+        self, *, rank: int, at_report: int, code: int = 1, attempt: int | None = 1
+    ) -> FaultPlan:
+        """The process ends at once with ``code``, without cleaning up (``os._exit``)."""
+        _check_whole("FaultPlan.exit", "code", code, 0)
+        if code > _LAST_EXIT_CODE:
+            raise ValueError(f"FaultPlan.exit(code={code}): must be {_LAST_EXIT_CODE} or less.")
+        return self._and("exit", rank, at_report, attempt, code=code)
+
+    def raise_in(
+        self,
+        *,
+        rank: int,
+        at_report: int,
+        error: BaseException | type[BaseException] = InjectedError,
+        attempt: int | None = 1,
+    ) -> FaultPlan:
+        """``report()`` raises ``error``, an exception or the class of one."""
+        is_class = isinstance(error, type) and issubclass(error, BaseException)
+        if not is_class and not isinstance(error, BaseException):
+            raise TypeError(
+                f"FaultPlan.raise_in(error={error!r}): expected an exception, such as "
+                "ValueError('x'), or the class of one."
+            )
+        return self._and("raise_in", rank, at_report, attempt, error=error)
+
+    def hang(self, *, rank: int, at_report: int, attempt: int | None = 1) -> FaultPlan:
+        """``report()`` never returns, as in a deadlock; a KeyboardInterrupt ends it."""
+        return self._and("hang", rank, at_report, attempt)
+
+    def slow(
+        self, *, rank: int, at_report: int, seconds: float, attempt: int | None = 1
+    ) -> FaultPlan:
+        """``report()`` takes ``seconds`` longer, then goes on."""
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise TypeError(f"FaultPlan.slow(seconds={seconds!r}): expected a number.")
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"FaultPlan.slow(seconds={seconds!r}): must be finite, 0 or more.")
+        return self._and("slow", rank, at_report, attempt, seconds=seconds)
+
+    def terminate(self, *, rank: int, at_report: int, attempt: int | None = 1) -> FaultPlan:
+        """The process gets SIGTERM, as when a machine is taken away, and goes on if it lives."""
+        return self._and("terminate", rank, at_report, attempt)
+
+    def __call__(self, rank: int, report_number: int, attempt: int) -> None:
+        """Do what is due; a worker calls this just before it sends each report."""
+        for fault in self._faults:
+            if fault.is_due(rank, report_number, attempt):
+                if fault.ends_process and os.getpid() == self._home:
+                    raise RuntimeError(
+                        f"FaultPlan(){fault!r} would end the process that made the plan: "
+                        "with num_workers=0 use raise_in, or give the trainer a worker."
+                    )
+                fault.happen()
+
+    def __repr__(self) -> str:
+        return "FaultPlan()" + "".join(map(repr, self._faults))
+
+    def _and(
+        self, kind: str, rank: int, at_report: int, attempt: int | None, **details: Any
+    ) -> FaultPlan:
+        owner = f"FaultPlan.{kind}"
+        _check_whole(owner, "rank", rank, 0)
+        _check_whole(owner, "at_report", at_report, 1)
+        if attempt is not None:
+            _check_whole(owner, "attempt", attempt, 1, " None means every attempt.")
+        fault = _Fault(kind, rank, at_report, attempt, details)
+        return replace(self, _faults=(*self._faults, fault))
+
+
+@dataclass(frozen=True)
+class _Fault:
+    kind: str
+    rank: int
+    at_report: int
+    attempt: int | None
+    details: dict[str, Any]
+
+    @property
+    def ends_process(self) -> bool:
+        return self.kind in ("kill", "exit", "terminate")
+
+    def is_due(self, rank: int, report_number: int, attempt: int) -> bool:
+        here = (rank, report_number) == (self.rank, self.at_report)
+        return here and self.attempt in (None, attempt)
+
+    def happen(self) -> None:
+        _HAPPEN[self.kind](**self.details)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.rank, self.at_report, self.attempt))
+
+    def __repr__(self) -> str:
+        arguments = {"rank": self.rank, "at_report": self.at_report, **self.details}
+        if self.attempt != 1:
+            arguments["attempt"] = self.attempt
+        shown = (
+            f"{name}={value.__qualname__ if isinstance(value, type) else repr(value)}"
+            for name, value in arguments.items()
+        )
+        return f".{self.kind}({', '.join(shown)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        details = dict(self.details)
+        error = details.get("error")
+        if isinstance(error, BaseException):
+            # Its class may live in a test module that a worker cannot import, and may take other
+            # arguments than those it keeps.
+            kind = dump(type(error), f"the class of {error!r}")
+            state = dump((error.args, vars(error)), f"what {error!r} holds")
+            details["error"] = _Packed(kind, state, str(error))
+        elif error is not None:
+            details["error"] = _Packed(dump(error, repr(error)))
+        place = (self.kind, self.rank, self.at_report, self.attempt)
+        return _fault_again, (*place, details)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    kind: bytes
+    state: bytes | None = None
+    message: str = ""
+
+    def unpack(self) -> BaseException | type[BaseException]:
+        import cloudpickle
+
+        kind: type[BaseException] = cloudpickle.loads(self.kind)
+        if self.state is None:
+            return kind
+        args, attributes = cloudpickle.loads(self.state)
+        error = kind.__new__(kind, *args)
+        try:
+            made = kind(*args)
+            error = made if str(made) == self.message else error
+        except Exception:
+            pass  # its __init__ wants something else
+        vars(error).update(attributes)
+        return error
+
+
+def _fault_again(
+    kind: str, rank: int, at_report: int, attempt: int | None, details: dict[str, Any]
+) -> _Fault:
+    if isinstance(error := details.get("error"), _Packed):
+        details["error"] = error.unpack()
+    return _Fault(kind, rank, at_report, attempt, details)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit(code: int) -> None:
+    os._exit(code)
+
+
+def _raise(error: BaseException | type[BaseException]) -> None:
+    raise error
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _slow(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+_HAPPEN: dict[str, Callable[..., None]] = {
+    "kill": _kill,
+    "exit": _exit,
+    "raise_in": _raise,
+    "hang": _hang,
+    "slow": _slow,
+    "terminate": _terminate,
+}
+
+
+def _check_whole(owner: str, name: str, value: object, least: int, why: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{owner}({name}={value!r}): expected a whole number.{why}")
+    if value < least:
+        raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")

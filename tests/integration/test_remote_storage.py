@@ -1,0 +1,286 @@
+"""Whole runs on remote storage: S3 on loopback, and any other Arrow filesystem."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import train
+from lockstep.checkpoint import Checkpoint
+from lockstep.errors import CheckpointError, StorageError
+from lockstep.storage import MANIFEST, Storage, open_storage
+from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result
+from tests.integration.runs import failure, fit, trainer
+from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
+
+SYNC, ASYNC, NO_UPLOAD = (
+    CheckpointUploadMode.SYNC,
+    CheckpointUploadMode.ASYNC,
+    CheckpointUploadMode.NO_UPLOAD,
+)
+ALWAYS = {"journal.jsonl", "logs/rank_0.log", "params.json", "progress.csv", "result.json"}
+
+
+def newest(result: Result) -> Checkpoint:
+    assert result.checkpoint is not None
+    return result.checkpoint
+
+
+def place(result: Result) -> Storage:
+    return open_storage(result.path, result.filesystem)
+
+
+def epochs(config: dict[str, Any]) -> None:
+    """Every rank's own file and one that all have, in three checkpoints."""
+    rank = train.get_context().get_world_rank()
+    print(f"hello from rank {rank}")
+    for epoch in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, f"rank_{rank}").write_text(str(epoch))
+            Path(folder, "sub").mkdir()
+            Path(folder, "sub", "shared").write_text("same")
+            train.report(
+                {"epoch": epoch},
+                checkpoint=Checkpoint.from_directory(folder),
+                checkpoint_upload_mode=CheckpointUploadMode(config["mode"]),
+            )
+        if config["mode"] == "sync":
+            found = train.get_checkpoint()
+            assert found is not None
+            with found.as_directory() as folder:
+                assert Path(folder, f"rank_{rank}").read_text() == str(epoch)
+
+
+def check_epochs(result: Result) -> None:
+    files = place(result).walk_files()
+    kept = ["checkpoint_000001", "checkpoint_000002"]
+    parts = (MANIFEST, "rank_0", "rank_1", "sub/shared")
+    expected = {f"{name}/{part}" for name in kept for part in parts}
+    assert set(files) == ALWAYS | {"logs/rank_1.log"} | expected
+    for number, (checkpoint, metrics) in zip((1, 2), result.best_checkpoints, strict=True):
+        assert metrics["epoch"] == number
+        assert checkpoint.path == f"{result.path}/{kept[number - 1]}"
+        with checkpoint.as_directory() as folder:
+            assert Path(folder, "rank_1").read_text() == str(number)
+            assert Path(folder, "sub", "shared").read_text() == "same"
+    assert result.checkpoint == result.best_checkpoints[-1][0]
+    assert result.metrics_dataframe["epoch"].tolist() == [0, 1, 2]
+    storage = place(result)
+    assert storage.read("logs/rank_1.log") == b"hello from rank 1\n"
+    rows = [json.loads(line) for line in storage.read("result.json").splitlines()]
+    assert [row["epoch"] for row in rows] == [0, 1, 2]
+    table = list(csv.DictReader(storage.read("progress.csv").decode().splitlines()))
+    assert [row["epoch"] for row in table] == ["0", "1", "2"]
+
+
+KEEP_TWO = CheckpointConfig(num_to_keep=2)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    pytest.importorskip("moto.server")
+    with serve() as port:
+        yield port
+
+
+class TestS3:
+    @pytest.mark.parametrize("mode", ["sync", "async"])
+    def test_by_uri(self, port: int, mode: str) -> None:
+        uri = s3_uri(port, new_bucket())
+        result = fit(
+            epochs,
+            config={"mode": mode},
+            name="named",
+            storage_path=uri,
+            checkpoint_config=KEEP_TWO,
+        )
+        assert result.state == "finished"
+        check_epochs(result)
+        again = Result.from_path(uri.replace("prefix?", "prefix/named?"))
+        assert again.path == result.path
+        check_epochs(again)
+
+    def test_by_filesystem(self, port: int) -> None:
+        filesystem = s3_filesystem(port)
+        result = fit(
+            epochs,
+            config={"mode": "async"},
+            storage_path=f"{new_bucket()}/runs",
+            storage_filesystem=filesystem,
+            checkpoint_config=KEEP_TWO,
+        )
+        check_epochs(result)
+        check_epochs(Result.from_path(result.path, filesystem))
+        check_epochs(Result.from_path(result.log_dir.parent, filesystem))
+
+    def test_resume_from_there(self, port: int) -> None:
+        def train_func() -> None:
+            known = train.load_checkpoint()
+            start = known["epoch"] + 1 if known else 0
+            train.report({}, checkpoint=Checkpoint.from_dict({"epoch": start}))
+
+        uri = s3_uri(port, new_bucket())
+        first = fit(train_func, storage_path=uri)
+        again = trainer(train_func, storage_path=uri)
+        again.resume_from_checkpoint = newest(first)
+        data = newest(again.fit()).to_dict()
+        assert (data["epoch"], data["_current_checkpoint_id"]) == (1, 0)
+
+    def test_a_server_that_is_not_there(self) -> None:
+        with pytest.raises(StorageError, match="bucket") as caught:
+            fit(epochs, storage_path="bucket/x", storage_filesystem=s3_filesystem(port=1))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    """A filesystem that is local and is treated as if it were not."""
+    from pyarrow import fs
+
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "remote").symlink_to("disk")
+    tree = fs.SubTreeFileSystem(str(tmp_path / "remote"), fs.LocalFileSystem())
+    return {"storage_path": "runs", "storage_filesystem": tree}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_on_any_filesystem(
+    options: dict[str, Any], workers: int, mode: CheckpointUploadMode
+) -> None:
+    def train_func() -> None:
+        for step in range(3):
+            checkpoint = Checkpoint.from_dict({"step": step})
+            train.report({"step": step}, checkpoint=checkpoint, checkpoint_upload_mode=mode)
+
+    result = fit(train_func, workers=workers, **options)
+    assert [c.to_dict()["step"] for c, _ in result.best_checkpoints] == [0, 1, 2]
+    assert [metrics["step"] for _, metrics in result.best_checkpoints] == [0, 1, 2]
+
+
+def test_none_to_keep(options: dict[str, Any]) -> None:
+    config = CheckpointConfig(num_to_keep=0)
+    result = fit(epochs, config={"mode": "sync"}, checkpoint_config=config, **options)
+    assert result.checkpoint is None
+    assert set(place(result).walk_files()) == ALWAYS | {"logs/rank_1.log"}
+
+
+def test_a_directory_may_be_taken_over(options: dict[str, Any]) -> None:
+    def train_func() -> None:
+        folder = tempfile.mkdtemp(prefix="mine-")
+        Path(folder, "file").write_text("x")
+        train.report(
+            {"folder": folder},
+            checkpoint=Checkpoint.from_directory(folder),
+            checkpoint_upload_mode=ASYNC,
+            delete_local_checkpoint_after_upload=True,
+        )
+
+    result = fit(train_func, workers=1, **options)
+    assert newest(result).files() == {"file": 1}
+    assert not os.path.exists(result.metrics["folder"])
+
+
+def test_a_name_used_twice_leaves_the_first_alone(options: dict[str, Any]) -> None:
+    def train_func() -> None:
+        for n in range(2):
+            train.report({}, checkpoint=Checkpoint.from_dict({"n": n}), checkpoint_dir_name="best")
+
+    error = failure(train_func, **options)
+    assert isinstance(error.__cause__, CheckpointError)
+    assert error.result is not None
+    assert newest(error.result).to_dict()["n"] == 0
+
+
+class Broken(Checkpoint):
+    """Says that it has a file that cannot be read."""
+
+    def files(self) -> dict[str, int]:
+        return {**super().files(), "missing": 1}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_a_lost_attempt_uploaded_is_cleared_away(options: dict[str, Any], mode: str) -> None:
+    def train_func() -> None:
+        context = train.get_context()
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, f"attempt_{context.attempt}").write_text("x")
+            kind = Broken if context.attempt == 1 and context.get_world_rank() == 1 else Checkpoint
+            train.report(
+                {}, checkpoint=kind(folder), checkpoint_upload_mode=CheckpointUploadMode(mode)
+            )
+
+    result = fit(train_func, max_failures=1, **options)
+    assert newest(result).files() == {"attempt_2": 1}
+    assert [name for name in place(result).listdir() if "checkpoint" in name] == [
+        "checkpoint_000001"
+    ]
+
+
+def test_no_upload_of_what_is_there_or_here(tmp_path: Path, options: dict[str, Any]) -> None:
+    filesystem = options["storage_filesystem"]
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "file").write_text("here")
+    (tmp_path / "remote" / "there").mkdir()
+    (tmp_path / "remote" / "there" / "file").write_text("there")
+
+    def train_func() -> None:
+        for checkpoint in (Checkpoint(tmp_path / "here"), Checkpoint("there", filesystem)):
+            train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+
+    result = fit(train_func, workers=1, **options)
+    texts = []
+    for checkpoint, _ in result.best_checkpoints:
+        with checkpoint.as_directory() as folder:
+            texts.append(Path(folder, "file").read_text())
+    assert texts == ["here", "there"]
+
+
+class TestFailingStorage:
+    @pytest.mark.parametrize("mode", [SYNC, ASYNC])
+    def test_one_checkpoint_cannot_be_written(
+        self, tmp_path: Path, options: dict[str, Any], mode: CheckpointUploadMode
+    ) -> None:
+        def train_func() -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "file").write_text("x")
+                checkpoint = Checkpoint.from_directory(folder)
+                train.report({"n": 0}, checkpoint=checkpoint)
+                known = train.get_checkpoint()
+                assert known is not None
+                where = tmp_path / "remote" / str(known.path)
+                (where.parent / "checkpoint_000001").write_text("in the way")
+                train.report({"n": 1}, checkpoint=checkpoint, checkpoint_upload_mode=mode)
+
+        error = failure(train_func, workers=1, **options)
+        assert isinstance(error.__cause__, StorageError)
+        assert "checkpoint_000001" in str(error)
+        assert error.result is not None
+        assert newest(error.result).files() == {"file": 1}
+        assert error.result.state == "failed"
+
+    def test_it_is_gone_for_good(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        def train_func() -> None:
+            for n in range(2):
+                train.report({"n": n}, checkpoint=Checkpoint.from_dict({"n": n}))
+                if n == 0:
+                    (tmp_path / "file").write_text("in the way")
+                    os.replace(tmp_path / "file", tmp_path / "remote")
+
+        with pytest.raises(StorageError, match=r"runs.*are kept in '(.*)'\.$") as caught:
+            fit(train_func, workers=1, **options)
+        assert "\n" not in str(caught.value)
+        kept = str(caught.value).rpartition("kept in '")[2].rstrip("'.")
+        result = Result.from_path(kept)
+        assert result.state == "failed"
+        assert result.metrics["n"] == 0
+        assert isinstance(result.error, StorageError)
+        shutil.rmtree(kept)
