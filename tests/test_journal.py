@@ -75,14 +75,17 @@ def test_only_a_half_line(path: Path) -> None:
     assert path.read_bytes() == b""
 
 
-def test_two_journals_do_not_overwrite_each_other(path: Path) -> None:
-    one, two = Journal(str(path)), Journal(str(path))
-    for number in range(3):
-        one.append("a", number=number)
-        two.append("b", number=number)
-    one.close()
-    two.close()
-    assert len(events(path)) == 6
+def test_one_at_a_time_and_the_next_goes_on_where_it_ended(path: Path) -> None:
+    first = Journal(str(path))
+    first.append("run")
+    with pytest.raises(StorageError, match="still being driven by another process"):
+        Journal(str(path))
+    first.append("attempt")
+    first.close()
+    second = Journal(str(path))
+    second.append("end")
+    second.close()
+    assert [event["event"] for event in events(path)] == ["run", "attempt", "end"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -170,9 +170,10 @@ def explain(
         return _explain_the_end(expected, first)
     if row_differences[0].iteration == after[0].iteration:
         return _explain_first_row(comparison, expected, got, row_differences)
+    agreeing = [k for k, value in after[0].metrics.items() if comparison.considers(k, value)]
     return (
         f"{_capital(str(row_differences[0]))}, although the first row after the restart, "
-        f"training_iteration {after[0].iteration}, agrees on {_listed(list(after[0].metrics))}: "
+        f"training_iteration {after[0].iteration}, agrees on {_listed(agreeing)}: "
         "the function loads these but not all that it goes on with, probably not the optimizer, "
         "a scheduler or a random state."
     )

@@ -394,7 +394,11 @@ def _spec(
     entry: str, size: int, payload: bytes, environment: Mapping[str, str] | None = None
 ) -> GroupSpec:
     return GroupSpec(
-        size=size, entry=f"{ENTRIES}:{entry}", payload=payload, environment=environment or {}
+        size=size,
+        entry=f"{ENTRIES}:{entry}",
+        payload=payload,
+        preload=(ENTRIES,),
+        environment=environment or {},
     )
 
 

@@ -1,0 +1,369 @@
+"""The local engine with real processes: how they start, what they share, and that they all end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine import GroupSpec
+from lockstep.engine.base import Engine
+from lockstep.engine.local import LocalEngine
+from lockstep.errors import EngineError, InsufficientResourcesError
+from tests.engine.driving import driven, lives, wait_until
+
+shared = LocalEngine()  # its fork server serves all tests of this module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_shared() -> Iterator[None]:
+    yield
+    shared.close()
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return shared
+
+
+@pytest.fixture
+def fresh() -> Iterator[LocalEngine]:
+    """An engine for tests that spoil its server."""
+    engine = LocalEngine()
+    yield engine
+    engine.close()
+
+
+def test_each_worker_leads_a_group_of_its_own(engine: Engine) -> None:
+    with driven(engine, "facts", size=3) as run:
+        assert run.until_ended() == [0, 0, 0]
+        facts = [messages[0] for messages in run.messages]
+    assert all(fact["group"] == fact["pid"] for fact in facts)
+    assert len({fact["pid"] for fact in facts}) == 3
+    assert len({fact["server"] for fact in facts}) == 1
+    assert facts[0]["server"] != os.getpid()
+
+
+def test_directory_path_and_arguments_are_the_drivers(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_the_script.py").write_text("VALUE = 'found'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["script.py", "--flag"])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), tmp_path])
+    with driven(engine, "facts") as run:
+        run.until_ended()
+        (fact,) = run.messages[0]
+    assert fact["cwd"] == str(tmp_path)
+    assert fact["path"] == [entry for entry in sys.path if isinstance(entry, str)]
+    assert fact["argv"] == ["script.py", "--flag"]
+    with driven(engine, "import_and_tell", payload=b"beside_the_script") as run:
+        run.until_ended()
+        assert run.messages[0] == ["found"]
+
+
+def test_a_path_that_is_no_string_does_not_matter(
+    fresh: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    with driven(fresh, "facts") as run:
+        assert run.until_ended() == [0]
+
+
+def test_the_environment_is_there_before_the_first_import(
+    fresh: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reads_environment.py").write_text(
+        "import os\nVALUE = os.environ.get('READ_AT_IMPORT')"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for preload in ((), ("reads_environment",)):
+        for value in ("one", "two"):
+            with driven(
+                fresh,
+                "import_and_tell",
+                payload=b"reads_environment",
+                preload=preload,
+                environment={"READ_AT_IMPORT": value},
+            ) as run:
+                run.until_ended()
+                assert run.messages[0] == [value]
+
+
+def test_changes_to_the_drivers_environment_reach_later_workers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("one", "two"):
+        monkeypatch.setenv("CHANGES_BETWEEN_RUNS", value)
+        with driven(engine, "facts", payload=b"CHANGES_BETWEEN_RUNS") as run:
+            run.until_ended()
+            assert run.messages[0][0]["environment"] == {"CHANGES_BETWEEN_RUNS": value}
+
+
+def test_a_preload_that_fails_is_no_error(
+    fresh: LocalEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with driven(fresh, "facts", preload=("no_such_module_anywhere",)) as run:
+        assert run.until_ended() == [0]
+    assert "could not import no_such_module_anywhere ahead of time" in capfd.readouterr().err
+
+
+def test_random_generators_differ_between_ranks_and_runs(engine: Engine) -> None:
+    seen = []
+    for _ in range(2):
+        with driven(engine, "randoms", size=2, preload=("numpy",)) as run:
+            run.until_ended()
+            seen += [messages[0] for messages in run.messages]
+    assert len({python for python, _ in seen}) == 4
+    assert len({numpy for _, numpy in seen}) == 4
+
+
+def test_threads_per_worker(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    with driven(engine, "facts", size=2, payload=b"OMP_NUM_THREADS") as run:
+        run.until_ended()
+        share = str(max(1, len(os.sched_getaffinity(0)) // 2))
+        assert run.messages[0][0]["environment"] == {"OMP_NUM_THREADS": share}
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    with driven(engine, "facts", size=2, payload=b"OMP_NUM_THREADS") as run:
+        run.until_ended()
+        assert run.messages[1][0]["environment"] == {"OMP_NUM_THREADS": "7"}
+
+
+def test_gpus_that_are_not_there(engine: Engine) -> None:
+    with pytest.raises(InsufficientResourcesError, match="1000"):
+        engine.check(GroupSpec(size=1, entry="x:y", payload=b"", gpus_per_worker=1000))
+
+
+def test_workers_may_start_processes(engine: Engine) -> None:
+    with driven(engine, "use_multiprocessing") as run:
+        assert run.until_ended() == [0], run.text()
+        assert run.messages[0] == [("fork", [2, 4, 6]), ("spawn", [2, 4, 6])]
+
+
+def test_data_loader_workers(fresh: LocalEngine) -> None:
+    environment = {"OMP_NUM_THREADS": "1"}
+    with driven(fresh, "use_data_loader", preload=("torch",), environment=environment) as run:
+        assert run.until_ended() == [0], run.text()
+        assert run.messages[0] == [([[0, 1, 2, 3], [4, 5, 6, 7]], 1)]
+
+
+def test_what_a_finished_worker_left_behind_ends(engine: Engine) -> None:
+    with driven(engine, "leave_behind") as run:
+        assert run.until_ended() == [0], run.text()
+        (pids,) = run.messages[0]
+        wait_until(lambda: not any(map(lives, pids)))
+
+
+def test_exit_handlers_and_threads_run_at_the_end(engine: Engine) -> None:
+    with driven(engine, "at_exit") as run:
+        assert run.until_ended() == [0]
+        assert run.text() == "function\nthread\nhandler 2\nhandler 1\n"
+
+
+def test_streams(engine: Engine) -> None:
+    with driven(engine, "print_odd") as run:
+        assert run.until_ended() == [0]
+        assert run.text() == "other name\nodd \\udc80\n"
+
+
+def test_a_worker_may_close_its_output(engine: Engine) -> None:
+    with driven(engine, "close_stdout") as run:
+        run.until(lambda: run.messages[0] == ["closed"])
+        run.group.send(0, "go on")
+        assert run.until_ended() == [5]
+        assert run.text() == "before\non stderr\n"
+
+
+def test_closing_while_output_flows(engine: Engine) -> None:
+    with driven(engine, "write_without_end", size=2) as run:
+        run.until_told()
+        started = time.monotonic()
+        run.group.close()
+        assert time.monotonic() - started < 5
+
+
+def test_a_process_that_holds_the_output_open_does_not_hold_up_close(engine: Engine) -> None:
+    with driven(engine, "leave_writer") as run:
+        assert run.until_ended() == [0]
+        try:
+            started = time.monotonic()
+            assert "the worker's own line" in run.text()
+            assert time.monotonic() - started < 5
+        finally:
+            os.kill(run.messages[0][0], signal.SIGKILL)
+
+
+def test_a_sink_that_fails_does_not_stop_workers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with driven(engine, "print_much") as run:
+
+        def fail(rank: int, data: bytes) -> None:
+            raise ValueError("a sink that fails")
+
+        monkeypatch.setattr(run, "write", fail)
+        assert run.until_ended() == [0]
+        run.group.close()
+    assert len(re.findall("ValueError: a sink that fails", capfd.readouterr().err)) == 1
+
+
+def test_an_interrupt_leaves_messages_whole(engine: Engine) -> None:
+    for _ in range(5):
+        with driven(engine, "send_much") as run:
+            run.until(lambda run=run: len(run.messages[0]) > 2)  # type: ignore[misc]
+            run.group.interrupt()
+            assert run.until_ended() == [0], run.text()
+            assert run.messages[0][-1] == "interrupted"
+            assert all(len(message) == 1_000_000 for message in run.messages[0][:-1])
+
+
+def test_posts_arrive_without_another_call(engine: Engine) -> None:
+    with driven(engine, "post_and_wait", payload=b"300") as run:
+        run.until(lambda: "last" in run.messages[0])
+        assert [m for m in run.messages[0] if isinstance(m, int)] == list(range(300))
+        run.group.send(0, None)
+        assert run.until_ended() == [0]
+
+
+def test_a_large_environment(engine: Engine) -> None:
+    large = {f"LARGE_{index}": "x" * 100_000 for index in range(8)}
+    with driven(engine, "facts", size=4, payload=b"LARGE_7", environment=large) as run:
+        assert run.until_ended() == [0] * 4
+        assert all(m[0]["environment"] == {"LARGE_7": "x" * 100_000} for m in run.messages)
+
+
+def test_many_workers(engine: Engine) -> None:
+    with driven(engine, "facts", size=100) as run:
+        assert run.until_ended() == [0] * 100
+
+
+def test_a_fork_that_fails(
+    fresh: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "second_fork_fails.py").write_text(
+        "import errno, os\n"
+        "fork, calls = os.fork, []\n"
+        "def limited():\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 2:\n"
+        "        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
+        "    return fork()\n"
+        "os.fork = limited\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with driven(fresh, "facts", size=3, preload=("second_fork_fails",)) as run:
+        assert run.until_ended() == [0, None, 0]
+        assert run.exits[1].detail == f"it could not be forked: {os.strerror(11)}"
+
+
+def test_an_interpreter_that_is_not_there(
+    fresh: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(EngineError, match="/nowhere/python"), driven(fresh, "facts"):
+        pass
+
+
+def test_an_interpreter_that_ends_at_once(
+    fresh: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        try:
+            with driven(fresh, "facts", size=2) as run:
+                assert run.until_ended() == [None, None]
+                detail = run.exits[0].detail
+        except EngineError as error:  # it had ended before it was spoken to
+            detail = str(error)
+        assert "exit code 1" in detail
+    with driven(fresh, "facts") as run:
+        assert run.until_ended() == [0]
+
+
+@pytest.mark.parametrize("how", ["plain", "gil", "deaf"])
+def test_the_server_is_killed(fresh: LocalEngine, how: str) -> None:
+    with driven(fresh, "family", size=2, payload=how.encode()) as run:
+        run.until_told()
+        server = run.messages[0][0]["server"]
+        os.kill(server, signal.SIGKILL)
+        assert run.until_ended() == [None, None]
+        assert run.exits[0].detail == "the fork server that owns it is gone (killed by signal 9)"
+        pids = [pid for messages in run.messages for pid in messages[0]["pids"]]
+        wait_until(lambda: not any(map(lives, pids)))
+    with driven(fresh, "facts") as run:
+        assert run.until_ended() == [0]
+        assert run.messages[0][0]["server"] != server
+
+
+def test_a_server_that_died_unnoticed_is_replaced(fresh: LocalEngine) -> None:
+    servers = set()
+    for _ in range(5):
+        with driven(fresh, "facts") as run:
+            assert run.until_ended() == [0]
+            servers.add(run.messages[0][0]["server"])
+        server = run.messages[0][0]["server"]
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda server=server: not lives(server))  # type: ignore[misc]
+    assert len(servers) == 5
+
+
+def test_kill_reaches_every_kind_of_process(engine: Engine) -> None:
+    for how in (b"plain", b"gil", b"deaf"):
+        with driven(engine, "family", size=2, payload=how) as run:
+            run.until_told()
+            run.group.kill()
+            assert run.until_ended() == [-9, -9]
+            pids = [pid for messages in run.messages for pid in messages[0]["pids"]]
+            wait_until(lambda pids=pids: not any(map(lives, pids)))  # type: ignore[misc]
+
+
+def test_closing_the_engine_ends_its_server(fresh: LocalEngine) -> None:
+    with driven(fresh, "family", payload=b"plain") as run:
+        run.until_told()
+        (told,) = run.messages[0]
+        fresh.close()
+        assert not lives(told["server"])
+        wait_until(lambda: not any(map(lives, told["pids"])))
+    fresh.close()
+    with driven(fresh, "facts") as run:  # and it starts again when it is needed
+        assert run.until_ended() == [0]
+
+
+def test_closing_does_not_wait_for_a_slow_import(
+    fresh: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_import.py").write_text("import time; time.sleep(60)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with driven(fresh, "facts", preload=("slow_import",)):
+        pass
+    started = time.monotonic()
+    fresh.close()
+    assert time.monotonic() - started < 4
+
+
+def test_groups_from_several_threads(engine: Engine) -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(5):
+                with driven(engine, "facts", size=2) as run:
+                    assert run.until_ended() == [0, 0]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

@@ -1,0 +1,34 @@
+"""A bounded soak: about a hundred random faults. ``benchmarks/soak.py`` goes on for longer."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.integration.soak import check, hit_driver, hit_workers
+
+MODES = ["sync", "async"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_killed_at_random_instants(mode: str, tmp_path: Path) -> None:
+    rng = random.Random(f"workers-{mode}")
+    hits = 0
+    for number in range(25):
+        storage, notes = tmp_path / f"{number}", tmp_path / f"{number}-notes"
+        result, more = hit_workers(storage, notes, rng, mode)
+        check(storage, notes, result)
+        hits += more
+    assert hits >= 25
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", MODES)
+def test_drivers_killed_at_random_instants(mode: str, tmp_path: Path) -> None:
+    rng = random.Random(f"drivers-{mode}")
+    for number in range(12):
+        storage, notes = tmp_path / f"{number}", tmp_path / f"{number}-notes"
+        check(storage, notes, hit_driver(storage, notes, rng, mode))
