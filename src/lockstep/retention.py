@@ -26,6 +26,8 @@ class CheckpointRecord:
     timestamp: int
     uploaded: bool = True
     """False: it lies where the user put it."""
+    iteration: int = 0
+    """The ``training_iteration`` of the newest row then: an attempt from here counts on."""
 
 
 def _quality(record: CheckpointRecord, config: CheckpointConfig) -> tuple[float, int]:

@@ -13,10 +13,11 @@ import re
 import shutil
 import sys
 import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from lockstep.errors import StorageError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["MANIFEST", "LocalStorage", "RemoteStorage", "Storage", "open_storage"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 MANIFEST = ".lockstep_checkpoint.json"
 """The file whose presence makes a directory a published one."""
@@ -36,6 +38,22 @@ _TRASH = ".trash"
 _TEMPORARY = ".lockstep-tmp-"
 _CHUNK = 16 << 20
 _UPLOADS_AT_ONCE = 8
+_PAUSES_S = (0.1, 0.5)
+"""Before the second and the third try of something that failed on a remote filesystem."""
+_LASTING = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
+_LASTING_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG)
+# Object stores tell these in words only.
+_LASTING_WORDS = re.compile(
+    r"denied|forbidden|unauthori[sz]ed|credential|signature|access.?key|token|no.?such|not.?found"
+    r"|invalid|quota",
+    re.IGNORECASE,
+)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _REMOTE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
 
@@ -420,6 +438,7 @@ class RemoteStorage(Storage):
     """A directory on any Arrow filesystem; publishing is the upload of the manifest, last.
 
     What is staged for a name lies under the name itself and is no publication without its manifest.
+    What fails is tried three times, unless the cause would be the same the next time.
     """
 
     is_local = False
@@ -460,9 +479,12 @@ class RemoteStorage(Storage):
 
     def make_directory(self, name: str = "") -> None:
         path = self.path(name)
-        with _failing("make the directory", self._shown(name)):
-            if path:
-                self.filesystem.create_dir(path, recursive=True)
+        if path:
+            self._try(
+                "make the directory",
+                name,
+                lambda: self.filesystem.create_dir(path, recursive=True),
+            )
 
     def exists(self, name: str = "") -> bool:
         return bool(self._type(name))
@@ -482,33 +504,58 @@ class RemoteStorage(Storage):
         }
 
     def read_chunks(self, name: str) -> Iterator[bytes]:
-        with (
-            _failing("read", self._shown(name), reading=True),
-            self.filesystem.open_input_stream(self.path(name), compression=None) as stream,
-        ):
-            while chunk := stream.read(_CHUNK):
+        stream: Any = None
+        position = 0
+
+        def next_chunk() -> bytes:
+            nonlocal stream
+            if stream is None:
+                stream = self._open(name, position)
+            try:
+                chunk: bytes = stream.read(_CHUNK)
+            except BaseException:
+                broken, stream = stream, None
+                with contextlib.suppress(Exception):
+                    broken.close()
+                raise
+            return chunk
+
+        try:
+            while chunk := self._try("read", name, next_chunk, reading=True):
+                position += len(chunk)
                 yield chunk
+        finally:
+            if stream is not None:
+                stream.close()
 
     def write(self, name: str, data: Buffer) -> None:
-        if _uploads_whole(self.filesystem):
-            self._upload(name, (data,))
-            return
         folder, _, base = name.rpartition("/")
-        temporary = _join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}-{base}")
-        self._upload(temporary, (data,))
-        with _failing("write", self._shown(name)):
-            self.filesystem.move(self.path(temporary), self.path(name))
+
+        def write() -> None:
+            if _uploads_whole(self.filesystem):
+                self._upload(self.path(name), (data,))
+                return
+            temporary = self.path(_join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}-{base}"))
+            self._upload(temporary, (data,))
+            self.filesystem.move(temporary, self.path(name))
+
+        self._try("write", name, write)
 
     def put(self, name: str, source: str, *, move: bool = False, flush: bool = True) -> None:
         with _failing("read", source, reading=True):
             os.stat(source)
-        self._upload(name, _file_chunks(source))
+        self._try("write", name, lambda: self._upload(self.path(name), _file_chunks(source)))
         if move:
             with _failing("delete", source):
                 os.unlink(source)
 
     def put_stream(self, name: str, chunks: Iterable[Buffer], *, flush: bool = True) -> None:
-        self._upload(name, chunks)
+        path = self.path(name)
+        if isinstance(chunks, (tuple, list)):
+            self._try("write", name, lambda: self._upload(path, chunks))
+            return
+        with _failing("write", self._shown(name)):
+            self._upload(path, chunks)  # what an iterator gave once it does not give again
 
     def flush(self, name: str = "") -> None:
         """Nothing to do: a file is safe once it is uploaded."""
@@ -547,8 +594,8 @@ class RemoteStorage(Storage):
 
     def _type(self, name: str) -> str:
         """``"File"``, ``"Directory"``, or nothing."""
-        with _failing("look at", self._shown(name)):
-            kind: str = self.filesystem.get_file_info(self.path(name)).type.name
+        info = self._try("look at", name, lambda: self.filesystem.get_file_info(self.path(name)))
+        kind: str = info.type.name
         return "" if kind == "NotFound" else kind
 
     def _select(self, name: str, *, recursive: bool) -> list[tuple[str, Any]]:
@@ -556,28 +603,45 @@ class RemoteStorage(Storage):
 
         path = self.path(name)
         skip = len(path.strip("/"))
-        with _failing("list", self._shown(name)):
-            selector = pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=recursive)
-            found = self.filesystem.get_file_info(selector)
+        selector = pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=recursive)
+        found = self._try("list", name, lambda: self.filesystem.get_file_info(selector))
         entries = [(info.path.strip("/")[skip:].strip("/"), info) for info in found]
         return [entry for entry in entries if entry[0]]
 
-    def _upload(self, name: str, chunks: Iterable[Buffer]) -> None:
-        path = self.path(name)
-        with _failing("write", self._shown(name)):
-            self._make_parent(path)
-            stream = self.filesystem.open_output_stream(path, compression=None)
-            try:
-                for chunk in chunks:
-                    stream.write(chunk)
+    def _try(
+        self, doing: str, name: str, action: Callable[[], T], *, reading: bool = False
+    ) -> T:
+        with _failing(doing, self._shown(name), reading=reading):
+            for pause in _PAUSES_S:
+                try:
+                    return action()
+                except OSError as error:
+                    if not _may_pass(error):
+                        raise
+                time.sleep(pause)
+            return action()
+
+    def _open(self, name: str, position: int) -> Any:
+        if not position:
+            return self.filesystem.open_input_stream(self.path(name), compression=None)
+        file = self.filesystem.open_input_file(self.path(name))
+        file.seek(position)
+        return file
+
+    def _upload(self, path: str, chunks: Iterable[Buffer]) -> None:
+        self._make_parent(path)
+        stream = self.filesystem.open_output_stream(path, compression=None)
+        try:
+            for chunk in chunks:
+                stream.write(chunk)
+            stream.close()
+        except BaseException:
+            # Arrow has no way to abandon an upload: closing it stores what came so far.
+            with contextlib.suppress(Exception):
                 stream.close()
-            except BaseException:
-                # Arrow has no way to abandon an upload: closing it stores what came so far.
-                with contextlib.suppress(Exception):
-                    stream.close()
-                with contextlib.suppress(Exception):
-                    self.filesystem.delete_file(path)
-                raise
+            with contextlib.suppress(Exception):
+                self.filesystem.delete_file(path)
+            raise
 
     def _make_parent(self, path: str) -> None:
         if not _uploads_whole(self.filesystem):
@@ -593,14 +657,15 @@ class RemoteStorage(Storage):
     def _delete(self, name: str) -> None:
         path = self.path(name)
         kind = self._type(name)
-        with (
-            _failing("delete", self._shown(name)),
-            contextlib.suppress(FileNotFoundError),
-        ):
-            if kind == "Directory":
-                self.filesystem.delete_dir(path)
-            elif kind:
-                self.filesystem.delete_file(path)
+
+        def delete() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                if kind == "Directory":
+                    self.filesystem.delete_dir(path)
+                elif kind:
+                    self.filesystem.delete_file(path)
+
+        self._try("delete", name, delete)
 
 
 def open_storage(
@@ -711,6 +776,13 @@ def _whole_or_gone(path: str) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.unlink(path)
         raise
+
+
+def _may_pass(error: OSError) -> bool:
+    """Whether the same may work a moment later: a lost connection, an overloaded server."""
+    if isinstance(error, _LASTING) or error.errno in _LASTING_CODES:
+        return False
+    return not _LASTING_WORDS.search(str(error))
 
 
 def _cause(error: BaseException) -> str:

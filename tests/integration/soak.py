@@ -92,9 +92,9 @@ def hit_workers(storage: Path, notes: Path, rng: random.Random, mode: str) -> tu
     def assassin() -> None:
         nonlocal hits
         struck: set[int] = set()
-        while hits < wanted and not done.wait(rng.uniform(0.0, 0.03)):
+        while hits < wanted and not done.wait(0.002):
             fresh = [pid for pid in pids_of(storage)[-WORKERS:] if pid not in struck]
-            if fresh:
+            if fresh and not done.wait(rng.uniform(0.0, 0.08)):
                 victim = rng.choice(fresh)
                 struck.add(victim)
                 with contextlib.suppress(ProcessLookupError):

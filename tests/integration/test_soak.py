@@ -16,13 +16,15 @@ MODES = ["sync", "async"]
 @pytest.mark.parametrize("mode", MODES)
 def test_workers_killed_at_random_instants(mode: str, tmp_path: Path) -> None:
     rng = random.Random(f"workers-{mode}")
-    hits = 0
+    hits = resumed = 0
     for number in range(25):
         storage, notes = tmp_path / f"{number}", tmp_path / f"{number}-notes"
         result, more = hit_workers(storage, notes, rng, mode)
         check(storage, notes, result)
         hits += more
+        resumed += any(attempt["time_before"] > 0 for attempt in result.attempts)
     assert hits >= 25
+    assert resumed >= 5  # not all of them were hit before their first checkpoint
 
 
 @pytest.mark.timeout(300)

@@ -58,9 +58,9 @@ class Comparison:
         self._tolerance = tolerance
         self._ignore = frozenset(ignore)
 
-    def considers(self, name: str, *values: Any) -> bool:
-        """Whether values of that name are compared at all."""
-        return not self._ignored(name) and not _is_time(name.rpartition("/")[2], *values)
+    def considers(self, path: str, name: str, *values: Any) -> bool:
+        """Whether values of that name, at that path, are compared at all."""
+        return not self._ignored(path) and not _is_time(name, *values)
 
     def values(self, expected: Any, got: Any, path: str = "") -> Iterator[Parting]:
         """Where two values part, depth first."""
@@ -112,7 +112,7 @@ class Comparison:
             for key in dict.fromkeys((*expected, *got)):
                 one, other = expected.get(key, ABSENT), got.get(key, ABSENT)
                 place = f"{path}/{key}" if path else str(key)
-                if self.considers(place, one, other):
+                if self.considers(place, str(key), one, other):
                     yield from self._values(one, other, place, inside)
         elif isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
             if len(expected) != len(got):

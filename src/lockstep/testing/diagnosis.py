@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.journal import JOURNAL_FILE, parse_line, read_lines
+from lockstep.records import reported_metrics
 from lockstep.result import Result
 from lockstep.storage import open_storage
 from lockstep.testing.compare import ABSENT, Comparison
@@ -94,10 +95,15 @@ class History:
         attempts, first, resumed = 0, None, False
         for record in map(parse_line, read_lines(storage.read(JOURNAL_FILE))):
             if record["event"] == "report":
-                reduced = "reduced" in record
-                metrics = record["reduced"] if reduced else record["ranks"][0]
-                place = record["attempt"], record["iteration"]
-                rows.append(Row(*place, metrics, record["ranks"], reduced))
+                rows.append(
+                    Row(
+                        record["attempt"],
+                        record["iteration"],
+                        reported_metrics(record),
+                        record["ranks"],
+                        "reduced" in record,
+                    )
+                )
             elif record["event"] == "attempt":
                 attempts = record["attempt"]
                 resumed = resumed or (attempts == 2 and first is not None)
@@ -107,8 +113,8 @@ class History:
 
     @property
     def iterations(self) -> int:
-        """How many different rows there are, those done again counted once."""
-        return len({row.iteration for row in self.rows})
+        """How far it came: how many rows there are, those done again counted once."""
+        return max((row.iteration for row in self.rows), default=0)
 
     def row(self, iteration: int) -> Row | None:
         """The last row of that ``training_iteration``."""
@@ -146,6 +152,9 @@ def _compare_rows(
     comparison: Comparison, expected: Row, got: Row
 ) -> Iterator[tuple[str, Any, Any]]:
     yield from comparison.values(expected.metrics, got.metrics)
+    if len(expected.ranks) != len(got.ranks):
+        yield "the number of ranks", len(expected.ranks), len(got.ranks)
+        return
     for rank, (one, other) in enumerate(zip(expected.ranks, got.ranks, strict=True)):
         if rank > 0 or expected.reduced:
             for what, left, right in comparison.values(one, other):
@@ -170,7 +179,7 @@ def explain(
         return _explain_the_end(expected, first)
     if row_differences[0].iteration == after[0].iteration:
         return _explain_first_row(comparison, expected, got, row_differences)
-    agreeing = [k for k, value in after[0].metrics.items() if comparison.considers(k, value)]
+    agreeing = [k for k, value in after[0].metrics.items() if comparison.considers(k, k, value)]
     return (
         f"{_capital(str(row_differences[0]))}, although the first row after the restart, "
         f"training_iteration {after[0].iteration}, agrees on {_listed(agreeing)}: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 import tempfile
 import weakref
@@ -128,13 +127,12 @@ def _checked_rank(trainer: DataParallelTrainer, rank: int | None, fault: str) ->
         raise TypeError(f"verify_resume({trainer!r}): expected a trainer, such as a TorchTrainer.")
     if fault not in get_args(Fault):
         raise ValueError(f"verify_resume(fault={fault!r}): expected 'kill', 'exit' or 'raise'.")
-    workers = trainer.scaling_config.num_workers
-    if workers == 0 and fault != "raise":
+    if trainer.scaling_config.num_workers == 0 and fault != "raise":
         raise ValueError(
             f"verify_resume(fault={fault!r}) would end this very process, because with "
             "num_workers=0 the function runs in it; use fault='raise', or a worker."
         )
-    last = max(1, workers) - 1
+    last = trainer.scaling_config.sizes[0] - 1
     if rank is not None and (type(rank) is not int or not 0 <= rank <= last):
         raise ValueError(f"verify_resume(rank={rank!r}): expected a rank from 0 to {last}.")
     return last if rank is None else rank
@@ -158,16 +156,14 @@ def _variant(
         trainer.run_config,
         failure_config=FailureConfig(max_failures),
         callbacks=(),
+        resume="never",
         verbose=0,
     )
     if storage is not None:
         config = replace(config, storage_path=storage)
     if config.checkpoint_config.num_to_keep == 0:  # the last one is to be compared
         config = replace(config, checkpoint_config=replace(config.checkpoint_config, num_to_keep=1))
-    variant = copy.copy(trainer)
-    variant.run_config = config
-    variant.fault_plan = plan
-    return variant
+    return trainer.with_changes(run_config=config, fault_plan=plan)
 
 
 def _place(undisturbed: History, at_report: int | None) -> int:

@@ -128,7 +128,7 @@ class Run:
     def begin_attempt(self, attempt: int, workers: Sequence[WorkerInfo], warmup: float) -> None:
         """The workers are up."""
         newest = self.newest_checkpoint()
-        self.iteration = 0 if newest is None else newest.metrics.get("training_iteration", 0)
+        self.iteration = 0 if newest is None else newest.iteration
         self._total_before = 0.0 if newest is None else newest.metrics.get("time_total_s", 0.0)
         self._attempt_rows = 0
         self._attempt_started = self._last_report = time.perf_counter()
@@ -204,6 +204,7 @@ class Run:
             metrics=metrics,
             timestamp=int(time.time()),
             uploaded=uploaded,
+            iteration=self.iteration - (self.rows - save.report_number),
         )
 
     def publish(self, record: CheckpointRecord) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import pickle
 import signal
@@ -248,6 +249,19 @@ class DataParallelTrainer(BaseTrainer):
         except FileNotFoundError:
             return False
         return True
+
+    def with_changes(self, **changes: Any) -> Self:
+        """A copy with other values of these attributes, such as ``run_config``: a run of its own.
+
+        Raises:
+            TypeError: there is no such attribute.
+        """
+        copied = copy.copy(self)
+        for name, value in {**changes, "_restored_from": None, "_changed": False}.items():
+            if name not in vars(self):
+                raise TypeError(f"{type(self).__name__}.with_changes({name}=…): no such attribute.")
+            setattr(copied, name, value)
+        return copied
 
     def _group_spec(self, engine: Engine, backend: Backend, scaling: ScalingPolicy) -> GroupSpec:
         spec = GroupSpec(
