@@ -29,6 +29,7 @@ LAYERS = [
     "storage",
     "checkpoint",
     "journal",
+    "records",
     "result",
     "callback",
     "engine",
@@ -46,7 +47,13 @@ LAYERS = [
 HEAVY = {"horovod", "numpy", "pandas", "pyarrow", "ray", "rich", "tensorflow", "torch"}
 
 # Files that write the environment of the worker they run in (and, in process, put it back).
-ENVIRONMENT_WRITERS = {"engine/forkserver.py", "engine/inprocess.py", "train/torch/backend.py"}
+ENVIRONMENT_WRITERS = {
+    "testing/engine_entries.py",
+    "testing/engines.py",
+    "engine/forkserver.py",
+    "engine/inprocess.py",
+    "train/torch/backend.py",
+}
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 

@@ -200,7 +200,7 @@ class RunConfig:
         callbacks: ``tune.Callback``, ``LoggerCallback`` and ``train.UserCallback`` objects, mixed.
         stop: end the run at a report: ``{"training_iteration": 10, "accuracy": 0.9}`` (any value
             reached), or ``stop(trial_id, result) -> bool``.
-        verbose: 0 prints nothing, 1 the live display, 2 every report as well.
+        verbose: 0 prints only warnings, 1 the live display, 2 every report as well.
         resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
             earlier ones, ``"auto"`` goes on with the newest of them if it has not finished,
             ``"must"`` insists on that.

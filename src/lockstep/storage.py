@@ -608,9 +608,7 @@ class RemoteStorage(Storage):
         entries = [(info.path.strip("/")[skip:].strip("/"), info) for info in found]
         return [entry for entry in entries if entry[0]]
 
-    def _try(
-        self, doing: str, name: str, action: Callable[[], T], *, reading: bool = False
-    ) -> T:
+    def _try(self, doing: str, name: str, action: Callable[[], T], *, reading: bool = False) -> T:
         with _failing(doing, self._shown(name), reading=reading):
             for pause in _PAUSES_S:
                 try:

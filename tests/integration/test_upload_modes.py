@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +252,24 @@ def test_a_checkpoint_shows_up_once_it_is_committed() -> None:
         assert len(train.get_all_reported_checkpoints()) == 1
 
     fit(train_func, workers=1)
+
+
+@pytest.mark.parametrize("kind", ["dict", "directory"])
+def test_an_upload_may_end_before_its_report_goes_on(kind: str) -> None:
+    def train_func() -> None:
+        submit = Uploader.submit
+
+        def at_once(self: Uploader, job: Callable[[], None]) -> None:
+            submit(self, job)
+            self.drain()
+
+        Uploader.submit = at_once  # type: ignore[method-assign]
+        for n in range(2):
+            checkpoint = Checkpoint.from_dict({}) if kind == "dict" else directory(str(n))
+            train.report({"n": n}, checkpoint=checkpoint, checkpoint_upload_mode=ASYNC)
+
+    result = fit(train_func, workers=1)
+    assert [metrics["n"] for _, metrics in result.best_checkpoints] == [0, 1]
 
 
 @pytest.mark.parametrize("last", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import math
 import os
 import time
@@ -10,6 +11,7 @@ from typing import BinaryIO
 
 from lockstep.console import Display
 from lockstep.console.logs import Line, LineCollapser, LineSplitter
+from lockstep.console.stacks import StackCollector
 
 __all__ = ["LOG_DIRECTORY", "OutputRouter", "log_file"]
 
@@ -22,7 +24,10 @@ def log_file(rank: int) -> str:
 
 
 class OutputRouter:
-    """An ``OutputSink``. ``display`` None: only to the files (the terminal shows it already)."""
+    """An ``OutputSink``. ``display`` None: only to the files (the terminal shows it already).
+
+    The stacks of a worker go to its file as they come and to the display in a tidy form.
+    """
 
     def __init__(self, directory: str, world_size: int, display: Display | None) -> None:
         os.makedirs(os.path.join(directory, LOG_DIRECTORY), exist_ok=True)
@@ -34,6 +39,7 @@ class OutputRouter:
             for rank in range(world_size)
         ]
         self._splitters = [LineSplitter() for _ in range(world_size)]
+        self._stacks = [StackCollector(linecache.getline) for _ in range(world_size)]
         self._collapser = LineCollapser(world_size)
 
     def write(self, rank: int, data: bytes) -> None:
@@ -44,25 +50,38 @@ class OutputRouter:
         if self._display is not None:
             now = time.monotonic()
             for line in self._splitters[rank].feed(data):
-                self._show(self._collapser.feed(rank, line, now))
+                self._pass_on(rank, self._stacks[rank].feed(line, now), now)
 
     def tick(self) -> float | None:
         """See :class:`lockstep.engine.OutputSink`."""
         if self._display is None:
             return None
         now = time.monotonic()
+        for rank, stacks in enumerate(self._stacks):
+            if (late := stacks.deadline()) is not None and late <= now:
+                self._pass_on(rank, stacks.flush(), now)
         self._show(self._collapser.flush(now))
-        deadline = self._collapser.deadline()
-        return None if deadline is None else max(0.0, deadline - now)
+        waiting = [self._collapser.deadline(), *(stacks.deadline() for stacks in self._stacks)]
+        deadlines = [deadline for deadline in waiting if deadline is not None]
+        return max(0.0, min(deadlines) - now) if deadlines else None
 
     def close(self) -> None:
         """See :class:`lockstep.engine.OutputSink`. Idempotent."""
+        now = time.monotonic()
         for rank, splitter in enumerate(self._splitters):
             for line in splitter.close():
-                self._show(self._collapser.feed(rank, line, time.monotonic()))
+                self._pass_on(rank, self._stacks[rank].feed(line, now), now)
+            self._pass_on(rank, self._stacks[rank].flush(), now)
         self._show(self._collapser.flush(math.inf))
         for file in self._files:
             file.close()
+
+    def _pass_on(self, rank: int, lines: list[str], now: float) -> None:
+        if len(lines) == 1:
+            self._show(self._collapser.feed(rank, lines[0], now))
+        elif lines:  # a stack: in one piece, with no other rank's lines in it
+            self._show(self._collapser.flush(math.inf))
+            self._show([Line((rank,), line) for line in lines])
 
     def _show(self, lines: list[Line]) -> None:
         if self._display is not None:

@@ -1,0 +1,202 @@
+"""Stacks as people read them, made of what faulthandler writes for a worker. Pure: no file, no clock.
+
+faulthandler lists threads from the newest to the main one and each thread's frames from the inside
+out. Here the main thread comes first, the most recent call last, without lockstep's own frames
+around the training function and without its threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Frame", "StackCollector", "ThreadStack", "is_complete", "parse_stacks", "tidy_stacks"]
+
+HOLD_S = 1.0
+"""How long a dump may take to arrive before what there is of it is shown as it came."""
+
+# A progress bar may stand before the first one on the same line.
+_HEADER = re.compile(
+    r"(?P<before>.*?)(?P<kind>Current thread|Thread) 0x[0-9a-f]+(?P<name> .*)? "
+    r"\(most recent call first\):"
+)
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_CUT = "  ..."
+_CUT_THREADS = "..."
+_PACKAGE = str(Path(__file__).parents[1])
+_SERVER_FILE = "/engine/forkserver.py"
+_THREAD_FILES = ("/threading.py", "/concurrent/futures/thread.py")
+
+SourceLine = Callable[[str, int], str]
+
+
+class Frame(NamedTuple):
+    """One call: where it is."""
+
+    file: str
+    line: int
+    function: str
+
+
+class ThreadStack(NamedTuple):
+    """One thread's calls, the most recent one last."""
+
+    frames: tuple[Frame, ...]
+    name: str = ""
+    is_main: bool = False
+    is_cut: bool = False
+    """The outermost calls are missing: there were too many."""
+
+
+def parse_stacks(lines: Sequence[str]) -> list[ThreadStack]:
+    """The threads of one dump, the main one first; lines that belong to no dump are passed over."""
+    stacks: list[ThreadStack] = []
+    for line in lines:
+        if header := _HEADER.fullmatch(line):
+            stacks.append(ThreadStack((), (header["name"] or "").strip(" []")))
+        elif stacks and (found := _FRAME.fullmatch(line)):
+            frame = Frame(found[1], int(found[2]) if found[2].isdigit() else 0, found[3])
+            stacks[-1] = stacks[-1]._replace(frames=(frame, *stacks[-1].frames))
+        elif stacks and line == _CUT:
+            stacks[-1] = stacks[-1]._replace(is_cut=True)
+    if stacks and not (lines and lines[-1] == _CUT_THREADS):
+        # The list goes from the newest thread to the oldest.
+        stacks = [stacks[-1]._replace(is_main=True), *stacks[:-1]]
+    return stacks
+
+
+def is_complete(lines: Sequence[str]) -> bool:
+    """Whether a worker's dump is all there: it ends with where the fork server began."""
+    if not lines:
+        return False
+    last = _FRAME.fullmatch(lines[-1])
+    if last is not None:
+        return last[1] == "<string>" and last[3] == "<module>"
+    if lines[-1] == _CUT:
+        # The main thread is the only one that does not begin in threading.py, but that was cut off.
+        headers = [header for line in lines if (header := _HEADER.fullmatch(line))]
+        return bool(headers) and headers[-1]["kind"] == "Current thread"
+    return lines[-1] == _CUT_THREADS
+
+
+def tidy_stacks(
+    stacks: Sequence[ThreadStack], source: SourceLine = lambda file, line: ""
+) -> list[str]:
+    """The lines to show. ``source(file, line)`` gives a line's text where it is known."""
+    package = _package_of(stacks)
+    shown: list[str] = []
+    for stack in stacks:
+        frames = _users_frames(stack, package)
+        if not frames:
+            continue
+        name = f"Thread {stack.name}" if stack.name else "Another thread"
+        shown.append(f"{'Stack' if stack.is_main else name} (most recent call last):")
+        if stack.is_cut:
+            shown.append("  … (earlier calls are left out)")
+        shown += _frame_lines(frames, source)
+    return shown
+
+
+def _package_of(stacks: Sequence[ThreadStack]) -> str:
+    """Where the worker's lockstep is installed, which need not be where this one is."""
+    for stack in stacks:
+        for frame in stack.frames:
+            if frame.file.endswith("/lockstep" + _SERVER_FILE):
+                return frame.file.removesuffix(_SERVER_FILE)
+    return _PACKAGE
+
+
+def _users_frames(stack: ThreadStack, package: str) -> list[Frame]:
+    def is_ours(frame: Frame) -> bool:
+        return frame.file.startswith(package + "/")
+
+    frames = list(stack.frames)
+    if stack.is_main:
+        start = 0
+        while start < len(frames) and (is_ours(frames[start]) or frames[start].file == "<string>"):
+            start += 1
+        # A worker that is not in the training function is somewhere in lockstep.
+        frames = frames[start:] or frames[-1:]
+    else:
+        while frames and frames[0].file.endswith(_THREAD_FILES):
+            del frames[0]
+        if not frames or is_ours(frames[0]):
+            return []
+    # Of lockstep's inner frames the first one says what the user's code has called.
+    while len(frames) > 1 and is_ours(frames[-1]) and is_ours(frames[-2]):
+        del frames[-1]
+    return frames
+
+
+def _frame_lines(frames: list[Frame], source: SourceLine) -> list[str]:
+    lines: list[str] = []
+    repeated = 0
+    for index, frame in enumerate(frames):
+        # As Python does: a call that is repeated is shown three times, then counted.
+        repeated = repeated + 1 if index and frames[index - 1] == frame else 0
+        if repeated < 3:
+            lines.append(f'  File "{frame.file}", line {frame.line or "?"}, in {frame.function}')
+            if text := source(frame.file, frame.line).strip():
+                lines.append(f"    {text}")
+        elif index + 1 == len(frames) or frames[index + 1] != frame:
+            times = "time" if repeated == 3 else "times"
+            lines.append(f"  [Previous line repeated {repeated - 2} more {times}]")
+    return lines
+
+
+class StackCollector:
+    """Takes a rank's output line by line and gives dumps out tidily, each in one piece.
+
+    A dump that comes with a crash or a timeout of the user's own faulthandler stays as it is.
+    """
+
+    def __init__(self, source: SourceLine = lambda file, line: "") -> None:
+        self._source = source
+        self._held: list[str] = []
+        self._deadline: float | None = None
+        self._not_ours = False
+
+    def feed(self, line: str, now: float) -> list[str]:
+        """The lines to show now: ``line`` itself, none while a dump arrives, or a whole dump."""
+        if self._held:
+            if not _belongs(line):
+                return [*self.flush(), *self.feed(line, now)]
+            self._held.append(line)
+            if not is_complete(self._held):
+                return []
+            dump = tidy_stacks(parse_stacks(self._held), self._source)
+            self._forget()
+            return dump
+        if line.startswith(("Fatal Python error", "Timeout (")):
+            self._not_ours = True
+        elif not _belongs(line):
+            self._not_ours = False
+        elif not self._not_ours and (header := _HEADER.fullmatch(line)):
+            before = header["before"]
+            self._held, self._deadline = [line[len(before) :]], now + HOLD_S
+            return [before] if before else []
+        return [line]
+
+    def deadline(self) -> float | None:
+        """When to call ``flush``, None while nothing is held."""
+        return self._deadline
+
+    def flush(self) -> list[str]:
+        """What is held, as it came."""
+        held = self._held
+        self._forget()
+        return held
+
+    def _forget(self) -> None:
+        self._held, self._deadline = [], None
+
+
+def _belongs(line: str) -> bool:
+    return (
+        not line
+        or line in (_CUT, _CUT_THREADS, "  <no Python frame>", "  Garbage-collecting")
+        or _HEADER.fullmatch(line) is not None
+        or _FRAME.fullmatch(line) is not None
+    )
