@@ -54,7 +54,7 @@ def parse_stacks(lines: Sequence[str]) -> list[ThreadStack]:
     """The threads of one dump, the main one first; lines that belong to no dump are passed over."""
     stacks: list[ThreadStack] = []
     for line in lines:
-        if header := _HEADER.fullmatch(line):
+        if header := _header(line):
             stacks.append(ThreadStack((), (header["name"] or "").strip(" []")))
         elif stacks and (found := _FRAME.fullmatch(line)):
             frame = Frame(found[1], int(found[2]) if found[2].isdigit() else 0, found[3])
@@ -76,7 +76,7 @@ def is_complete(lines: Sequence[str]) -> bool:
         return last[1] == "<string>" and last[3] == "<module>"
     if lines[-1] == _CUT:
         # The main thread is the only one that does not begin in threading.py, but that was cut off.
-        headers = [header for line in lines if (header := _HEADER.fullmatch(line))]
+        headers = [header for line in lines if (header := _header(line))]
         return bool(headers) and headers[-1]["kind"] == "Current thread"
     return lines[-1] == _CUT_THREADS
 
@@ -173,7 +173,7 @@ class StackCollector:
             self._not_ours = True
         elif not _belongs(line):
             self._not_ours = False
-        elif not self._not_ours and (header := _HEADER.fullmatch(line)):
+        elif not self._not_ours and (header := _header(line)):
             before = header["before"]
             self._held, self._deadline = [line[len(before) :]], now + HOLD_S
             return [before] if before else []
@@ -193,10 +193,15 @@ class StackCollector:
         self._held, self._deadline = [], None
 
 
+def _header(line: str) -> re.Match[str] | None:
+    # The first test spares every other line the search.
+    return _HEADER.fullmatch(line) if line.endswith("(most recent call first):") else None
+
+
 def _belongs(line: str) -> bool:
     return (
         not line
         or line in (_CUT, _CUT_THREADS, "  <no Python frame>", "  Garbage-collecting")
-        or _HEADER.fullmatch(line) is not None
+        or _header(line) is not None
         or _FRAME.fullmatch(line) is not None
     )

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from lockstep.engine.loop import EventLoop
 
 __all__ = [
+    "OUT_OF_MEMORY",
     "Channel",
     "Engine",
     "EngineEvent",
@@ -36,6 +37,10 @@ __all__ = [
     "WorkerMessage",
     "WorkerPreempted",
 ]
+
+
+OUT_OF_MEMORY = "the kernel killed it because memory ran out"
+"""The ``detail`` of a worker that was sacrificed for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class WorkerExited(NamedTuple):
     exitcode: int | None
     """The exit code, or minus the signal number; None when it cannot be known."""
     detail: str = ""
-    """What the engine knows beyond the code, in words."""
+    """What the engine knows beyond the code, in words; or ``OUT_OF_MEMORY``."""
 
 
 class WorkerPreempted(NamedTuple):

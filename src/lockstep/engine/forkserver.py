@@ -276,7 +276,7 @@ def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
         _become_worker(spawn, output_fd)
         channel = SocketChannel(spawn.rank, socket.socket(fileno=socket_fd), _end_own_group)
-        _report_termination(channel)
+        _handle_signals(channel)
         try:
             channel.send(Started(os.getpid()))
             entry = _load_entry(spawn.entry)
@@ -316,8 +316,10 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
         sys.modules["numpy"].random.seed()
 
 
-def _report_termination(channel: SocketChannel) -> None:
-    """A SIGTERM is a notice to the driver; processes that this one forks die of it as usual."""
+def _handle_signals(channel: SocketChannel) -> None:
+    """SIGINT raises KeyboardInterrupt, though not inside a message; SIGTERM is a notice to the
+    driver, and processes that this one forks die of it as usual."""
+    signal.signal(signal.SIGINT, lambda *_: channel.interrupt())
     signal.signal(signal.SIGTERM, lambda *_: channel.announce_termination())
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 

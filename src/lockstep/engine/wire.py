@@ -21,7 +21,6 @@ __all__ = ["Connection", "SocketChannel", "Terminating", "receive_with_files", "
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 18
 _MAX_FILES = 8
-_WHOLE = 1 << 14  # a frame this small goes into a socket's buffer whole or not at all
 
 POST_DELAY_S = 0.05
 """How long a posted item may wait for company."""
@@ -180,6 +179,11 @@ class SocketChannel(Channel):
         self._posted: deque[Any] = deque()
         self._post_pending = False
         self._terminating = False
+        self._unread: deque[Any] = deque()
+        self._busy = False
+        self._interrupted = False
+        self._incoming = select.poll()
+        self._incoming.register(sock.fileno(), select.POLLIN)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
         self._closing = threading.Event()
@@ -189,18 +193,7 @@ class SocketChannel(Channel):
     def send(self, message: Any) -> None:
         """See :class:`Channel`."""
         frame = _frame(message)
-        if len(frame) <= _WHOLE or threading.current_thread() is not threading.main_thread():
-            self._send(frame)
-            return
-        # Ctrl-C is raised in the main thread only: in another one it cannot tear the frame apart.
-        thread = threading.Thread(target=self._send, args=(frame,), name="lockstep-send")
-        thread.start()
-        thread.join()
-
-    def _send(self, frame: bytes) -> None:
-        with self._sending:
-            self._flush()
-            self._sendall(frame)
+        self._undisturbed(lambda: self._send(frame))
 
     def post(self, item: Any) -> None:
         """See :class:`Channel`."""
@@ -218,15 +211,23 @@ class SocketChannel(Channel):
 
     def receive(self) -> Any:
         """See :class:`Channel`."""
-        try:
-            (size,) = _LENGTH.unpack(_receive_exactly(self._sock, _LENGTH.size))
-            return pickle.loads(_receive_exactly(self._sock, size))
-        except (EOFError, ConnectionError):
-            self._on_driver_gone()
-            raise
+        if not self._unread:
+            self._incoming.poll()
+            self._undisturbed(self._read)
+        return self._unread.popleft()
+
+    def interrupt(self) -> None:
+        """What SIGINT does in a worker: KeyboardInterrupt, but never in the middle of a message."""
+        if self._busy:
+            self._interrupted = True
+        else:
+            raise KeyboardInterrupt
 
     def close(self) -> None:
         """Send what is posted, end the I/O thread and close the socket."""
+        self._undisturbed(self._close)
+
+    def _close(self) -> None:
         with self._sending:
             self._flush()
         self._closing.set()
@@ -234,6 +235,32 @@ class SocketChannel(Channel):
         self._thread.join()
         for sock in (self._wake_read, self._wake_write, self._sock):
             sock.close()
+
+    def _undisturbed(self, call: Callable[[], None]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            call()  # signal handlers run in the main thread only
+            return
+        self._busy = True
+        try:
+            call()
+        finally:
+            self._busy = False
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
+
+    def _send(self, frame: bytes) -> None:
+        with self._sending:
+            self._flush()
+            self._sendall(frame)
+
+    def _read(self) -> None:
+        try:
+            (size,) = _LENGTH.unpack(_receive_exactly(self._sock, _LENGTH.size))
+            self._unread.append(pickle.loads(_receive_exactly(self._sock, size)))
+        except (EOFError, ConnectionError):
+            self._on_driver_gone()
+            raise
 
     def _flush(self) -> None:
         posted = self._posted

@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lockstep import errors
+from lockstep.console.text import shorten
+from lockstep.engine.base import OUT_OF_MEMORY
 from lockstep.error_record import pack_error, summarise_error
-from lockstep.errors import WorkerDiedError
+from lockstep.errors import PreemptedError, WorkerDiedError
 
-__all__ = ["FailurePolicy", "WorkerFailure", "describe", "died", "first_cause"]
+__all__ = [
+    "FailurePolicy",
+    "WorkerFailure",
+    "describe",
+    "died",
+    "first_cause",
+    "lost_connection",
+    "name_ranks",
+]
+
+_MAX_RANKS = 8
+_MAX_TEXT = 2000
+
+_OWN_TYPES = frozenset(errors.__all__)
+"""Their messages say it all."""
+
+_CRASHES = {
+    "SIGSEGV": "segmentation fault",
+    "SIGBUS": "bus error",
+    "SIGILL": "illegal instruction",
+    "SIGFPE": "arithmetic error",
+    "SIGABRT": "aborted",
+}
+
+# What a rank sees when another one is gone: in Python's sockets, torch's stores and process groups
+# (gloo, NCCL, MPI), Horovod and TensorFlow's collectives.
+_CONNECTION_TYPES = frozenset(
+    {
+        "BrokenPipeError",
+        "ConnectionAbortedError",
+        "ConnectionError",
+        "ConnectionRefusedError",
+        "ConnectionResetError",
+        "DistBackendError",
+        "DistNetworkError",
+        "DistStoreError",
+        "HorovodInternalError",
+        "UnavailableError",
+    }
+)
+_CONNECTION_WORDS = re.compile(
+    r"connection (was |has been )?(closed|reset|refused|aborted|lost)|socket closed|broken pipe"
+    r"|gloo.*(peer|timed out)|nccl.*(abort|remote|unhandled system error)"
+    r"|process group.*(aborted|shut ?down)|collective ops? (is|was|has been) aborted",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -44,40 +94,92 @@ def _within(count: int, limit: int) -> Literal["retry", "raise"]:
 
 def died(rank: int, exitcode: int | None, detail: str) -> WorkerFailure:
     """The failure of a worker whose process ended by itself."""
-    message = f"the process of rank {rank} {_ending(exitcode)}"
-    if detail:
-        message += f" ({detail})"
-    return WorkerFailure(rank, pack_error(WorkerDiedError(message + ".", exitcode)), died=True)
+    if detail == OUT_OF_MEMORY:
+        ending = (
+            "was killed because the machine ran out of memory; use fewer workers or smaller batches"
+        )
+    else:
+        ending = _ending(exitcode) + (f" ({detail})" if detail else "")
+    error = WorkerDiedError(f"{_subject(rank)}{ending}.", exitcode)
+    return WorkerFailure(rank, pack_error(error), died=True)
+
+
+def lost_connection(failure: WorkerFailure) -> bool:
+    """Whether it looks like the consequence of another rank's end: a broken process group."""
+    return not failure.died and any(
+        record["type"] in _CONNECTION_TYPES or _CONNECTION_WORDS.search(record["message"])
+        for record in _chain(failure.error)
+    )
 
 
 def first_cause(failures: tuple[WorkerFailure, ...]) -> WorkerFailure:
     """The failure that brought the others about.
 
     A death breaks the connections of its peers, whose own errors may arrive before the news of the
-    death does. So a death goes first, then whichever came first.
+    death does. So a death goes first, then whichever came first, and broken connections last. An
+    abort counts as an error: libraries end a process that way when its peer is gone.
     """
-    return next((failure for failure in failures if failure.died), failures[0])
+    return min(failures, key=_precedence)
+
+
+def _precedence(failure: WorkerFailure) -> int:
+    if failure.error["type"] == PreemptedError.__name__:
+        return 0  # the verdict on all the others
+    if lost_connection(failure):
+        return 3
+    return 1 if failure.died and "SIGABRT" not in failure.error["message"] else 2
 
 
 def describe(failures: tuple[WorkerFailure, ...], attempt: int, world_size: int) -> str:
-    """One sentence: which rank, what, and how many others followed."""
+    """One sentence: which rank, what, and which others followed."""
     cause = first_cause(failures)
+    notes = [f"in attempt {attempt}"] if attempt > 1 else []
+    others = {failure.rank: failure for failure in reversed(failures)}
+    del others[cause.rank]
+    cut_off = [] if lost_connection(cause) else [r for r in others if lost_connection(others[r])]
+    failed = [rank for rank in others if rank not in cut_off]
+    if failed:
+        notes.append(f"{name_ranks(failed)} failed, too")
+    if cut_off:
+        notes.append(
+            f"{name_ranks(cut_off)} lost {'its' if len(cut_off) == 1 else 'their'} connection to it"
+        )
+    text = _sentence(cause, world_size)
+    return f"{text} ({'; '.join(notes)})." if notes else f"{text}."
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """``rank 1``, ``ranks 0, 2 and 3``, ``ranks 0, 1, …, 7 and 9 more``."""
+    names = [str(rank) for rank in sorted(ranks)]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    if len(names) > _MAX_RANKS + 1:
+        names[_MAX_RANKS:] = [f"{len(names) - _MAX_RANKS} more"]
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _sentence(cause: WorkerFailure, world_size: int) -> str:
+    subject = f"Rank {cause.rank} of {world_size}" if world_size > 1 else f"Rank {cause.rank}"
+    kind, message = cause.error["type"], cause.error["message"].strip()
     if cause.died:
-        text = cause.error["message"].rstrip(".")
-        text = text[0].upper() + text[1:]
+        text = f"{subject} {message.removeprefix(_subject(cause.rank))}"
+    elif kind == WorkerDiedError.__name__:
+        text = f"{subject} failed: {message}"
+    elif kind in _OWN_TYPES and message:
+        text = message[0].upper() + message[1:]
     else:
-        text = f"Rank {cause.rank} failed with {summarise_error(cause.error)}".rstrip(".")
-    others = sorted({failure.rank for failure in failures} - {cause.rank})
-    if others:
-        text += f" (rank{'s' if len(others) > 1 else ''} {_ranks(others)} failed, too)"
-    if attempt > 1:
-        text += f", in attempt {attempt}"
-    return f"{text}, of {world_size} worker{'s' if world_size > 1 else ''}."
+        text = f"{subject} failed with {summarise_error(cause.error)}"
+    return shorten(text, _MAX_TEXT).rstrip(".")
 
 
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+def _subject(rank: int) -> str:
+    return f"rank {rank} "
+
+
+def _chain(record: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    while record is not None:
+        yield record
+        record = record.get("cause") or record.get("context")
 
 
 def _ending(exitcode: int | None) -> str:
@@ -89,4 +191,5 @@ def _ending(exitcode: int | None) -> str:
         name = signal.Signals(-exitcode).name
     except ValueError:
         name = f"signal {-exitcode}"
-    return f"was killed by {name}"
+    crash = _CRASHES.get(name)
+    return f"crashed ({crash}, {name})" if crash else f"was killed by {name}"

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
 from lockstep.engine.messages import Report
-from lockstep.error_record import pack_error
+from lockstep.error_record import pack_error, summarise_error
 from lockstep.errors import (
     CheckpointError,
     HangError,
@@ -79,7 +79,7 @@ from lockstep.train.events import (
     Stuck,
     TimerFired,
 )
-from lockstep.train.failure import FailurePolicy, WorkerFailure, died
+from lockstep.train.failure import FailurePolicy, WorkerFailure, died, first_cause
 from lockstep.train.scaling import ScalingPolicy
 
 __all__ = ["IllegalTransition", "RunState", "transition"]
@@ -185,7 +185,8 @@ def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
     known = tuple(worker for worker in workers if worker is not None)
     if len(known) < state.world_size:
         return state, []
-    return state._replace(phase=Phase.RUNNING), [LaunchWorkers(known, state.announcements)]
+    state = _consider_growing(state._replace(phase=Phase.RUNNING))
+    return state, [LaunchWorkers(known, state.announcements)]
 
 
 def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]:
@@ -447,11 +448,19 @@ def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
 
 
 def _capacity_changed(state: RunState, event: CapacityChanged) -> tuple[RunState, list[Action]]:
-    state = state._replace(capacity=event.capacity)
-    grown = state.scaling.grown(state.world_size, event.capacity)
-    if grown is not None and state.notice is None and state.phase is Phase.RUNNING:
-        state = state._replace(notice=Notice("resize"), told_rows=None)
-    return state, []
+    return _consider_growing(state._replace(capacity=event.capacity)), []
+
+
+def _consider_growing(state: RunState) -> RunState:
+    """Plan a resize where there is room for one, or drop the plan where there is none any more."""
+    if state.phase is not Phase.RUNNING or state.leaving:
+        return state
+    grown = state.scaling.grown(state.world_size, state.capacity) is not None
+    if grown and state.notice is None:
+        return state._replace(notice=Notice("resize"), told_rows=None)
+    if not grown and state.notice is not None and state.notice.kind == "resize":
+        return state._replace(notice=None, told_rows=None)
+    return state
 
 
 def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
@@ -480,7 +489,8 @@ def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Act
     if event.attempt != state.attempt or state.phase.ended or state.killed:
         return state, []
     if event.kind == "preemption":
-        state = state._replace(phase=Phase.STOPPING, leaving=True)
+        finished = len(state.returned) == state.world_size
+        state = state._replace(phase=Phase.STOPPING, leaving=state.leaving or not finished)
     elif state.phase is not Phase.STOPPING:
         return state, []
     return state._replace(killed=True), [KillWorkers()]
@@ -551,16 +561,26 @@ def _next_attempt(
 ) -> tuple[RunState, list[Action]]:
     size = state.scaling.size_for(state.capacity)
     if size is None:
-        error = InsufficientResourcesError(
-            f"{state.capacity} worker(s) fit now, and the run needs at least "
-            f"{state.scaling.smallest}; restore it when there is more room."
-        )
-        failures = (*state.failures, WorkerFailure(0, pack_error(error)))
-        state = state._replace(phase=Phase.FAILED, failures=failures)
-        return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
+        return _too_few(state)
     state = _fresh_attempt(state._replace(world_size=size))
     state = state._replace(attempt=state.attempt + 1)
     return state, [*record(size), StartWorkers(state.attempt, size)]
+
+
+def _too_few(state: RunState) -> tuple[RunState, list[Action]]:
+    """There is no room for the smallest group: that, not the loss before it, ends the run."""
+    why, rank, before = "", 0, list[Action]()
+    if state.failures:
+        cause = first_cause(state.failures)
+        why, rank = f" after {summarise_error(cause.error).rstrip('.')}", cause.rank
+        before = [RecordFailure(state.failures, False)]
+    error = InsufficientResourcesError(
+        f"{state.capacity} worker(s) fit now{why}, and the run needs at least "
+        f"{state.scaling.smallest}; restore it when there is more room."
+    )
+    failures = (WorkerFailure(rank, pack_error(error)),)
+    state = state._replace(phase=Phase.FAILED, failures=failures)
+    return state, [*before, RecordFailure(failures, False), End(Phase.FAILED, failures)]
 
 
 def _put(items: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
