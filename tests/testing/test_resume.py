@@ -401,6 +401,7 @@ def torch_training(config: dict[str, Any]) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_right_torch_training_is_killed_and_passes(tmp_path: Path) -> None:
     from lockstep.train.torch import TorchTrainer
@@ -465,6 +466,25 @@ def test_the_trainer_is_left_alone_and_quiet(
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "after_report" not in captured.err
+
+
+def test_a_restored_trainer_is_verified_in_runs_of_its_own(tmp_path: Path) -> None:
+    first = trainer(run_config=RunConfig(storage_path=tmp_path, verbose=0)).fit()
+    files = sorted(Path(first.path).rglob("*"))
+    subject = DataParallelTrainer.restore(first.path)
+    report = verify_resume(subject)
+    assert report.ok, str(report)
+    assert report.disturbed.metrics_dataframe["attempt"].tolist() == [1, 1, 1, 2, 2, 2]
+    assert sorted(Path(first.path).rglob("*")) == files
+    with pytest.raises(TypeError, match="nonsense=….: no such attribute"):
+        subject.with_changes(nonsense=1)
+
+
+def test_elastic_sizes() -> None:
+    subject = trainer().with_changes(scaling_config=ScalingConfig(num_workers=(1, 2)))
+    report = verify_resume(subject)
+    assert repr(report.fault_plan) == "FaultPlan().kill(rank=0, at_report=4)"
+    assert report.ok, str(report)
 
 
 def test_temporary_storage_goes_with_the_report() -> None:
