@@ -15,6 +15,11 @@ SHOWS = {
     "02_resume.py": ["exited with code 1", "attempt 2", "went on at epoch 5"],
     "03_metrics_and_callbacks.py": ["callback: ", "mean loss 1.500", "log rows:   600"],
     "04_debug_in_process.py": ["same process: True"],
+    "05_test_your_resume.py": [
+        "load_momentum=True: Survives",
+        "load_momentum=False: loss is",
+        "attempts: [1, 1, 2, 3, 3, 3]",
+    ],
 }
 
 

@@ -36,12 +36,17 @@ class Journal:
     """Appends events. Used from the driver's thread only, and by one process at a time.
 
     Raises:
-        StorageError: another process is writing this journal.
+        StorageError: another process is writing this journal, or it cannot be written here.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StorageError(
+                f"could not open the run's journal {path}: {error.strerror}."
+            ) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -83,7 +83,7 @@ def test_equal(expected: Any, got: Any) -> None:
         ({}, {"a": 1}, ("x/a", ABSENT, 1)),
         ([1, [2, 3]], [1, [2, 4]], ("x[1][1]", 3, 4)),
         ([1], [1, 2], ("the length of x", 1, 2)),
-        (np.eye(2), np.eye(2) + [[0, 0], [0.1, 0.5]], ("x[1, 1]", 1.0, 1.5)),
+        (np.eye(2), np.array([[1.0, 0.0], [0.1, 1.5]]), ("x[1, 1]", 1.0, 1.5)),
         (np.array([1, 2]), np.array([1, 3]), ("x[1]", 2, 3)),
         (np.array([1.0, 2.0]), np.array([1.5, math.nan]), None),
         (np.zeros(2), np.zeros(3), ("the shape of x", (2,), (3,))),

@@ -239,6 +239,16 @@ def test_a_hang_ends_with_the_run() -> None:
     assert list(error.worker_failures) == [0]
 
 
+def test_a_hang_that_is_given_up_is_survived() -> None:
+    config = RunConfig(verbose=0, failure_config=FailureConfig(1), hang_timeout_s=0.3)
+    scaling = ScalingConfig(num_workers=2)
+    plan = FaultPlan().hang(rank=1, at_report=3)
+    trainer = DataParallelTrainer(
+        train_func, scaling_config=scaling, run_config=config, fault_plan=plan
+    )
+    assert rows(trainer.fit()) == [(1, 0), (1, 1), (2, 2), (2, 3)]
+
+
 def test_a_function_that_handles_sigterm_goes_on() -> None:
     def handles() -> None:
         received: list[int] = []

@@ -476,7 +476,7 @@ def test_a_restored_trainer_is_verified_in_runs_of_its_own(tmp_path: Path) -> No
     assert report.ok, str(report)
     assert report.disturbed.metrics_dataframe["attempt"].tolist() == [1, 1, 1, 2, 2, 2]
     assert sorted(Path(first.path).rglob("*")) == files
-    with pytest.raises(TypeError, match="nonsense=….: no such attribute"):
+    with pytest.raises(TypeError, match=r"nonsense=…\): no such attribute"):
         subject.with_changes(nonsense=1)
 
 

@@ -158,7 +158,7 @@ class TestReports:
         assert failure.rank == 1
         assert failure.error["type"] == "MismatchedReportsError"
         assert failure.error["message"] == (
-            "rank 1 returned after 2 report(s) while ranks 0, 2 reached report 3; "
+            "rank 1 returned after 2 report(s) while ranks 0 and 2 reached report 3; "
             "every rank must call report() equally often."
         )
 
@@ -168,7 +168,7 @@ class TestReports:
         machine.feed(report(1))
         assert machine.phase() is Phase.STOPPING
         assert (
-            "ranks 0, 2 returned after 0 report(s) while rank 1 reached report 1"
+            "ranks 0 and 2 returned after 0 report(s) while rank 1 reached report 1"
             in (machine.state.failures[0].error["message"])
         )
 

@@ -1,8 +1,8 @@
-"""Stacks as people read them, made of what faulthandler writes for a worker. Pure: no file, no clock.
+"""Stacks as people read them, made of what faulthandler writes in a worker.
 
-faulthandler lists threads from the newest to the main one and each thread's frames from the inside
-out. Here the main thread comes first, the most recent call last, without lockstep's own frames
-around the training function and without its threads.
+Pure: no file, no clock. faulthandler lists threads from the newest to the main one and each
+thread's frames from the inside out. Here the main thread comes first, the most recent call last,
+without lockstep's own frames around the training function and without its threads.
 """
 
 from __future__ import annotations

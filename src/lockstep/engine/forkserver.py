@@ -27,19 +27,31 @@ import time
 import traceback
 from collections.abc import Callable
 from io import TextIOWrapper
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+from lockstep.engine.base import OUT_OF_MEMORY
 from lockstep.engine.processes import (
     STACK_SIGNAL,
     group_exists,
     kill_children,
     kill_family,
     kill_group,
+    oom_kills,
     process_handle,
 )
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
 
-__all__ = ["DumpStacks", "Ended", "Interrupt", "Kill", "Spawn", "Started", "main"]
+__all__ = [
+    "CLOSE_SIGNAL",
+    "DumpStacks",
+    "Ended",
+    "Interrupt",
+    "Kill",
+    "Spawn",
+    "Started",
+    "main",
+]
 
 LEFTOVER_GRACE_S = 1.0
 """How long processes that a cleanly exited worker left behind may take to end by themselves."""
@@ -47,7 +59,10 @@ LEFTOVER_GRACE_S = 1.0
 PARENT_CHECK_S = 1.0
 """How often to look whether the driver lives, where the system does not tell."""
 
-_HELD_BACK = {signal.SIGINT, signal.SIGTERM}
+CLOSE_SIGNAL = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
+"""Ends the server. Not SIGTERM: where every process of a job gets one, workers are to save."""
+
+_HELD_BACK = {signal.SIGINT, signal.SIGTERM, CLOSE_SIGNAL}
 
 
 class Spawn(NamedTuple):
@@ -122,6 +137,8 @@ class _Server:
         self._driver_pid = driver_pid
         self._selector = selectors.DefaultSelector()
         self._sessions: dict[socket.socket, dict[int, int]] = {}  # session → pid → rank
+        self._oom_kills: dict[int, int] = {}  # pid → how many there were before it
+        self._killed: set[int] = set()
         self._leftovers: list[tuple[float, int]] = []  # when to kill, process group
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -132,7 +149,8 @@ class _Server:
         if self._driver_fd is not None:
             self._selector.register(self._driver_fd, selectors.EVENT_READ, self._shut_down)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: self._shut_down())
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(CLOSE_SIGNAL, lambda *_: self._shut_down())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
 
@@ -192,9 +210,11 @@ class _Server:
 
     def _kill_session(self, session: socket.socket) -> None:
         for pid in self._sessions[session]:
+            self._killed.add(pid)
             kill_family(pid)
 
     def _spawn(self, session: socket.socket, spawn: Spawn, files: list[int]) -> None:
+        known_oom_kills = oom_kills()
         # A signal that finds the worker with the server's handlers would be lost, or end them all.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
         try:
@@ -209,6 +229,7 @@ class _Server:
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             self._sessions[session][pid] = spawn.rank
+            self._oom_kills[pid] = known_oom_kills
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
         for fd in files:
             os.close(fd)
@@ -216,7 +237,7 @@ class _Server:
     def forget(self) -> None:
         """In a worker: let go of everything that is the server's."""
         signal.set_wakeup_fd(-1)
-        for name in (signal.SIGTERM, signal.SIGCHLD):
+        for name in (signal.SIGTERM, signal.SIGCHLD, CLOSE_SIGNAL):
             signal.signal(name, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._selector.close()
@@ -251,7 +272,18 @@ class _Server:
         if clean and group_exists(pid):
             self._leftovers.append((time.monotonic() + LEFTOVER_GRACE_S, pid))
         rank = self._sessions[session].pop(pid)
-        self._tell(session, Ended(rank, exitcode))
+        detail = OUT_OF_MEMORY if self._ran_out_of_memory(pid, exitcode) else ""
+        self._tell(session, Ended(rank, exitcode, detail))
+
+    def _ran_out_of_memory(self, pid: int, exitcode: int) -> bool:
+        known = self._oom_kills.pop(pid)
+        killed_here = pid in self._killed
+        self._killed.discard(pid)
+        if exitcode != -signal.SIGKILL or killed_here or oom_kills() <= known:
+            return False
+        for other in self._oom_kills:  # that one is accounted for
+            self._oom_kills[other] += 1
+        return True
 
     def _tell(self, session: socket.socket, message: Ended) -> None:
         with contextlib.suppress(OSError):
@@ -320,8 +352,16 @@ def _handle_signals(channel: SocketChannel) -> None:
     """SIGINT raises KeyboardInterrupt, though not inside a message; SIGTERM is a notice to the
     driver, and processes that this one forks die of it as usual."""
     signal.signal(signal.SIGINT, lambda *_: channel.interrupt())
-    signal.signal(signal.SIGTERM, lambda *_: channel.announce_termination())
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+    def announce(signum: int, frame: FrameType | None) -> None:
+        channel.announce_termination()
+
+    def forget() -> None:
+        if signal.getsignal(signal.SIGTERM) is announce:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, announce)
+    os.register_at_fork(after_in_child=forget)
 
 
 def _open_stream(fd: int, errors: str) -> TextIOWrapper:

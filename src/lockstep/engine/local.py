@@ -24,7 +24,15 @@ from lockstep.engine.base import (
     WorkerMessage,
     WorkerPreempted,
 )
-from lockstep.engine.forkserver import DumpStacks, Ended, Interrupt, Kill, Spawn, Started
+from lockstep.engine.forkserver import (
+    CLOSE_SIGNAL,
+    DumpStacks,
+    Ended,
+    Interrupt,
+    Kill,
+    Spawn,
+    Started,
+)
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.output import OutputThread
 from lockstep.engine.processes import kill_family
@@ -117,7 +125,8 @@ class _ForkServer:
         remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         remote.close()
         code = (
-            f"import sys; sys.path[:] = {_import_path()!r}; "
+            "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            f"sys.path[:] = {_import_path()!r}; "
             "from lockstep.engine.forkserver import main; "
             f"main({remote_fd}, {os.getpid()}, {list(spec.preload)!r})"
         )
@@ -166,7 +175,8 @@ class _ForkServer:
         if os.getpid() != self._owner:
             self._process.returncode = 0  # in a forked child the process is its parent's
             return
-        self._process.terminate()  # a forked child may hold the socket, or it is importing still
+        # A forked child may hold the socket, or it is importing still.
+        self._process.send_signal(CLOSE_SIGNAL)
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

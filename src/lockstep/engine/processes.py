@@ -1,4 +1,4 @@
-"""Ending processes together with what they have started."""
+"""Ending processes together with what they have started, and what the kernel says of their end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = [
     "kill_children",
     "kill_family",
     "kill_group",
+    "oom_kills",
     "process_handle",
 ]
 
@@ -88,3 +89,37 @@ def group_exists(group: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def oom_kills(root: str = "/") -> int:
+    """How many processes the kernel has killed for want of memory, in this process's cgroup.
+
+    Where that is not counted: on the whole machine. ``root``: where proc and sys are mounted.
+    """
+    for path in (*_cgroup_files(root), os.path.join(root, "proc/vmstat")):
+        try:
+            with open(path, encoding="ascii") as file:
+                counts = dict(line.split()[:2] for line in file if " " in line)
+            return int(counts["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return 0
+
+
+def _cgroup_files(root: str) -> list[str]:
+    """Where this process's cgroup counts, as the machine sees it or as a container does."""
+    try:
+        with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8") as file:
+            entries = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return []
+    found = []
+    for number, controllers, place in (entry for entry in entries if len(entry) == 3):
+        if number == "0":
+            mount, name = "sys/fs/cgroup", "memory.events"
+        elif "memory" in controllers.split(","):
+            mount, name = "sys/fs/cgroup/memory", "memory.oom_control"
+        else:
+            continue
+        found += [os.path.join(root, mount, part, name) for part in (place.lstrip("/"), "")]
+    return found

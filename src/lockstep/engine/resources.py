@@ -74,7 +74,7 @@ def room_for(spec: GroupSpec) -> int:
     cpus = available_cpus() if limits.num_cpus is None else limits.num_cpus
     room = int(cpus // (spec.cpus_per_worker or 1))
     if spec.gpus_per_worker:
-        gpus = len(visible_gpus())
+        gpus = len(visible_gpus(spec.environment))
         gpus = gpus if limits.num_gpus is None else min(gpus, limits.num_gpus)
         room = min(room, gpus // spec.gpus_per_worker)
     return room

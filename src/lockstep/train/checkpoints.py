@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lockstep.engine.messages import CheckpointReport
 
-__all__ = ["SavePlan", "checkpoint_name", "differing_files", "plan_save"]
+__all__ = ["SavePlan", "checkpoint_name", "differing_files", "is_numbered", "plan_save"]
 
 
 class SavePlan(NamedTuple):
@@ -20,6 +21,11 @@ class SavePlan(NamedTuple):
 def checkpoint_name(checkpoint_id: int) -> str:
     """``checkpoint_000003``."""
     return f"checkpoint_{checkpoint_id:06d}"
+
+
+def is_numbered(name: str) -> bool:
+    """Whether it is one of ``checkpoint_name``'s."""
+    return re.fullmatch(r"checkpoint_\d{6,}", name) is not None
 
 
 def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:

@@ -21,20 +21,20 @@ from typing import Any
 from lockstep import settings
 from lockstep.callback import RunContext, Trial
 from lockstep.checkpoint import Checkpoint
-from lockstep.config import RunConfig
+from lockstep.config import CheckpointUploadMode, RunConfig
 from lockstep.console import Display, RunStatus
 from lockstep.engine import Engine, GroupSpec, WorkerGroup
 from lockstep.engine import messages as m
 from lockstep.engine.base import EngineEvent, Posted, WorkerExited, WorkerPreempted
 from lockstep.engine.loop import EventLoop
 from lockstep.error_record import pack_error, unpack_error
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, StorageError
 from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
 from lockstep.train import events as e
 from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.checkpoints import differing_files
-from lockstep.train.failure import FailurePolicy, describe
+from lockstep.train.failure import FailurePolicy, describe, name_ranks
 from lockstep.train.output import OutputRouter
 from lockstep.train.run import Run
 from lockstep.train.scaling import ScalingPolicy
@@ -44,6 +44,9 @@ __all__ = ["Controller"]
 
 COLLECT_S = 0.1
 """After the first failure, how long the other ranks may take to tell theirs."""
+
+CAUSE_S = 0.5
+"""How long the rank may take that has broken the connections which the others lost."""
 
 EXIT_S = 60.0
 """How long workers may take to exit after everyone has finished (trackers upload then)."""
@@ -84,6 +87,8 @@ class Controller:
         self._stuck_at: tuple[int, int, bool] = (0, 0, False)
         self._stuck_since = 0.0
         self._stuck_told = False
+        self._saving = ""
+        self._saving_since = 0.0
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
         self._storage_thread = ThreadPoolExecutor(1, thread_name_prefix="lockstep-storage")
@@ -121,7 +126,7 @@ class Controller:
                 lambda: self._feed(e.CapacityChanged(self._engine.capacity(self._group_spec))),
             )
         if not self._run.storage.is_local:
-            self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)
+            self._sync_regularly()
         self._handling = True
         for action in self._first_actions:
             self._perform(action)
@@ -236,10 +241,13 @@ class Controller:
             self._group.close()
         self._started_at = time.perf_counter()
         self._group_spec = replace(self._group_spec, size=action.size)
-        in_process = self._engine.name == "inprocess"
-        output = OutputRouter(
-            self._run.directory, self._group_spec.size, None if in_process else self._display
-        )
+        display = None if self._engine.name == "inprocess" else self._display
+        try:
+            output = OutputRouter(self._run.directory, self._group_spec.size, display)
+        except OSError as error:
+            failed = StorageError(f"could not open the workers' logs: {error}.")
+            self._feed(e.Closed(pack_error(failed)))
+            return
         try:
             self._group = self._engine.start(
                 self._group_spec, self._loop, self._engine_event, output
@@ -271,6 +279,7 @@ class Controller:
 
     def _order_save(self, action: e.OrderSave) -> None:
         save, plan = action
+        self._run.clear_stage(save.name)
         storage = self._run.storage
         # Two ranks may hold the same name; once a difference has been told, reading is wasted.
         compare = plan.compare if "differ" not in self._told else {}
@@ -332,7 +341,9 @@ class Controller:
             self._storage_thread.submit(self._delete, old)
         if not run.storage.is_local:
             self._storage_thread.submit(self._sync)
-        self._newest = self._committed[save.name] = checkpoint
+        self._newest = checkpoint
+        if save.is_row and save.mode is not CheckpointUploadMode.ASYNC:
+            self._committed[save.name] = checkpoint  # its row is about to be told
         trial, iteration = self._trial("RUNNING"), run.iteration
         self._afterwards.append(lambda: self._callbacks.checkpoint(iteration, trial, checkpoint))
         self._feed(e.Committed(save.name))  # last: it may be what the end was waiting for
@@ -371,6 +382,7 @@ class Controller:
     def _set_timer(self, action: e.SetTimer) -> None:
         seconds = {
             "collect": COLLECT_S,
+            "cause": CAUSE_S,
             "grace": settings.stop_grace_seconds(),
             "exit": EXIT_S,
             "preemption": settings.preemption_grace_seconds(),
@@ -382,7 +394,9 @@ class Controller:
         failures, retry = action
         # The state has moved on to the next attempt already when there is one.
         attempt = self.state.attempt - 1 if retry else self.state.attempt
-        self._run.record_failure(attempt, failures, retry=retry)
+        # The group's size: the next attempt's may differ.
+        text = describe(failures, 1, self._group_spec.size)
+        self._run.record_failure(attempt, failures, text, retry=retry)
         errors = {failure.rank: unpack_error(failure.error) for failure in failures}
         if self._callbacks_started:
             self._callbacks.failure(
@@ -390,7 +404,6 @@ class Controller:
                 {rank: error for rank, error in errors.items() if isinstance(error, Exception)},
             )
         if retry:
-            text = describe(failures, 1, self.state.world_size)
             newest = self._run.newest_checkpoint()
             origin = f"from {newest.name}" if newest else "from the beginning"
             self._display.message(f"{text} Starting attempt {attempt + 1} {origin}.", "warning")
@@ -412,11 +425,12 @@ class Controller:
         self._display.message(f"{why}: starting attempt {attempt + 1} with {size}, {origin}.")
 
     def _explain_hang(self, action: e.ExplainHang) -> None:
-        missing = ", ".join(map(str, action.missing))
-        waiting = ", ".join(map(str, action.waiting))
+        waiting, missing = name_ranks(action.waiting), name_ranks(action.missing)
+        has = "has" if len(action.waiting) == 1 else "have"
+        where = "its stack follows" if len(action.missing) == 1 else "their stacks follow"
         self._display.message(
-            f"Report {action.number}: rank(s) {waiting} wait since {action.seconds:.0f} s for "
-            f"rank(s) {missing}; where those are follows.",
+            f"{waiting.capitalize()} {has} waited {action.seconds:.0f} s at report {action.number} "
+            f"for {missing}; {where}.",
             "warning",
         )
         if self._group is not None:
@@ -493,6 +507,7 @@ class Controller:
         limits = [limit for limit in (self._hang_warning_s, self._hang_timeout_s) if limit]
         if not limits or self.state.phase.ended:
             return
+        self._watch_for_stalls()
         state, now = self.state, time.monotonic()
         here = (state.attempt, state.rows, 0 < state.arrived < state.world_size)
         if here != self._stuck_at or not here[2]:
@@ -500,11 +515,28 @@ class Controller:
         else:
             seconds = now - self._stuck_since
             if self._hang_timeout_s and seconds >= self._hang_timeout_s:
-                self._feed(e.Stuck(seconds, fatal=True))
+                self._feed(e.Stuck(seconds, fatal=True, told=self._stuck_told))
             elif self._hang_warning_s and seconds >= self._hang_warning_s and not self._stuck_told:
                 self._stuck_told = True
                 self._feed(e.Stuck(seconds, fatal=False))
         self._loop.call_later(min(limits) / 4, self._watch_for_hangs)
+
+    def _watch_for_stalls(self) -> None:
+        """Storage that stalls stops nothing by itself, but what is waited for is said."""
+        save = self.state.saves[0] if self.state.saves else None
+        now = time.monotonic()
+        if save is None or save.name != self._saving:
+            self._saving, self._saving_since = save.name if save else "", now
+            return
+        seconds = now - self._saving_since
+        if self._hang_warning_s is None or seconds < self._hang_warning_s:
+            return
+        ranks = ", ".join(map(str, sorted(save.parts_due)))
+        doing = f"rank(s) {ranks} still write its files" if ranks else "it is not published yet"
+        self._warn_once(
+            f"stalled {save.name}",
+            f"{save.name} is on its way to {self._run.storage.uri} since {seconds:.0f} s: {doing}.",
+        )
 
     def _sync_regularly(self) -> None:
         if not self.state.phase.ended:

@@ -191,6 +191,8 @@ class Stuck(NamedTuple):
 
     seconds: float
     fatal: bool
+    told: bool = False
+    """It has been explained already."""
 
 
 class TimerFired(NamedTuple):

@@ -123,7 +123,7 @@ def first_cause(failures: tuple[WorkerFailure, ...]) -> WorkerFailure:
 
 
 def _precedence(failure: WorkerFailure) -> int:
-    if failure.error["type"] == PreemptedError.__name__:
+    if _is(failure, PreemptedError):
         return 0  # the verdict on all the others
     if lost_connection(failure):
         return 3
@@ -163,13 +163,17 @@ def _sentence(cause: WorkerFailure, world_size: int) -> str:
     kind, message = cause.error["type"], cause.error["message"].strip()
     if cause.died:
         text = f"{subject} {message.removeprefix(_subject(cause.rank))}"
-    elif kind == WorkerDiedError.__name__:
+    elif _is(cause, WorkerDiedError):
         text = f"{subject} failed: {message}"
     elif kind in _OWN_TYPES and message:
         text = message[0].upper() + message[1:]
     else:
         text = f"{subject} failed with {summarise_error(cause.error)}"
     return shorten(text, _MAX_TEXT).rstrip(".")
+
+
+def _is(failure: WorkerFailure, kind: type[Exception]) -> bool:
+    return bool(failure.error["type"] == kind.__name__)
 
 
 def _subject(rank: int) -> str:

@@ -9,6 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -24,10 +25,12 @@ from lockstep.records import RunRecords, address_from, existing_checkpoints, ope
 from lockstep.result import Result
 from lockstep.retention import CheckpointRecord, surplus
 from lockstep.storage import Storage, open_storage
+from lockstep.train.checkpoints import is_numbered
 from lockstep.train.events import Notice, Phase, Save
 from lockstep.train.failure import WorkerFailure, first_cause
-from lockstep.train.output import log_file
+from lockstep.train.output import LOG_DIRECTORY, log_file
 from lockstep.train.reports import combine
+from lockstep.train.saved import TRAINER_FILE
 from lockstep.train.session import SNAPSHOT_PREFIX
 
 __all__ = ["Run", "experiment_storage"]
@@ -40,22 +43,30 @@ class Run:
     temporary directory whose small files ``sync`` copies over; checkpoints go there directly.
     """
 
-    def __init__(self, storage: Storage, record: dict[str, Any], past: RunRecords | None) -> None:
+    def __init__(self, storage: Storage, record: dict[str, Any], *, restored: bool) -> None:
         self.storage = storage
+        self.restored = restored
+        self._stale: set[str] = set()
+        with ExitStack() as undo:
+            self._spool = None if storage.is_local else tempfile.mkdtemp(prefix="lockstep-run-")
+            undo.callback(self._remove_spool)
+            if restored and self._spool is not None:
+                self._fetch(self._spool)
+            self.directory = self._spool or storage.root
+            self._journal = Journal(os.path.join(self.directory, JOURNAL_FILE))
+            undo.callback(self._journal.close)
+            # Read only now: until it was ours, another process may have been writing it.
+            self._begin(record, RunRecords(storage) if restored else None)
+            self._resources = undo.pop_all()
+
+    def _begin(self, record: dict[str, Any], past: RunRecords | None) -> None:
+        storage = self.storage
         self.record = {**(past.run if past else {}), **record}
-        self.restored = past is not None
         self.trial_id: str = self.record["trial_id"]
         self.trainer_name: str = self.record["trainer"]
         self.experiment_name: str = self.record["experiment_name"]
         self.name = f"{self.trainer_name}_{self.trial_id}"
         self.checkpoint_config = CheckpointConfig(**self.record["checkpoint_config"])
-        self._spool = None if storage.is_local else tempfile.mkdtemp(prefix="lockstep-run-")
-        if self._spool is not None and past is not None:
-            for name in storage.listdir(""):
-                if not storage.is_directory(name):
-                    storage.get(name, os.path.join(self._spool, name))
-        self.directory = self._spool or storage.root
-        self._journal = Journal(os.path.join(self.directory, JOURNAL_FILE))
         self._started = time.perf_counter()
         self.checkpoints: list[CheckpointRecord] = []
         self.rows = 0
@@ -63,13 +74,16 @@ class Run:
         if past is not None:
             storage.sweep()
             self.checkpoints = existing_checkpoints(storage, past.checkpoints)
+            self._stale -= {checkpoint.name for checkpoint in self.checkpoints}
+            for name in filter(is_numbered, sorted(self._stale)):
+                self.clear_stage(name)
             self.rows = past.rows
             self._attempts = max(past.attempts, default=0)
         self.iteration = 0
         self.last_metrics: dict[str, Any] = {}
         self._last_record: dict[str, Any] = {}
         self._rows: dict[str, dict[str, Any]] = {}
-        self._journal.append("restore" if past else "run", **record)
+        self._journal.append("restore" if past else "run", **record, directory=self.directory)
         self._attempt: dict[str, Any] = {}
         self._attempt_started = 0.0
         self._attempt_rows = 0
@@ -97,7 +111,7 @@ class Run:
             "checkpoint_config": asdict(run_config.checkpoint_config),
             "time": now,
         }
-        return cls(storage, record, None)
+        return cls(storage, record, restored=False)
 
     @classmethod
     def reopen(cls, storage: Storage, run_config: RunConfig, config: Mapping[str, Any]) -> Run:
@@ -107,7 +121,7 @@ class Run:
             "checkpoint_config": asdict(run_config.checkpoint_config),
             "restored": time.time(),
         }
-        return cls(storage, record, RunRecords(storage))
+        return cls(storage, record, restored=True)
 
     def past(self) -> dict[str, Any]:
         """What the state machine must know of what happened before."""
@@ -211,6 +225,7 @@ class Run:
         """The atomic step after which the checkpoint exists. May run in another thread."""
         if record.uploaded:
             manifest = json.dumps(asdict(record), default=repr).encode()
+            self._sync_journal()  # a run that goes on from this checkpoint has its row
             self.storage.publish(record.name, manifest)
 
     def committed(self, record: CheckpointRecord) -> list[CheckpointRecord]:
@@ -218,6 +233,12 @@ class Run:
         self._journal.append("checkpoint", **asdict(record))
         self.checkpoints.append(record)
         return self._forget_surplus(ended=False)
+
+    def clear_stage(self, name: str) -> None:
+        """Delete what a driver that was killed has left of a checkpoint with this name."""
+        if name in self._stale:
+            self._stale.remove(name)
+            self.storage.discard(name)
 
     def discard(self, name: str) -> None:
         """Delete what was saved of a checkpoint that will never be published."""
@@ -243,14 +264,19 @@ class Run:
         return max(self.checkpoints, key=lambda record: record.id, default=None)
 
     def record_failure(
-        self, attempt: int, failures: Sequence[WorkerFailure], *, retry: bool
+        self, attempt: int, failures: Sequence[WorkerFailure], message: str, *, retry: bool
     ) -> None:
-        """Journal why an attempt ended, the first cause first."""
+        """Journal why an attempt ended: in one sentence, and the errors, the first cause first."""
         cause = first_cause(tuple(failures))
         ordered = [cause, *(failure for failure in failures if failure is not cause)]
         errors = [{"rank": failure.rank, "error": failure.error} for failure in ordered]
         self._journal.append(
-            "failure", attempt=attempt, errors=errors, retry=retry, time=time.time()
+            "failure",
+            attempt=attempt,
+            message=message,
+            errors=errors,
+            retry=retry,
+            time=time.time(),
         )
 
     def record_leave(self, attempt: int, notice: Notice, size: int | None) -> None:
@@ -304,21 +330,41 @@ class Run:
         """Copy the small files to remote storage. May run in another thread."""
         if self._spool is None:
             return
+        self._sync_journal()
         for directory, folders, files in os.walk(self._spool):
             folders[:] = [name for name in folders if not name.startswith(SNAPSHOT_PREFIX)]
             for file in files:
                 path = os.path.join(directory, file)
-                self.storage.put(os.path.relpath(path, self._spool).replace(os.sep, "/"), path)
+                name = os.path.relpath(path, self._spool).replace(os.sep, "/")
+                if name != JOURNAL_FILE:
+                    self.storage.put(name, path)
 
     def close(self) -> None:
         """Release the journal and the temporary directory. Idempotent."""
-        self._journal.close()
-        if self._spool is not None:
-            shutil.rmtree(self._spool, ignore_errors=True)
+        self._resources.close()
 
     def result(self) -> Result:
         """What the directory says, after the end."""
         return Result(self.storage)
+
+    def _fetch(self, spool: str) -> None:
+        """Get the small files of a run on remote storage, to go on with them."""
+        for name in self.storage.listdir(""):
+            if name == LOG_DIRECTORY or not self.storage.is_directory(name):
+                if name != TRAINER_FILE:
+                    self.storage.get(name, os.path.join(spool, name))
+            else:
+                self._stale.add(name)
+
+    def _sync_journal(self) -> None:
+        if self._spool is not None:
+            with open(os.path.join(self._spool, JOURNAL_FILE), "rb") as file:
+                # Replaced as a whole: a driver killed meanwhile leaves the old one.
+                self.storage.write(JOURNAL_FILE, file.read())
+
+    def _remove_spool(self) -> None:
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)
 
     def _forget_surplus(self, *, ended: bool) -> list[CheckpointRecord]:
         gone = surplus(self.checkpoints, self.checkpoint_config, ended=ended)

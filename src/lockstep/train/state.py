@@ -79,7 +79,14 @@ from lockstep.train.events import (
     Stuck,
     TimerFired,
 )
-from lockstep.train.failure import FailurePolicy, WorkerFailure, died, first_cause
+from lockstep.train.failure import (
+    FailurePolicy,
+    WorkerFailure,
+    died,
+    first_cause,
+    lost_connection,
+    name_ranks,
+)
 from lockstep.train.scaling import ScalingPolicy
 
 __all__ = ["IllegalTransition", "RunState", "transition"]
@@ -374,7 +381,7 @@ def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
     assert report is not None
     done = report.number - 1
     error = MismatchedReportsError(
-        f"{_named(sorted(state.returned))} returned after {done} report(s) while {_named(waiting)} "
+        f"{name_ranks(state.returned)} returned after {done} report(s) while {name_ranks(waiting)} "
         f"reached report {report.number}; every rank must call report() equally often."
     )
     return _fail(state, WorkerFailure(min(state.returned), pack_error(error)))
@@ -403,15 +410,20 @@ def _closed(state: RunState, event: Closed) -> tuple[RunState, list[Action]]:
 
 
 def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Action]]:
-    first = not state.failures
+    # Where only connections broke so far, the rank that broke them has not told its error yet.
+    cause_known = any(not lost_connection(known) for known in state.failures)
+    consequence = lost_connection(failure)
+    timer = None
+    if not cause_known and (not consequence or not state.failures):
+        timer = SetTimer("cause" if consequence else "collect")
     state = state._replace(
         phase=Phase.STOPPING,
         failures=(*state.failures, failure),
         history=_note(state, f"rank {failure.rank} failed"),
     )
     state, actions = _check_stopped(state)
-    if first and state.phase is Phase.STOPPING and not state.killed and not state.interrupted:
-        return state, [SetTimer("collect"), *actions]
+    if timer and state.phase is Phase.STOPPING and not state.killed and not state.interrupted:
+        return state, [timer, *actions]
     return state, actions
 
 
@@ -478,11 +490,12 @@ def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
     if not event.fatal:
         return state, [explain]
     error = HangError(
-        f"{_named(list(missing))} did not come to report {report.number} within "
-        f"{event.seconds:g} s, where {_named(list(waiting))} waited; their stacks are in the log."
+        f"{name_ranks(missing)} did not come to report {report.number} within "
+        f"{event.seconds:.1f} s, where {name_ranks(waiting)} waited; "
+        f"{'its stack is in its log' if len(missing) == 1 else 'their stacks are in their logs'}."
     )
     state, actions = _fail(state, WorkerFailure(missing[0], pack_error(error)))
-    return state, [explain, *actions]
+    return state, actions if event.told else [explain, *actions]
 
 
 def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Action]]:
@@ -599,10 +612,6 @@ def _with_save(state: RunState, save: Save) -> RunState:
 
 def _ranks_of(save: Save) -> tuple[int, ...]:
     return tuple(rank for rank, report in enumerate(save.reports) if report is not None)
-
-
-def _named(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] = {

@@ -11,7 +11,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ from lockstep.train.controller import Controller
 from lockstep.train.events import Phase
 from lockstep.train.failure import describe, first_cause
 from lockstep.train.run import Run, experiment_storage
-from lockstep.train.saved import TRAINER_FILE, save_trainer, saved_trainer
+from lockstep.train.saved import is_saved, run_storage, save_trainer, saved_trainer
 from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.serialize import dump, dump_function
 from lockstep.train.session import Faults
@@ -170,28 +170,29 @@ class DataParallelTrainer(BaseTrainer):
         run = self._open_run()
         if isinstance(run, Result):
             return run
-        setup = WorkerSetup(
-            **sent,
-            context=self._context(run),
-            storage=run.storage,
-            score_attribute=self.run_config.checkpoint_config.checkpoint_score_attribute,
-            single_machine=engine.single_machine,
-            use_gpu=self.scaling_config.use_gpu,
-            working_dir=self.run_config.working_dir,
-        )
-        for text in warnings:
-            display.message(text, "warning")
-        state = _drive(
-            engine=engine,
-            run=run,
-            group_spec=replace(spec, payload=pickle.dumps(setup, 5)),
-            run_config=self.run_config,
-            run_context=self._run_context(run),
-            callbacks=callbacks,
-            display=display,
-            start_from=self.resume_from_checkpoint,
-            scaling=scaling,
-        )
+        with closing(run):
+            setup = WorkerSetup(
+                **sent,
+                context=self._context(run),
+                storage=run.storage,
+                score_attribute=self.run_config.checkpoint_config.checkpoint_score_attribute,
+                single_machine=engine.single_machine,
+                use_gpu=self.scaling_config.use_gpu,
+                working_dir=self.run_config.working_dir,
+            )
+            for text in warnings:
+                display.message(text, "warning")
+            state = _drive(
+                engine=engine,
+                run=run,
+                group_spec=replace(spec, payload=pickle.dumps(setup, 5)),
+                run_config=self.run_config,
+                run_context=self._run_context(run),
+                callbacks=callbacks,
+                display=display,
+                start_from=self.resume_from_checkpoint,
+                scaling=scaling,
+            )
         return self._conclude(run, state)
 
     @classmethod
@@ -221,8 +222,15 @@ class DataParallelTrainer(BaseTrainer):
 
         Raises:
             FileNotFoundError: there is no run, or nothing to restore it with.
+            ValueError: a part of it could not be kept and has to be given.
         """
-        storage, kept = saved_trainer(path, storage_filesystem)
+        storage = run_storage(path, storage_filesystem)
+        kept = {} if train_loop_per_worker and not is_saved(storage) else saved_trainer(storage)
+        if kept and "run_config" not in kept and run_config is None:
+            raise ValueError(
+                f"restore({os.fspath(path)!r}): the run's RunConfig(stop=…) could not be pickled; "
+                "give run_config to restore()."
+            )
         given = {
             "train_loop_per_worker": train_loop_per_worker,
             "train_loop_config": train_loop_config,
@@ -245,10 +253,9 @@ class DataParallelTrainer(BaseTrainer):
     ) -> bool:
         """Whether ``restore(path)`` would find a run."""
         try:
-            saved_trainer(path, storage_filesystem)
+            return is_saved(run_storage(path, storage_filesystem))
         except FileNotFoundError:
             return False
-        return True
 
     def with_changes(self, **changes: Any) -> Self:
         """A copy with other values of these attributes, such as ``run_config``: a run of its own.
@@ -288,11 +295,17 @@ class DataParallelTrainer(BaseTrainer):
         earlier = self._restored_from or self._run_to_resume()
         if earlier is None:
             run = Run.create(type(self).__name__, self.run_config, config)
-            run.storage.write(TRAINER_FILE, save_trainer(self))
-            return run
-        if self._restored_from and not self._changed and RunRecords(earlier).state == "finished":
+        elif self._restored_from and not self._changed and RunRecords(earlier).state == "finished":
             return Result(earlier)
-        return Run.reopen(earlier, self.run_config, config)
+        else:
+            run = Run.reopen(earlier, self.run_config, config)
+        if not self._restored_from or self._changed:
+            try:
+                save_trainer(self, run.storage)
+            except BaseException:
+                run.close()
+                raise
+        return run
 
     def _run_to_resume(self) -> Storage | None:
         if self.run_config.resume == "never" or self.run_config.name is None:
@@ -363,7 +376,6 @@ def _drive(
 ) -> RunState:
     """Run the controller's loop to the run's end, and put everything away whatever happens."""
     with ExitStack() as cleanup:
-        cleanup.callback(run.close)
         loop = EventLoop()
         cleanup.callback(loop.close)
         cleanup.callback(callbacks.close)
