@@ -294,6 +294,8 @@ class Bench:
         self, file: str, role: str, *, launcher: str = "python", **config: Any
     ) -> Iterator[Program]:
         """Start ``file`` in ``role``; ``launcher`` is python, torchrun or ray. Ended on leaving."""
+        if launcher == "ray" and self.peers_python is None:
+            raise ProgramFailed("no environment with Ray: run make bench")
         self._count += 1
         # Short, for Ray puts sockets below it and their paths are limited to 107 characters.
         work = self.work / f"p{self._count}"
@@ -306,8 +308,6 @@ class Bench:
         python = sys.executable
         flags: list[str] = []
         if launcher == "ray":
-            if self.peers_python is None:
-                raise ProgramFailed("no environment with Ray: run make bench")
             python = str(self.peers_python)
             env["RAY_USAGE_STATS_ENABLED"] = "0"
             env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

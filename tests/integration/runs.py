@@ -27,7 +27,7 @@ SRC = Path(__file__).parents[2] / "src"
 def trainer(
     function: Callable[..., Any],
     *,
-    workers: int = 2,
+    workers: int | tuple[int, int] = 2,
     config: Mapping[str, Any] | None = None,
     max_failures: int = 0,
     **run_config: Any,

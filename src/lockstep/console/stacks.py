@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Frame", "StackCollector", "ThreadStack", "is_complete", "parse_stacks", "tidy_stacks"]
+__all__ = [
+    "Frame",
+    "StackCollector",
+    "ThreadStack",
+    "first_dump",
+    "is_complete",
+    "parse_stacks",
+    "tidy_stacks",
+]
 
 HOLD_S = 1.0
 """How long a dump may take to arrive before what there is of it is shown as it came."""
@@ -65,6 +73,17 @@ def parse_stacks(lines: Sequence[str]) -> list[ThreadStack]:
         # The list goes from the newest thread to the oldest.
         stacks = [stacks[-1]._replace(is_main=True), *stacks[:-1]]
     return stacks
+
+
+def first_dump(lines: Sequence[str]) -> list[str]:
+    """The first dump among other output, as far as it is there."""
+    dump: list[str] = []
+    for line in lines:
+        if (dump and _belongs(line)) or _header(line):
+            dump.append(line)
+            if is_complete(dump):
+                break
+    return dump
 
 
 def is_complete(lines: Sequence[str]) -> bool:

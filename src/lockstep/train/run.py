@@ -16,6 +16,8 @@ from typing import Any
 from lockstep import settings
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
+from lockstep.console.logs import LineSplitter
+from lockstep.console.text import shorten, without_controls
 from lockstep.engine.base import WorkerInfo
 from lockstep.engine.messages import Report
 from lockstep.errors import StorageError
@@ -33,7 +35,13 @@ from lockstep.train.reports import combine
 from lockstep.train.saved import TRAINER_FILE
 from lockstep.train.session import SNAPSHOT_PREFIX
 
-__all__ = ["Run", "experiment_storage"]
+__all__ = ["SPOOL_PREFIX", "Run", "experiment_storage"]
+
+SPOOL_PREFIX = "lockstep-run-"
+"""How the local directories of runs on remote storage are called."""
+
+_TAIL_BYTES = 1 << 16
+_TAIL_WIDTH = 400
 
 
 class Run:
@@ -48,7 +56,7 @@ class Run:
         self.restored = restored
         self._stale: set[str] = set()
         with ExitStack() as undo:
-            self._spool = None if storage.is_local else tempfile.mkdtemp(prefix="lockstep-run-")
+            self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=SPOOL_PREFIX)
             undo.callback(self._remove_spool)
             if restored and self._spool is not None:
                 self._fetch(self._spool)
@@ -291,15 +299,20 @@ class Run:
         )
 
     def log_tail(self, rank: int, lines: int = 10) -> list[str]:
-        """The last lines a rank printed."""
+        """The last lines a rank printed, of a progress bar what it last showed."""
         try:
             with open(os.path.join(self.directory, log_file(rank)), "rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - 16384))
-                text = file.read().decode("utf-8", "replace")
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL_BYTES))
+                data = file.read()
         except OSError:
             return []
-        return [line for line in text.splitlines() if line.strip()][-lines:]
+        if size > _TAIL_BYTES and b"\n" in data:
+            data = data.partition(b"\n")[2]  # the first line is cut
+        splitter = LineSplitter()
+        printed = [*splitter.feed(data), *splitter.close()]
+        shown = [shorten(without_controls(line), _TAIL_WIDTH) for line in printed if line.strip()]
+        return shown[-lines:]
 
     def end(self, phase: Phase) -> StorageError | None:
         """Journal the end and clear away what was not published; returns why if that failed."""

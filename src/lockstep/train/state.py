@@ -208,17 +208,19 @@ def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]
         return _start_save(state, tuple(parts), is_row=False)
     if state.waiting[rank] is not None or state.recording:
         raise _illegal(state, event)
-    state = state._replace(waiting=_put(state.waiting, rank, report), arrived=state.arrived + 1)
-    if state.arrived < state.world_size:
-        return _check_counts(state)
-    if any(part is not None and part.checkpoint is not None for part in state.waiting):
-        return _start_save(state, state.waiting, is_row=True)
-    return _record(state, None)
+    waiting = _put(state.waiting, rank, report)
+    arrived = state.arrived + 1
+    if arrived < state.world_size:
+        return _check_counts(state._replace(waiting=waiting, arrived=arrived))
+    if any(part.checkpoint is not None for part in waiting):
+        state = state._replace(waiting=waiting, arrived=arrived)
+        return _start_save(state, waiting, is_row=True)
+    return _record(state, None, waiting=waiting, arrived=arrived)
 
 
-def _record(state: RunState, checkpoint: str | None) -> tuple[RunState, list[Action]]:
+def _record(state: RunState, checkpoint: str | None, **also: Any) -> tuple[RunState, list[Action]]:
+    state = state._replace(recording=True, rows=state.rows + 1, **also)
     reports = tuple(report for report in state.waiting if report is not None)
-    state = state._replace(recording=True, rows=state.rows + 1)
     return state, [Record(reports, checkpoint)]
 
 
@@ -231,6 +233,13 @@ def _start_save(
         if report is not None and report.checkpoint is not None
     }
     lead = parts[min(parts)]
+    if len({part.mode for part in parts.values()}) > 1:
+        told = ", ".join(f"rank {rank}: {part.mode.name}" for rank, part in sorted(parts.items()))
+        error = CheckpointError(
+            f"ranks reported their parts of one checkpoint with different upload modes ({told}); "
+            "give all of them the same checkpoint_upload_mode."
+        )
+        return _fail(state, WorkerFailure(min(parts), pack_error(error)))
     number = state.next_checkpoint_id
     name = lead.dir_name or checkpoint_name(number)
     if name in state.committed or _find(state, name) is not None:
@@ -302,15 +311,14 @@ def _commit_next(state: RunState) -> tuple[RunState, list[Action]]:
 
 def _recorded(state: RunState, event: Recorded) -> tuple[RunState, list[Action]]:
     # A synchronous checkpoint is answered when it is committed; the stop waits with it.
-    state = state._replace(recording=False, stop=event.stop)
     if any(save.is_row and save.mode is not CheckpointUploadMode.ASYNC for save in state.saves):
-        return state, []
-    return _open_barrier(state)
+        return state._replace(recording=False, stop=event.stop), []
+    return _open_barrier(state, recording=False, stop=event.stop)
 
 
-def _open_barrier(state: RunState) -> tuple[RunState, list[Action]]:
+def _open_barrier(state: RunState, **also: Any) -> tuple[RunState, list[Action]]:
     size = state.world_size
-    state = state._replace(waiting=(None,) * size, arrived=0)
+    state = state._replace(waiting=(None,) * size, arrived=0, **also)
     if state.phase is not Phase.RUNNING:
         return state, []
     everyone = tuple(range(size))

@@ -193,7 +193,7 @@ class DataParallelTrainer(BaseTrainer):
                 start_from=self.resume_from_checkpoint,
                 scaling=scaling,
             )
-        return self._conclude(run, state)
+            return self._conclude(run, state)
 
     @classmethod
     def restore(

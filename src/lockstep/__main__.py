@@ -1,0 +1,9 @@
+"""``python -m lockstep``: the ``lockstep`` command."""
+
+from __future__ import annotations
+
+import sys
+
+from lockstep.cli import main
+
+sys.exit(main())

@@ -1,0 +1,290 @@
+"""The ``lockstep`` command: look at a run from outside.
+
+    lockstep show RUN     how it stands
+    lockstep stack RUN    where each rank of a live run is, at this moment
+
+RUN is a run's directory, an experiment's (its newest run), the URI of one of them, or, below the
+results root, an experiment's name, a run's name or its trial id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+import os
+import re
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep import __version__, settings
+from lockstep.errors import LockstepError
+
+if TYPE_CHECKING:
+    from lockstep.records import RunRecords
+    from lockstep.storage import Storage
+
+__all__ = ["main"]
+
+ANSWER_S = 5.0
+"""How long a worker may take to write its stacks."""
+
+_POLL_S = 0.005
+_RUN_DIRECTORY = re.compile(r"(?P<name>.+_(?P<id>(?P<short>[0-9a-f]{5})_\d{5}))_.*")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code: 0, 1 for a failure, 2 for wrong arguments."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options.run)
+    except (LockstepError, OSError, ValueError) as error:
+        print(f"lockstep {options.name}: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("lockstep", description="Look at a run from outside.")
+    parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
+    commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
+    for name, function, text in (
+        ("show", _show, "how a run stands: state, attempts, metrics, checkpoints, error"),
+        ("stack", _stack, "the Python stack of every rank of a live run"),
+    ):
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.add_argument(
+            "run",
+            metavar="RUN",
+            help="a run's or an experiment's directory or URI, or its name or trial id below "
+            f"the results root ({settings.results_root()})",
+        )
+        command.set_defaults(command=function)
+    return parser
+
+
+# ------------------------------------------------------------------------------------------ finding
+
+
+def _find_run(text: str) -> Storage:
+    from lockstep.journal import JOURNAL_FILE
+    from lockstep.records import newest_run
+    from lockstep.storage import open_storage
+
+    root = open_storage(settings.results_root())
+    if "://" in text or os.path.isdir(os.path.expanduser(text)):
+        place = open_storage(text)
+    elif root.is_directory(text):
+        place = root.child(text)
+    else:
+        found = next(chain(_runs_named(root, text), _runs_elsewhere(text)), None)
+        if found is None:
+            raise FileNotFoundError(
+                f"{text!r} is neither a directory nor a name or trial id below {root.uri}; give "
+                "the run's directory."
+            )
+        place = found
+    return place if place.exists(JOURNAL_FILE) else newest_run(place)
+
+
+def _runs_named(root: Storage, text: str) -> Iterator[Storage]:
+    if not root.is_directory():
+        return
+    for name in root.listdir():
+        experiment = root.child(name)
+        for run in experiment.listdir() if root.is_directory(name) else ():
+            match = _RUN_DIRECTORY.fullmatch(run)
+            if match and text in (run, match["name"], match["id"], match["short"]):
+                yield experiment.child(run)
+
+
+def _runs_elsewhere(text: str) -> Iterator[Storage]:
+    """Runs on remote storage that are driven from this machine: their journals are here."""
+    from lockstep.records import RunRecords
+    from lockstep.storage import open_storage
+    from lockstep.train.run import SPOOL_PREFIX
+
+    for directory in Path(tempfile.gettempdir()).glob(f"{SPOOL_PREFIX}*"):
+        storage = open_storage(directory)
+        try:
+            run = RunRecords(storage).run
+        except (FileNotFoundError, LockstepError):
+            continue
+        if text in (run["experiment_name"], _name(run), run["trial_id"], run["trial_id"][:5]):
+            yield storage
+
+
+def _name(run: dict[str, Any]) -> str:
+    return f"{run['trainer']}_{run['trial_id']}"
+
+
+def _newest_attempt(records: RunRecords) -> dict[str, Any] | None:
+    return records.attempts[max(records.attempts)] if records.attempts else None
+
+
+# ------------------------------------------------------------------------------------------- stack
+
+
+def _stack(text: str) -> int:
+    from lockstep.engine.attach import request_stacks
+    from lockstep.train.failure import name_ranks
+    from lockstep.train.output import log_file
+
+    directory, records = _live_books(_find_run(text))
+    attempt = _check_live(records)
+    pids: dict[int, int] = {worker["rank"]: worker["pid"] for worker in attempt["workers"]}
+    logs = {rank: _Log(Path(directory, log_file(rank))) for rank in pids}
+    problems: dict[int, str] = {}
+    for rank, pid in pids.items():
+        try:
+            request_stacks(pid, attempt["time"])
+        except LockstepError as error:
+            problems[rank] = str(error)
+    if len(problems) == len(pids):
+        raise LockstepError(
+            f"no worker of the run {_name(records.run)} answers: {problems[min(problems)]}."
+        )
+    alike: dict[tuple[str, ...], list[int]] = {}
+    deadline = time.monotonic() + ANSWER_S
+    for rank in sorted(pids.keys() - problems.keys()):
+        if stacks := logs[rank].stacks(deadline):
+            alike.setdefault(tuple(stacks), []).append(rank)
+        else:
+            problems[rank] = (
+                f"process {pids[rank]} has written nothing within {ANSWER_S:g} s; it may be "
+                "stopped, or its driver is"
+            )
+    for lines, ranks in alike.items():
+        print(f"{name_ranks(ranks).capitalize()} (pid {', '.join(str(pids[r]) for r in ranks)})")
+        print(*lines, "", sep="\n")
+    for rank, problem in sorted(problems.items()):
+        print(f"lockstep stack: rank {rank}: {problem}.", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _live_books(storage: Storage) -> tuple[str, RunRecords]:
+    """Where the driver of a run writes its logs and its journal, and that journal."""
+    from lockstep.records import RunRecords
+    from lockstep.storage import open_storage
+
+    records = RunRecords(storage)
+    if storage.is_local or records.end is not None:
+        return storage.root, records
+    # What is on remote storage is a copy that lags behind.
+    directory: str = records.run.get("directory", "")
+    try:
+        return directory, RunRecords(open_storage(directory))
+    except FileNotFoundError:
+        raise LockstepError(
+            f"the driver of the run {_name(records.run)} does not run on this machine; its workers "
+            f"were on {_hosts(records)}."
+        ) from None
+
+
+def _check_live(records: RunRecords) -> dict[str, Any]:
+    """The newest attempt of a run that may have workers on this machine."""
+    name = _name(records.run)
+    if records.end is not None:
+        raise LockstepError(f"the run {name} is not live: its state is {records.state!r}.")
+    attempt = _newest_attempt(records)
+    if attempt is None:
+        raise LockstepError(f"the workers of the run {name} are not up yet; try again.")
+    if any(worker["hostname"] != socket.gethostname() for worker in attempt["workers"]):
+        raise LockstepError(
+            f"the run {name} has workers on {_hosts(records)}, and this is {socket.gethostname()}; "
+            "ask there."
+        )
+    return attempt
+
+
+def _hosts(records: RunRecords) -> str:
+    workers = (_newest_attempt(records) or {}).get("workers", [])
+    return ", ".join(sorted({worker["hostname"] for worker in workers})) or "an unknown host"
+
+
+class _Log:
+    """What a rank's log says from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start = path.stat().st_size if path.exists() else 0
+
+    def stacks(self, deadline: float) -> list[str]:
+        """The next stacks in it, tidily; empty if none came in time."""
+        from lockstep.console.stacks import first_dump, is_complete, parse_stacks, tidy_stacks
+
+        while True:
+            dump = first_dump(self._new_lines())
+            if is_complete(dump) or time.monotonic() > deadline:
+                return tidy_stacks(parse_stacks(dump), _source_line)
+            time.sleep(_POLL_S)
+
+    def _new_lines(self) -> list[str]:
+        with open(self._path, "rb") as file:
+            file.seek(self._start)
+            text = file.read().decode("utf-8", "replace")
+        return text.split("\n")[:-1]
+
+
+def _source_line(file: str, line: int) -> str:
+    # A relative name would be looked up in this process's own directories.
+    return linecache.getline(file, line) if os.path.isabs(file) else ""
+
+
+# -------------------------------------------------------------------------------------------- show
+
+
+def _show(text: str) -> int:
+    from lockstep.records import RunRecords
+
+    storage = _find_run(text)
+    records = RunRecords(storage)
+    for label, value in _facts(storage, records):
+        print(f"{label + ':':<13}{value}")
+    return 0
+
+
+def _facts(storage: Storage, records: RunRecords) -> Iterator[tuple[str, str]]:
+    from lockstep.console.text import clean, metrics_line
+    from lockstep.error_record import summarise_error
+    from lockstep.journal import parse_line
+    from lockstep.records import existing_checkpoints, reported_metrics
+
+    yield "run", f"{_name(records.run)} in {records.run['experiment_name']}"
+    yield "state", _state(storage, records)
+    yield "path", storage.uri
+    if attempt := _newest_attempt(records):
+        workers = len(attempt["workers"])
+        size = f"{workers} worker{'s' if workers > 1 else ''}"
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attempt["time"]))
+        last = "" if len(records.attempts) == 1 else "the last one "
+        yield "attempts", f"{len(records.attempts)}, {last}with {size} since {began}"
+    yield "reports", str(records.rows)
+    if records.last_report is not None:
+        yield "metrics", metrics_line(reported_metrics(parse_line(records.last_report)))
+    checkpoints = existing_checkpoints(storage, records.checkpoints)
+    newest = f", the newest is {checkpoints[-1].name}" if checkpoints else ""
+    yield "checkpoints", f"{len(checkpoints)}{newest}"
+    if records.failure is not None and records.state != "finished":
+        failure = records.failure
+        message = failure.get("message") or summarise_error(failure["errors"][0]["error"])
+        yield "error", f"attempt {failure['attempt']}: {clean(message)}"
+
+
+def _state(storage: Storage, records: RunRecords) -> str:
+    from lockstep.engine.attach import is_worker
+
+    attempt = _newest_attempt(records)
+    if records.end is not None or attempt is None:
+        return records.state
+    if any(worker["hostname"] != socket.gethostname() for worker in attempt["workers"]):
+        return "unfinished; whether it runs can be seen on " + _hosts(records)
+    if any(is_worker(worker["pid"], attempt["time"]) for worker in attempt["workers"]):
+        return "running"
+    advice = f"{records.run['trainer']}.restore({storage.uri!r}).fit()"
+    return f"unfinished; no worker runs, go on with {advice}"
