@@ -315,6 +315,7 @@ class Bench:
             python_path.append(env["PYTHONPATH"])
         if launcher == "torchrun":
             flags = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
+            flags += config.pop("flags", [])
         env["PYTHONPATH"] = os.pathsep.join(python_path)
         settings = json.dumps({**config, "out": str(work / OUTPUT), "work": str(work)})
         command = [python, *flags, str(HERE / file), role, settings]

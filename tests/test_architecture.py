@@ -53,6 +53,7 @@ ENVIRONMENT_WRITERS = {
     "engine/forkserver.py",
     "engine/inprocess.py",
     "train/torch/backend.py",
+    "train/torch/reproducibility.py",
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

@@ -40,5 +40,5 @@ def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert done.returncode == 0, done.stderr
     for text in SHOWS[name]:
-        assert text in done.stdout
+        assert text in done.stdout + done.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["results"]

@@ -418,6 +418,9 @@ def _on_cpu(pickler: Any, torch: Any) -> Any:
 
     class OnCPU(pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+                # The wrapper belongs to a process group; what is kept is the model in it.
+                return value.module.__reduce_ex__(5)
             if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
                 moved = value.detach().cpu().requires_grad_(value.requires_grad)
                 if isinstance(value, torch.nn.Parameter):

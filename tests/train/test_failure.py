@@ -168,13 +168,11 @@ def test_broken_connections_are_consequences(error: Exception) -> None:
 
 
 def test_a_wrapped_broken_connection_is_one_too() -> None:
-    try:
-        try:
-            raise RuntimeError("Connection closed by peer")
-        except RuntimeError as inner:
-            raise ValueError("the step failed") from inner
-    except ValueError as error:
-        assert lost_connection(raised(0, error))
+    explicit, implicit = ValueError("the step failed"), ValueError("the step failed")
+    explicit.__cause__ = RuntimeError("Connection closed by peer")
+    implicit.__context__ = RuntimeError("Connection closed by peer")
+    assert lost_connection(raised(0, explicit))
+    assert lost_connection(raised(0, implicit))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +219,7 @@ def test_a_preemption_too_many_is_the_verdict() -> None:
     assert describe(failures, 1, 2) == "Rank 1 was preempted."
 
 
-# ----------------------------------------------------------------- how long the machine waits for it
+# ---------------------------------------------------------------- how long the machine waits for it
 
 
 def running(size: int) -> RunState:

@@ -11,6 +11,7 @@ from lockstep.error_record import pack_error, summarise_error
 from lockstep.train import events as e
 from lockstep.train.events import Phase
 from lockstep.train.failure import FailurePolicy
+from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.state import IllegalTransition, RunState, transition
 
 SYNC, ASYNC, NO_UPLOAD = (
@@ -24,9 +25,22 @@ ERROR = pack_error(ValueError("boom"))
 class Machine:
     """A state with the actions it asked for, last batch in ``actions``."""
 
-    def __init__(self, size: int = 2, *, max_failures: int = 0, first_checkpoint_id: int = 0):
+    def __init__(
+        self,
+        size: int = 2,
+        *,
+        max_failures: int = 0,
+        max_preemptions: int = -1,
+        first_checkpoint_id: int = 0,
+        sizes: tuple[int, int] | None = None,
+        capacity: int = 0,
+    ):
         self.state, self.actions = RunState.new(
-            size, FailurePolicy(max_failures), next_checkpoint_id=first_checkpoint_id
+            size,
+            FailurePolicy(max_failures, max_preemptions),
+            scaling=ScalingPolicy(*sizes) if sizes else None,
+            capacity=capacity,
+            next_checkpoint_id=first_checkpoint_id,
         )
 
     def phase(self) -> Phase:
@@ -50,6 +64,26 @@ class Machine:
 
     def report(self, *modes: CheckpointUploadMode | None, number: int = 1) -> list[e.Action]:
         return self.feed(*(report(rank, mode, number) for rank, mode in enumerate(modes)))
+
+    def row(self, number: int, mode: CheckpointUploadMode | None = None) -> list[e.Action]:
+        """A report of every rank up to its answer; with a mode, also a checkpoint."""
+        size = self.state.world_size
+        actions = self.report(*[mode] * size, number=number)
+        name = name_of(actions) if mode else ""
+        if mode is ASYNC:
+            self.snapshotted(name, *range(size))
+        elif mode is SYNC:
+            self.saved(name, *range(size))
+        actions = self.feed(e.Recorded(False))
+        if mode is ASYNC:
+            actions += self.saved(name, *range(size))
+        return actions + self.feed(e.Committed(name)) if mode else actions
+
+    def stop(self) -> list[e.Action]:
+        """Every rank stops where it was told to."""
+        size = self.state.world_size
+        self.feed(*map(e.Returned, range(size)))
+        return self.gone(*range(size))
 
     def saved(self, name: str, *ranks: int) -> list[e.Action]:
         return self.feed(*(e.SavedPart(rank, name, {}) for rank in ranks))
@@ -495,6 +529,278 @@ class TestInterrupt:
         machine.gone(0)
         assert machine.feed(e.Interrupt()) == []
         assert machine.phase() is Phase.FINISHED
+
+
+class TestPreemption:
+    notice = e.Notice("preemption", 1, 9.0)
+
+    def test_is_told_at_one_report_and_stops_at_the_next(self) -> None:
+        machine = Machine().run()
+        assert machine.row(1) == [e.Answer((0, 1), False)]
+        assert machine.feed(e.Preempt(1, 9.0)) == [e.SetTimer("preemption")]
+        assert machine.row(2) == [e.Answer((0, 1), False, self.notice)]
+        assert machine.row(3, SYNC)[-1] == e.Answer((0, 1), True)
+        assert machine.stop() == [e.RecordLeave(self.notice, 2), e.StartWorkers(2, 2)]
+        assert machine.state.preempted_attempts == 1
+        assert machine.state.failed_attempts == 0
+        machine.run()
+        assert machine.row(1) == [e.Answer((0, 1), False)], "it was the last attempt's"
+
+    def test_while_a_report_is_open(self) -> None:
+        machine = Machine().run()
+        machine.feed(report(0), e.Preempt(1, 9.0), report(1))
+        assert machine.feed(e.Recorded(False)) == [e.Answer((0, 1), False, self.notice)]
+
+    def test_of_the_driver_ends_the_run(self) -> None:
+        machine = Machine(max_failures=-1).run()
+        machine.feed(e.Preempt(None, 9.0))
+        machine.row(1)
+        machine.row(2)
+        notice = e.Notice("preemption", None, 9.0)
+        assert machine.stop() == [e.RecordLeave(notice, None), e.End(Phase.PREEMPTED, ())]
+        assert machine.phase() is Phase.PREEMPTED
+
+    def test_of_the_driver_after_that_of_a_worker(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Preempt(1, 9.0))
+        assert machine.feed(e.Preempt(None, 9.5), e.Preempt(0, 9.6)) == []
+        machine.row(1)
+        machine.row(2)
+        machine.stop()
+        assert machine.phase() is Phase.PREEMPTED
+
+    def test_the_stop_condition_holds_first(self) -> None:
+        machine = Machine(1).run()
+        machine.feed(e.Preempt(0, 9.0))
+        machine.report(None)
+        assert machine.feed(e.Recorded(True)) == [e.Answer((0,), True)]
+        machine.stop()
+        assert machine.phase() is Phase.FINISHED
+
+    def test_those_who_return_in_time_have_finished(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Preempt(None, 9.0))
+        machine.stop()
+        assert machine.phase() is Phase.FINISHED
+
+    def test_nobody_reports_in_time(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Preempt(1, 9.0), report(0))
+        assert machine.feed(e.TimerFired("preemption", 1)) == [e.KillWorkers()]
+        assert machine.gone(0, 1, exitcode=-9)[-1] == e.StartWorkers(2, 2)
+
+    def test_the_time_is_up_when_all_have_returned(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Preempt(None, 9.0), e.Returned(0), e.Returned(1))
+        assert machine.feed(e.TimerFired("preemption", 1)) == [e.KillWorkers()]
+        machine.gone(0, 1, exitcode=-9)
+        assert machine.phase() is Phase.FINISHED
+
+    def test_while_starting(self) -> None:
+        machine = Machine()
+        machine.feed(ready(0), e.Preempt(None, 9.0))
+        assert machine.feed(e.TimerFired("preemption", 1)) == [e.KillWorkers()]
+        machine.gone(0, 1, exitcode=-9)
+        assert machine.phase() is Phase.PREEMPTED
+
+    @pytest.mark.parametrize("rank", [1, None])
+    def test_a_failure_after_the_notice_is_part_of_it(self, rank: int | None) -> None:
+        machine = Machine().run()
+        machine.feed(e.Preempt(rank, 9.0), e.Raised(1, ERROR), e.Raised(0, ERROR))
+        machine.gone(0, 1)
+        assert machine.state.failed_attempts == 0
+        assert machine.phase() is (Phase.STARTING if rank else Phase.PREEMPTED)
+
+    def test_a_worker_that_is_lost_while_the_group_leaves(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Preempt(1, 9.0))
+        machine.row(1)
+        machine.row(2)
+        machine.feed(e.Returned(0))
+        machine.gone(1, exitcode=-9)
+        machine.gone(0)
+        assert machine.phase() is Phase.STARTING
+        assert (machine.state.attempt, machine.state.failed_attempts) == (2, 0)
+
+    def test_more_often_than_allowed(self) -> None:
+        machine = Machine(1, max_failures=-1, max_preemptions=1)
+        for attempt in (1, 2):
+            machine.run()
+            assert machine.state.attempt == attempt
+            machine.feed(e.Preempt(0, 9.0))
+            machine.row(1)
+            machine.row(2)
+            machine.stop()
+        assert machine.phase() is Phase.FAILED
+        assert machine.kinds == [e.RecordFailure, e.End]
+        (failure,) = machine.state.failures
+        assert failure.error["type"] == "PreemptedError"
+
+    def test_ctrl_c_wins(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Preempt(None, 9.0), e.Interrupt())
+        machine.gone(0, 1, exitcode=130)
+        assert machine.phase() is Phase.INTERRUPTED
+
+    def test_after_the_end_nothing_happens(self) -> None:
+        machine = Machine(1).run()
+        machine.stop()
+        assert machine.feed(e.Preempt(0, 9.0), e.CapacityChanged(9)) == []
+        assert machine.phase() is Phase.FINISHED
+
+
+class TestResize:
+    resize = e.Notice("resize")
+
+    def test_waits_for_a_checkpoint(self) -> None:
+        machine = Machine(1, sizes=(1, 3), capacity=1).run()
+        machine.row(1, SYNC)
+        assert machine.feed(e.CapacityChanged(2)) == []
+        assert machine.row(2) == [e.Answer((0,), False, self.resize)]
+        assert machine.row(3) == [e.Answer((0,), False)]
+        assert machine.row(4, SYNC)[-1] == e.Answer((0,), True)
+        assert machine.stop() == [e.RecordLeave(self.resize, 2), e.StartWorkers(2, 2)]
+        assert machine.state.failed_attempts == machine.state.preempted_attempts == 0
+
+    def test_an_asynchronous_one_counts_once_it_is_committed(self) -> None:
+        machine = Machine(1, sizes=(1, 2), capacity=1).run()
+        machine.feed(e.CapacityChanged(2))
+        machine.row(1)
+        name = name_of(machine.report(ASYNC, number=2))
+        machine.snapshotted(name, 0)
+        assert machine.feed(e.Recorded(False)) == [e.Answer((0,), False)]
+        assert machine.row(3) == [e.Answer((0,), False)]
+        machine.saved(name, 0)
+        machine.feed(e.Committed(name))
+        assert machine.row(4) == [e.Answer((0,), True)]
+
+    def test_room_that_came_while_it_started(self) -> None:
+        machine = Machine(1, sizes=(1, 2), capacity=1)
+        machine.feed(e.CapacityChanged(2))
+        machine.run()
+        assert machine.row(1) == [e.Answer((0,), False, self.resize)]
+
+    @pytest.mark.parametrize("told", [True, False])
+    def test_room_that_is_gone_again(self, told: bool) -> None:
+        machine = Machine(1, sizes=(1, 2), capacity=1).run()
+        machine.feed(e.CapacityChanged(2))
+        if told:
+            machine.row(1)
+        machine.feed(e.CapacityChanged(1))
+        assert machine.row(2, SYNC)[-1] == e.Answer((0,), False)
+        assert machine.row(3) == [e.Answer((0,), False)]
+
+    def test_room_that_is_gone_again_while_it_leaves(self) -> None:
+        machine = Machine(2, sizes=(1, 3), capacity=2).run()
+        machine.feed(e.CapacityChanged(3))
+        machine.row(1)
+        machine.row(2, SYNC)
+        machine.feed(e.CapacityChanged(1))
+        assert machine.stop()[-1] == e.StartWorkers(2, 1)
+
+    def test_only_growth_is_planned(self) -> None:
+        machine = Machine(2, sizes=(1, 3), capacity=2).run()
+        machine.feed(e.CapacityChanged(1))
+        assert machine.row(1, SYNC)[-1] == e.Answer((0, 1), False)
+        assert machine.row(2) == [e.Answer((0, 1), False)]
+
+    def test_a_fixed_size_stays(self) -> None:
+        machine = Machine(2, max_failures=1).run()
+        machine.feed(e.CapacityChanged(9))
+        assert machine.row(1) == [e.Answer((0, 1), False)]
+        machine.feed(e.CapacityChanged(0), e.Raised(0, ERROR))
+        assert machine.gone(0, 1)[-1] == e.StartWorkers(2, 2)
+
+    @pytest.mark.parametrize(("capacity", "size"), [(1, 1), (2, 2), (9, 3)])
+    def test_after_a_loss(self, capacity: int, size: int) -> None:
+        machine = Machine(3, sizes=(1, 3), capacity=3, max_failures=1).run()
+        machine.feed(e.CapacityChanged(capacity))
+        machine.gone(1, exitcode=-9)
+        machine.feed(e.TimerFired("collect", 1))
+        record, start = machine.gone(0, 2, exitcode=-9)
+        assert isinstance(record, e.RecordFailure)
+        assert start == e.StartWorkers(2, size)
+        assert machine.state.waiting == (None,) * size
+        machine.run()
+
+    def test_too_little_is_left(self) -> None:
+        machine = Machine(2, sizes=(2, 3), capacity=2, max_failures=-1).run()
+        machine.feed(e.CapacityChanged(1))
+        machine.gone(1, exitcode=-9)
+        machine.gone(0, exitcode=-9)
+        loss, record, end = machine.actions[-3:]
+        assert isinstance(loss, e.RecordFailure)
+        assert loss.failures[0].died
+        assert isinstance(record, e.RecordFailure)
+        assert isinstance(end, e.End)
+        (failure,) = machine.state.failures
+        assert (machine.phase(), failure.rank) == (Phase.FAILED, 1)
+        assert failure.error["type"] == "InsufficientResourcesError"
+        assert failure.error["message"].startswith("1 worker(s) fit now after WorkerDiedError")
+
+    def test_too_little_is_left_for_a_resize(self) -> None:
+        machine = Machine(2, sizes=(2, 3), capacity=2).run()
+        machine.feed(e.CapacityChanged(3))
+        machine.row(1)
+        machine.row(2, SYNC)
+        machine.feed(e.CapacityChanged(1))
+        assert [type(action) for action in machine.stop()] == [e.RecordFailure, e.End]
+        assert machine.phase() is Phase.FAILED
+
+    def test_a_preemption_goes_before_it(self) -> None:
+        machine = Machine(1, sizes=(1, 2), capacity=1).run()
+        machine.feed(e.CapacityChanged(2))
+        machine.row(1)
+        machine.feed(e.Preempt(None, 9.0), e.CapacityChanged(1), e.CapacityChanged(2))
+        notice = e.Notice("preemption", None, 9.0)
+        assert machine.row(2) == [e.Answer((0,), False, notice)]
+        assert machine.row(3) == [e.Answer((0,), True)]
+        machine.stop()
+        assert machine.phase() is Phase.PREEMPTED
+
+    def test_a_failure_before_it_starts_with_the_new_size(self) -> None:
+        machine = Machine(1, sizes=(1, 2), capacity=1, max_failures=1).run()
+        machine.feed(e.CapacityChanged(2))
+        machine.row(1)
+        machine.feed(e.Raised(0, ERROR))
+        assert machine.gone(0)[-1] == e.StartWorkers(2, 2)
+        assert machine.state.failed_attempts == 1
+
+
+class TestHang:
+    def test_is_explained(self) -> None:
+        machine = Machine(3).run()
+        machine.row(1)
+        machine.feed(report(1, number=2))
+        assert machine.feed(e.Stuck(30.0, False)) == [e.ExplainHang((0, 2), (1,), 2, 30.0)]
+        assert machine.phase() is Phase.RUNNING
+
+    def test_those_who_returned_are_not_missing(self) -> None:
+        machine = Machine(3).run()
+        machine.feed(e.Returned(0), report(1))
+        assert machine.feed(e.Stuck(30.0, False)) == [e.ExplainHang((2,), (1,), 1, 30.0)]
+
+    def test_is_a_failure_when_it_takes_too_long(self) -> None:
+        machine = Machine(max_failures=1).run()
+        machine.feed(report(0))
+        explain, timer = machine.feed(e.Stuck(60.0, True))
+        assert isinstance(explain, e.ExplainHang)
+        assert timer == e.SetTimer("collect")
+        (failure,) = machine.state.failures
+        assert (failure.rank, failure.error["type"]) == (1, "HangError")
+        assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
+        assert machine.gone(0, 1, exitcode=-9)[-1] == e.StartWorkers(2, 2)
+
+    @pytest.mark.parametrize("arrived", [0, 2])
+    def test_nobody_waits_for_anybody(self, arrived: int) -> None:
+        machine = Machine().run()
+        machine.feed(*(report(rank, SYNC) for rank in range(arrived)))
+        assert machine.feed(e.Stuck(30.0, True)) == []
+
+    def test_while_stopping(self) -> None:
+        machine = Machine(3).run()
+        machine.feed(report(0), e.Raised(1, ERROR))
+        assert machine.feed(e.Stuck(30.0, True)) == []
 
 
 class TestIllegal:

@@ -356,12 +356,23 @@ def _handle_signals(channel: SocketChannel) -> None:
     def announce(signum: int, frame: FrameType | None) -> None:
         channel.announce_termination()
 
-    def forget() -> None:
+    # Python forgets in a forked child which signals came before it got to run: one that comes so
+    # early has to wait until the handler is gone.
+    mask = threading.local()
+
+    def before_fork() -> None:
+        mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask.before)
+
+    def in_child() -> None:
         if signal.getsignal(signal.SIGTERM) is announce:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        in_parent()
 
     signal.signal(signal.SIGTERM, announce)
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(before=before_fork, after_in_parent=in_parent, after_in_child=in_child)
 
 
 def _open_stream(fd: int, errors: str) -> TextIOWrapper:

@@ -67,7 +67,7 @@ __all__ = [
     "world_size",
 ]
 
-_FRAMEWORKS = ("torch",)
+_FRAMEWORKS = ("huggingface", "lightning", "torch")
 
 
 def __getattr__(name: str) -> ModuleType:

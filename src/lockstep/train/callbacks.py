@@ -19,7 +19,17 @@ from lockstep.callback import Callback, RunContext, Trial, UserCallback
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
 
-__all__ = ["CallbackDispatcher"]
+__all__ = ["CallbackDispatcher", "TorchTensorboardProfilerCallback"]
+
+
+def __getattr__(name: str) -> Any:
+    # Scripts import it from here; it belongs to torch, whose package imports this module.
+    if name == "TorchTensorboardProfilerCallback":
+        from lockstep.train.torch.profiler import TorchTensorboardProfilerCallback
+
+        return TorchTensorboardProfilerCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 SLOW_HOOK_S = 10.0
 BATCH_S = 0.25

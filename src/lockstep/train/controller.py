@@ -428,8 +428,9 @@ class Controller:
         waiting, missing = name_ranks(action.waiting), name_ranks(action.missing)
         has = "has" if len(action.waiting) == 1 else "have"
         where = "its stack follows" if len(action.missing) == 1 else "their stacks follow"
+        seconds = f"{action.seconds:.{0 if action.seconds >= 10 else 1}f}"
         self._display.message(
-            f"{waiting.capitalize()} {has} waited {action.seconds:.0f} s at report {action.number} "
+            f"{waiting.capitalize()} {has} waited {seconds} s at report {action.number} "
             f"for {missing}; {where}.",
             "warning",
         )

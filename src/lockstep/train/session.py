@@ -113,6 +113,10 @@ class Session:
         row = {"step": step, "time": time.time(), "metrics": normalise(metrics)}
         self._channel.post(LogRow(_encode(row)))
 
+    def keep_file(self, name: str, source: str) -> None:
+        """Store a local file in the run directory, under a name that no other rank uses."""
+        self._storage.put(name, source)
+
     def finish(self) -> bool:
         """Wait for uploads; False if one failed (and has been reported)."""
         return self._uploader.drain()

@@ -1,13 +1,27 @@
 """PyTorch: the trainer, its config, and helpers for the training function."""
 
+from lockstep.train.torch.amp import accelerate, backward, prepare_optimizer
+from lockstep.train.torch.checkpoint import TorchCheckpoint
 from lockstep.train.torch.config import TorchConfig
-from lockstep.train.torch.prepare import get_device, prepare_data_loader, prepare_model
+from lockstep.train.torch.data_loader import prepare_data_loader
+from lockstep.train.torch.device import get_device, get_devices
+from lockstep.train.torch.model import prepare_model
+from lockstep.train.torch.profiler import TorchTensorboardProfilerCallback, TorchWorkerProfiler
+from lockstep.train.torch.reproducibility import enable_reproducibility
 from lockstep.train.torch.trainer import TorchTrainer
 
 __all__ = [
+    "TorchCheckpoint",
     "TorchConfig",
+    "TorchTensorboardProfilerCallback",
     "TorchTrainer",
+    "TorchWorkerProfiler",
+    "accelerate",
+    "backward",
+    "enable_reproducibility",
     "get_device",
+    "get_devices",
     "prepare_data_loader",
     "prepare_model",
+    "prepare_optimizer",
 ]

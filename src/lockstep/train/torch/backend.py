@@ -90,8 +90,12 @@ class TorchBackend(Backend):
         )
 
     def teardown(self) -> None:
-        """Leave the group."""
+        """Leave the group, and torch as it was."""
         import torch.distributed as dist
+
+        from lockstep.train.torch import reproducibility
+
+        reproducibility.restore()
 
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -1,0 +1,62 @@
+"""Lightning: strategies that use the run's process group, and a callback that reports.
+
+The classes subclass those of the package in use: the one already imported, ``lightning.pytorch``
+before ``pytorch_lightning``, or else the one that is installed. Naming a class imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+from lockstep.train.lightning.prepare import prepare_trainer
+
+__all__ = [
+    "LockstepDDPStrategy",
+    "LockstepFSDPStrategy",
+    "LockstepLightningEnvironment",
+    "LockstepReportCallback",
+    "RayDDPStrategy",
+    "RayFSDPStrategy",
+    "RayLightningEnvironment",
+    "RayTrainReportCallback",
+    "prepare_trainer",
+]
+
+# Package → the module that holds the classes made for it. Pickled classes name that module, so
+# that a worker builds on the same package as the driver, whatever it has imported by then.
+_HOMES = {
+    "lightning.pytorch": "lockstep.train.lightning.on_lightning",
+    "pytorch_lightning": "lockstep.train.lightning.on_pytorch_lightning",
+}
+_OTHER_NAMES = {
+    "RayDDPStrategy": "LockstepDDPStrategy",
+    "RayFSDPStrategy": "LockstepFSDPStrategy",
+    "RayLightningEnvironment": "LockstepLightningEnvironment",
+    "RayTrainReportCallback": "LockstepReportCallback",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'lockstep.train.lightning' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[_package(name)])
+    return getattr(home, _OTHER_NAMES.get(name, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _package(wanted_by: str) -> str:
+    for package in _HOMES:
+        if package in sys.modules:
+            return package
+    for package in _HOMES:
+        if importlib.util.find_spec(package.partition(".")[0]) is not None:
+            return package
+    raise ImportError(
+        f"{wanted_by} needs Lightning; install it: pip install 'lockstep[lightning]'"
+    )

@@ -1,0 +1,164 @@
+"""What lockstep adds to Lightning's classes, made for one of the two packages it comes in."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from types import ModuleType
+from typing import Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.train import api
+from lockstep.train.session import SNAPSHOT_PREFIX
+
+__all__ = ["WorkerEnvironment", "WorkerStrategy", "make_classes"]
+
+
+class WorkerEnvironment:
+    """The part of a Lightning cluster environment that says who this worker is.
+
+    Lightning's own would count devices to find the world size, and unset ``WORLD_SIZE`` at the end.
+    """
+
+    creates_processes_externally = True
+
+    def world_size(self) -> int:
+        """How many workers there are."""
+        return api.world_size()
+
+    def set_world_size(self, size: int) -> None:
+        """Ignored: the run knows."""
+
+    def global_rank(self) -> int:
+        """This worker's rank among all."""
+        return api.world_rank()
+
+    def set_global_rank(self, rank: int) -> None:
+        """Ignored: the run knows."""
+
+    def local_rank(self) -> int:
+        """This worker's rank among those on its machine."""
+        return api.local_rank()
+
+    def node_rank(self) -> int:
+        """The rank of this worker's machine."""
+        return api.get_node_rank()
+
+    def teardown(self) -> None:
+        """Leaves the worker's variables as they are."""
+
+
+class WorkerStrategy:
+    """The part of a Lightning strategy that fits it to one worker, one device."""
+
+    parallel_devices: Any
+    _make_environment: Any
+    _environment: Any = None
+
+    @property
+    def cluster_environment(self) -> Any:
+        """Always lockstep's, whichever Lightning has found, once there is one."""
+        return self._environment
+
+    @cluster_environment.setter
+    def cluster_environment(self, found: Any) -> None:
+        if found is not None and not isinstance(found, WorkerEnvironment):
+            found = self._make_environment()
+        self._environment = found
+
+    @property
+    def root_device(self) -> Any:
+        """This worker's device; a worker sees no other, so its local rank is no index."""
+        device = self.parallel_devices[0]
+        if device.type != "cuda":
+            return device
+        from lockstep.train.torch import get_device
+
+        return get_device()
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Which share of the data is this worker's."""
+        return {"num_replicas": api.world_size(), "rank": api.world_rank()}
+
+
+class _Reporter:
+    """The part of the report callback that does not depend on the package."""
+
+    CHECKPOINT_NAME = "checkpoint.ckpt"
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Report the epoch's metrics and a checkpoint."""
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        metrics["epoch"] = trainer.current_epoch
+        metrics["step"] = trainer.global_step
+        api.report(
+            metrics,
+            checkpoint=self._save(trainer),
+            delete_local_checkpoint_after_upload=True,
+        )
+
+    def _save(self, trainer: Any) -> Checkpoint | None:
+        rank = api.world_rank()
+        if trainer.world_size == 1 and rank != 0:
+            return None  # a trainer to itself: rank 0's is the run's
+        # All ranks save to the same path: a sharded checkpoint is written by all of them.
+        directory = trainer.strategy.broadcast(_new_directory() if rank == 0 else None)
+        os.makedirs(directory, exist_ok=True)
+        trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME))
+        if api.local_rank() == 0 and (rank == 0 or os.listdir(directory)):
+            return Checkpoint.from_directory(directory)
+        return None
+
+
+def _new_directory() -> str:
+    # Beside the checkpoints where possible, so that it is moved there and not copied.
+    parent = api.get_trial_dir()
+    return tempfile.mkdtemp(
+        prefix=f"{SNAPSHOT_PREFIX}lightning-", dir=parent if os.path.isdir(parent) else None
+    )
+
+
+def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
+    """The four classes on the bases of ``pl``, by name, as members of ``module``."""
+
+    class LockstepLightningEnvironment(
+        WorkerEnvironment,
+        pl.plugins.environments.LightningEnvironment,  # type: ignore[misc, name-defined]
+    ):
+        """Tells Lightning that lockstep has started the workers, and who this one is."""
+
+    class LockstepDDPStrategy(
+        WorkerStrategy,
+        pl.strategies.DDPStrategy,  # type: ignore[misc, name-defined]
+    ):
+        """Data-parallel training over the run's process group; arguments as ``DDPStrategy``."""
+
+        _make_environment = LockstepLightningEnvironment
+
+    class LockstepFSDPStrategy(
+        WorkerStrategy,
+        pl.strategies.FSDPStrategy,  # type: ignore[misc, name-defined]
+    ):
+        """Sharded training over the run's process group; arguments as ``FSDPStrategy``."""
+
+        _make_environment = LockstepLightningEnvironment
+
+    class LockstepReportCallback(_Reporter, pl.Callback):  # type: ignore[misc, name-defined]
+        """Reports at the end of each training epoch.
+
+        The metrics are ``trainer.callback_metrics`` as floats, with ``epoch`` and ``step``; the
+        checkpoint is a directory with Lightning's own file, ``checkpoint.ckpt``.
+        """
+
+    made: dict[str, type] = {}
+    for cls in (
+        LockstepDDPStrategy,
+        LockstepFSDPStrategy,
+        LockstepLightningEnvironment,
+        LockstepReportCallback,
+    ):
+        cls.__module__ = module
+        cls.__qualname__ = cls.__name__
+        made[cls.__name__] = cls
+    return made

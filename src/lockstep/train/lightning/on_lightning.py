@@ -1,0 +1,7 @@
+"""The classes on ``lightning.pytorch``; imported when one of them is first asked for."""
+
+import lightning.pytorch
+
+from lockstep.train.lightning.classes import make_classes
+
+globals().update(make_classes(lightning.pytorch, __name__))

@@ -1,0 +1,7 @@
+"""The classes on ``pytorch_lightning``; imported when one of them is first asked for."""
+
+import pytorch_lightning
+
+from lockstep.train.lightning.classes import make_classes
+
+globals().update(make_classes(pytorch_lightning, __name__))

@@ -1,0 +1,242 @@
+"""Automatic mixed precision: ``accelerate``, ``prepare_optimizer``, ``backward``.
+
+What ``accelerate`` chose holds for one run of the training function, in this worker.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockstep.train import session as sessions
+from lockstep.train.torch.device import get_device
+from lockstep.train.torch.nested import map_leaves
+
+if TYPE_CHECKING:
+    import torch
+
+    _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
+
+__all__ = ["Acceleration", "accelerate", "acceleration", "backward", "prepare_optimizer", "wrap"]
+
+_DTYPES = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "half": "float16",
+}
+
+
+@dataclass
+class Acceleration:
+    """The mixed precision of one run."""
+
+    dtype: torch.dtype | None = None
+    """What autocast computes in; None: no mixed precision."""
+    scaler: torch.amp.GradScaler | None = None
+    chosen: bool = False
+    """Whether ``accelerate`` was called."""
+    used_by: str | None = None
+    """The first helper that relied on it."""
+    stepped: bool = False
+    """Whether an optimizer has stepped since the scaler was last updated."""
+
+
+_by_session: weakref.WeakKeyDictionary[sessions.Session, Acceleration] = weakref.WeakKeyDictionary()
+
+
+def acceleration(user: str | None = None) -> Acceleration:
+    """What holds for the current run; ``user`` names the helper that goes by it from now on."""
+    session = sessions.current()
+    if session is None:
+        return Acceleration()
+    state = _by_session.setdefault(session, Acceleration())
+    if user is not None and state.used_by is None:
+        state.used_by = user
+    return state
+
+
+def accelerate(amp: bool = False, amp_dtype: torch.dtype | str | None = None) -> None:
+    """Train with mixed precision. Call it once, before every ``prepare_…`` function.
+
+    Models from ``prepare_model`` then compute in ``amp_dtype`` where that is safe, with weights and
+    outputs in float32. It may be slower where the hardware has no support for the type.
+
+    Args:
+        amp: whether to use mixed precision.
+        amp_dtype: ``torch.float16`` or ``torch.bfloat16`` (or ``"fp16"``, ``"bf16"``). By default
+            float16 on a GPU, bfloat16 on a CPU, which is the only one there.
+
+    Raises:
+        RuntimeError: called a second time, after a ``prepare_…`` function, or outside a training
+            function.
+        ValueError: this device does not train in that type.
+    """
+    if sessions.current() is None:
+        raise RuntimeError("accelerate() was called outside a training function; call it in one.")
+    state = acceleration()
+    if state.chosen:
+        raise RuntimeError(
+            "accelerate() was called a second time; call it once, at the top of the training "
+            "function."
+        )
+    if state.used_by is not None:
+        raise RuntimeError(
+            f"accelerate() was called after {state.used_by}(), which goes by it; call it first."
+        )
+    if amp_dtype is not None and not amp:
+        raise ValueError(f"accelerate(amp_dtype={amp_dtype!r}) needs amp=True.")
+    device = get_device()
+    if amp:
+        import torch
+
+        state.dtype = _dtype(amp_dtype, device)
+        if state.dtype is torch.float16:
+            state.scaler = torch.amp.GradScaler(device.type)
+    state.chosen = True
+
+
+def _dtype(wanted: torch.dtype | str | None, device: torch.device) -> torch.dtype:
+    import torch
+
+    if wanted is None:
+        return torch.bfloat16 if device.type == "cpu" else torch.float16
+    dtype = getattr(torch, _DTYPES.get(wanted, "")) if wanted in _DTYPES else wanted
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"accelerate(amp_dtype={wanted!r}): expected torch.float16 or torch.bfloat16."
+        )
+    if device.type == "cpu" and dtype is torch.float16:
+        raise ValueError(
+            f"accelerate(amp_dtype={wanted!r}): a CPU trains in torch.bfloat16 only; "
+            "leave amp_dtype out or give the worker a GPU."
+        )
+    return dtype
+
+
+def prepare_optimizer(optimizer: _Optimizer) -> _Optimizer:
+    """Make the optimizer undo the scaling that ``backward`` applies, where there is one.
+
+    It is the same object: its state, parameter groups and schedulers are untouched. A step whose
+    gradients overflowed is skipped.
+    """
+    scaler = acceleration("prepare_optimizer").scaler
+    if scaler is not None and not hasattr(optimizer.step, "_lockstep_scaled"):
+        step = _scaled_step(_Unscaled(optimizer), scaler)
+        # A bound method, as learning-rate schedulers expect.
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    return optimizer
+
+
+def backward(loss: torch.Tensor) -> None:
+    """``loss.backward()``, scaled where mixed precision needs that.
+
+    With float16, gradients are scaled between this and ``optimizer.step()``.
+    """
+    state = acceleration("backward")
+    if state.scaler is None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        return
+    if state.stepped:
+        # Not in step(): a second optimizer's step belongs to the same scale.
+        state.scaler.update()
+        state.stepped = False
+    state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+
+class _Unscaled:
+    """The optimizer as a GradScaler sees it: with the step it had before."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self.step = optimizer.step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+def _scaled_step(unscaled: _Unscaled, scaler: torch.amp.GradScaler) -> Callable[..., Any]:
+    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        acceleration().stepped = True
+        return scaler.step(unscaled, *args, **kwargs)  # type: ignore[arg-type]
+
+    step._lockstep_scaled = True  # type: ignore[attr-defined]
+    return step
+
+
+def wrap(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Make the model's ``forward`` compute under autocast, in place.
+
+    The model gets a subclass of its class, which it sheds when it is pickled: what is saved loads
+    without lockstep. A model whose ``forward`` is an attribute, a compiled one, keeps its class.
+    """
+    if isinstance(model, _Autocast):
+        return
+    if "forward" in vars(model):
+        inner = vars(model)["forward"]
+        vars(model)["forward"] = lambda *args, **kwargs: _run(inner, device, dtype, args, kwargs)
+        return
+    base = type(model)
+    members = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_lockstep_base": base,
+        "_lockstep_autocast": (device, dtype),
+    }
+    model.__class__ = type(base.__name__, (_Autocast, base), members)
+
+
+class _Autocast:
+    _lockstep_base: type
+    _lockstep_autocast: tuple[torch.device, torch.dtype]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inner = super().forward  # type: ignore[misc]
+        return _run(inner, *self._lockstep_autocast, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        cls = type(self)
+        reduced: tuple[Any, ...] = super().__reduce_ex__(protocol)  # type: ignore[assignment]
+        function, arguments, *rest = reduced
+        plain = tuple(self._lockstep_base if value is cls else value for value in arguments)
+        return (function, plain, *rest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        import copy
+
+        inherited = getattr(super(), "__deepcopy__", None)
+        if inherited is not None:
+            return inherited(memo)
+        function, arguments, state, *_ = self.__reduce_ex__(4)
+        copied = function(*arguments)
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(state, memo))
+        wrap(copied, *self._lockstep_autocast)
+        return copied
+
+
+def _run(
+    forward: Callable[..., Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    import torch
+
+    with torch.autocast(device.type, dtype):
+        output = forward(*args, **kwargs)
+    return map_leaves(output, _to_float32, lambda value: isinstance(value, torch.Tensor))
+
+
+def _to_float32(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16):
+        return value.float()
+    return value

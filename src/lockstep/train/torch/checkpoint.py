@@ -1,0 +1,100 @@
+"""TorchCheckpoint: a checkpoint that holds a model or its state dict."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.errors import CheckpointError
+from lockstep.train.torch.model import unwrap_model
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TorchCheckpoint"]
+
+_KEY = "model"
+_FILE = "model.pt"
+_PREFIX = "module."
+
+
+class TorchCheckpoint(Checkpoint):
+    """A dict checkpoint with the model, or its state dict, at ``"model"``.
+
+    Also reads a directory with a ``model.pt`` that ``torch.save`` wrote. Tensors are kept as CPU
+    tensors, without what ``DistributedDataParallel`` adds.
+    """
+
+    @classmethod
+    def from_model(cls, model: torch.nn.Module) -> TorchCheckpoint:
+        """A checkpoint of the whole model; where it is read its class must be importable."""
+        import torch
+
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"TorchCheckpoint.from_model({model!r}): expected a torch.nn.Module.")
+        return cls(data_dict={_KEY: unwrap_model(model)})
+
+    @classmethod
+    def from_state_dict(cls, state_dict: Mapping[str, Any]) -> TorchCheckpoint:
+        """A checkpoint of what ``model.state_dict()`` returned."""
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"TorchCheckpoint.from_state_dict({state_dict!r}): expected a state dict."
+            )
+        return cls(data_dict={_KEY: _without_prefix(state_dict)})
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> TorchCheckpoint:
+        """The same checkpoint, such as ``result.checkpoint``, with ``get_model``."""
+        made = cls.__new__(cls)
+        vars(made).update(vars(checkpoint))
+        return made
+
+    def get_model(self, model: torch.nn.Module | None = None) -> torch.nn.Module:
+        """The model. Where only a state dict was kept, it is loaded into ``model``, in place.
+
+        Raises:
+            ValueError: there is only a state dict, and no ``model`` to load it into.
+            CheckpointError: there is no model in this checkpoint.
+        """
+        import torch
+
+        saved = self._saved()
+        if isinstance(saved, torch.nn.Module):
+            if model is not None:
+                warnings.warn(
+                    "get_model(model=…): the checkpoint holds a whole model, which is returned; "
+                    "the given one is not used.",
+                    stacklevel=2,
+                )
+            return saved
+        if model is None:
+            raise ValueError(
+                f"{self!r} holds a state dict; give the model to load it into: get_model(model)."
+            )
+        unwrap_model(model).load_state_dict(_without_prefix(saved))
+        return model
+
+    def _saved(self) -> Any:
+        import torch
+
+        if self.is_dict:
+            data = self.to_dict()
+            if _KEY in data:
+                return data[_KEY]
+        elif _FILE in self.files():
+            with self.as_directory() as directory:
+                return torch.load(Path(directory, _FILE), map_location="cpu", weights_only=False)
+        raise CheckpointError(
+            f"{self!r} has neither a dict with {_KEY!r} nor a file {_FILE!r}; make it with "
+            "TorchCheckpoint.from_model or from_state_dict."
+        )
+
+
+def _without_prefix(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    if state_dict and all(name.startswith(_PREFIX) for name in state_dict):
+        return {name[len(_PREFIX) :]: value for name, value in state_dict.items()}
+    return dict(state_dict)

@@ -1,0 +1,205 @@
+"""``prepare_data_loader``: each worker's share of the data, on its device."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lockstep.train import api
+from lockstep.train.torch import amp, reproducibility
+from lockstep.train.torch.device import get_device
+from lockstep.train.torch.nested import move, tensors_in
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler
+
+__all__ = ["PreparedLoader", "prepare_data_loader"]
+
+
+def prepare_data_loader(
+    data_loader: DataLoader[Any],
+    add_dist_sampler: bool = True,
+    move_to_device: bool = True,
+    auto_transfer: bool = True,
+) -> DataLoader[Any]:
+    """A copy of the loader that yields this worker's share of the data, on this worker's device.
+
+    Every option of the loader is kept. What it shuffled stays shuffled, in another order at every
+    iteration; ``set_epoch(n)``, on the loader or on its sampler, chooses the order of the next. A
+    loader over an iterable dataset, or with a ``DistributedSampler``, keeps what it has.
+
+    Args:
+        data_loader: any ``DataLoader``.
+        add_dist_sampler: whether to divide the data between the workers, if there are several.
+        move_to_device: whether to move the batches, of whatever nesting, to the device.
+        auto_transfer: on a GPU, move the next batch while this one is worked on.
+    """
+    from torch.utils.data import DataLoader
+
+    if not isinstance(data_loader, DataLoader):
+        raise TypeError(f"prepare_data_loader({data_loader!r}): expected a torch DataLoader.")
+    amp.acceleration("prepare_data_loader")
+    if isinstance(data_loader, PreparedLoader):
+        return data_loader
+    loader = copy.copy(data_loader)
+    # Past DataLoader.__setattr__, which guards a loader in use: this copy is not in use yet.
+    fields = vars(loader)
+    fields["_iterator"] = None
+    if add_dist_sampler and api.world_size() > 1:
+        fields.update(_distributed(data_loader))
+    seed = reproducibility.seed()
+    if seed is not None and loader.generator is None:
+        fields["generator"] = _generator(seed)
+    device = get_device() if move_to_device else None
+    if device is not None and device.type == "cpu":
+        device = None
+    if device is not None and auto_transfer and loader.num_workers > 0:
+        fields["pin_memory"] = True  # by the loader's own thread
+    fields["_lockstep_device"] = device
+    fields["_lockstep_ahead"] = auto_transfer
+    kind: type = type(data_loader)
+    loader.__class__ = _mixed(PreparedLoader, kind)
+    return loader
+
+
+class PreparedLoader:
+    """Mixed into the class of a loader that was prepared; what it adds to a ``DataLoader``."""
+
+    _lockstep_device: torch.device | None
+    _lockstep_ahead: bool
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration; those after it count on from there."""
+        loader: Any = self
+        for part in (loader.sampler, loader.batch_sampler, loader.dataset):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        sampler = self.sampler  # type: ignore[attr-defined]
+        if isinstance(sampler, _Epochs):
+            sampler.advance()
+        batches: Iterator[Any] = super().__iter__()  # type: ignore[misc]
+        device = self._lockstep_device
+        if device is None:
+            return batches
+        if self._lockstep_ahead:
+            return _one_ahead(batches, device)
+        return (move(batch, device) for batch in batches)
+
+
+class _Epochs:
+    """Mixed into a DistributedSampler: every iteration of the loader is an epoch of its own."""
+
+    epoch: int
+    _fresh = True
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)  # type: ignore[misc]
+        self._fresh = True
+
+    def advance(self) -> None:
+        if not self._fresh:
+            self.set_epoch(self.epoch + 1)
+        self._fresh = False
+
+
+def _distributed(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What has to be replaced in a loader so that each worker gets its share."""
+    from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        return {}
+    batches = loader.batch_sampler
+    sampler: Any = loader.sampler
+    if loader.batch_size is None and batches is not None:
+        sampler = getattr(batches, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            return {}
+        if type(batches) is not BatchSampler:
+            warnings.warn(
+                f"prepare_data_loader() leaves the loader's own batch_sampler, a "
+                f"{type(batches).__name__}, as it is: make it yield only this worker's batches.",
+                stacklevel=3,
+            )
+            return {}
+    if isinstance(sampler, DistributedSampler):
+        return {}
+    share = _share(loader, sampler)
+    if batches is None:
+        return {"sampler": share}
+    batch_size: int = batches.batch_size  # type: ignore[attr-defined]
+    drop_last: bool = batches.drop_last  # type: ignore[attr-defined]
+    return {"sampler": share, "batch_sampler": BatchSampler(share, batch_size, drop_last)}
+
+
+def _share(loader: DataLoader[Any], sampler: Any) -> DistributedSampler[Any]:
+    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+    shuffle = isinstance(sampler, RandomSampler)
+    if type(sampler) not in (RandomSampler, SequentialSampler):
+        warnings.warn(
+            f"prepare_data_loader() replaces the loader's sampler, a {type(sampler).__name__}, by "
+            f"a DistributedSampler with shuffle={shuffle}; to keep your own, give each worker its "
+            "share in it and pass add_dist_sampler=False.",
+            stacklevel=4,
+        )
+    elif shuffle and (sampler.replacement or sampler.num_samples != len(loader.dataset)):  # type: ignore[arg-type]
+        warnings.warn(
+            "prepare_data_loader() replaces the loader's RandomSampler by a DistributedSampler, "
+            "which has neither replacement nor num_samples; to keep your own, pass "
+            "add_dist_sampler=False.",
+            stacklevel=4,
+        )
+    made: DistributedSampler[Any] = _mixed(_Epochs, DistributedSampler)(
+        loader.dataset,
+        num_replicas=api.world_size(),
+        rank=api.world_rank(),
+        shuffle=shuffle,
+        seed=reproducibility.seed() or 0,
+    )
+    return made
+
+
+def _generator(seed: int) -> torch.Generator:
+    import torch
+
+    # Of each rank's own: loaders' workers on two ranks must not draw the same augmentations.
+    return torch.Generator().manual_seed(seed + api.world_rank())
+
+
+@functools.cache
+def _mixed(mixin: type, base: type) -> type[Any]:
+    return type(base.__name__, (mixin, base), {"__module__": base.__module__})
+
+
+_END = object()
+
+
+def _one_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """The batches on the device; each transfer runs beside the work on the batch before it."""
+    import torch
+
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def fetch() -> Any:
+        batch = next(batches, _END)
+        if batch is _END:
+            return _END
+        with torch.cuda.stream(stream):
+            return move(batch, device, pin=True)
+
+    batch = fetch()
+    while batch is not _END:
+        working = torch.cuda.current_stream(device)
+        working.wait_stream(stream)
+        for tensor in tensors_in(batch):
+            if tensor.is_cuda:
+                tensor.record_stream(working)  # its memory belongs to the other stream
+        ahead = fetch()
+        yield batch
+        batch = ahead

@@ -1,0 +1,132 @@
+"""``prepare_model``: device, mixed precision and the parallel strategy of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lockstep.train import api
+from lockstep.train.torch import amp
+from lockstep.train.torch.device import get_device
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["prepare_model", "unwrap_model"]
+
+_STRATEGIES = ("ddp", "fsdp", None)
+
+
+def prepare_model(
+    model: torch.nn.Module,
+    move_to_device: bool | torch.device = True,
+    wrap_ddp: bool | str | None = None,
+    ddp_kwargs: Mapping[str, Any] | None = None,
+    parallel_strategy: str | None = "ddp",
+    parallel_strategy_kwargs: Mapping[str, Any] | None = None,
+) -> torch.nn.Module:
+    """Move the model to this worker's device and make it train together with the other workers'.
+
+    With one worker nothing is wrapped.
+
+    Args:
+        model: the model; the same object comes back where nothing wraps it.
+        move_to_device: whether to move it, or a device to move it to.
+        wrap_ddp: ``False`` is an older ``parallel_strategy=None``; a strategy's name is taken for
+            one, so that the third argument means the same in every version of the API.
+        ddp_kwargs: the older name of ``parallel_strategy_kwargs``.
+        parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for
+            ``fully_shard`` (FSDP2; ``FullyShardedDataParallel`` where torch is too old), or None.
+        parallel_strategy_kwargs: handed to the strategy.
+
+    Raises:
+        ValueError: the strategy is unknown, or older and newer arguments contradict.
+    """
+    strategy, options = _strategy(wrap_ddp, ddp_kwargs, parallel_strategy, parallel_strategy_kwargs)
+    precision = amp.acceleration("prepare_model")
+    device = _target(move_to_device)
+    if device is not None:
+        model = model.to(device)
+    if precision.dtype is not None:
+        amp.wrap(model, device or get_device(), precision.dtype)
+    if api.world_size() == 1:
+        return model
+    if strategy == "ddp":
+        return _ddp(model, options)
+    if strategy == "fsdp":
+        return _fsdp(model, device or get_device(), options)
+    return model
+
+
+def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside of ``DistributedDataParallel``, or the model itself."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    return model
+
+
+def _target(move_to_device: bool | torch.device) -> torch.device | None:
+    if isinstance(move_to_device, bool):
+        return get_device() if move_to_device else None
+    import torch
+
+    return torch.device(move_to_device)
+
+
+def _strategy(
+    wrap_ddp: bool | str | None,
+    ddp_kwargs: Mapping[str, Any] | None,
+    strategy: str | None,
+    kwargs: Mapping[str, Any] | None,
+) -> tuple[str | None, dict[str, Any]]:
+    if isinstance(wrap_ddp, str):
+        wrap_ddp, strategy, kwargs, ddp_kwargs = None, wrap_ddp, kwargs or ddp_kwargs, None
+    if strategy not in _STRATEGIES:
+        raise ValueError(
+            f"prepare_model(parallel_strategy={strategy!r}): expected 'ddp', 'fsdp' or None."
+        )
+    if wrap_ddp is True and strategy != "ddp":
+        raise ValueError(
+            f"prepare_model(wrap_ddp=True, parallel_strategy={strategy!r}) contradicts itself; "
+            "leave wrap_ddp out."
+        )
+    if ddp_kwargs and kwargs:
+        raise ValueError(
+            "prepare_model() got ddp_kwargs and parallel_strategy_kwargs, two names of the same; "
+            "give the second only."
+        )
+    if ddp_kwargs and strategy == "fsdp":
+        raise ValueError(
+            "prepare_model(ddp_kwargs=…, parallel_strategy='fsdp') contradicts itself; "
+            "give parallel_strategy_kwargs."
+        )
+    if wrap_ddp is False and strategy == "ddp":
+        strategy = None
+    return strategy, dict(kwargs or ddp_kwargs or {})
+
+
+def _ddp(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+    from torch.nn.parallel import DistributedDataParallel
+
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) == 1 and (device := devices.pop()).type != "cpu":
+        options = {"device_ids": [device], "output_device": device, **options}
+    return DistributedDataParallel(model, **options)
+
+
+def _fsdp(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> torch.nn.Module:
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # before torch 2.6
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(model, **{"device_id": device, **options})
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if "mesh" not in options:
+        # torch would take the GPU's, even for workers that were given none.
+        options["mesh"] = init_device_mesh(device.type, (api.world_size(),))
+    fully_shard(model, **options)  # in place
+    return model

@@ -1,0 +1,94 @@
+"""Batches and outputs of any shape: applies a function to what is inside of containers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["map_leaves", "move", "tensors_in"]
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any], stop: Callable[[Any], bool]) -> Any:
+    """The same containers with ``change(leaf)`` in them; the original is not touched.
+
+    Containers are mappings, lists, tuples, named tuples and dataclasses, unless ``stop`` says that
+    one is a leaf. Their classes are kept.
+    """
+    if stop(value):
+        return change(value)
+    if isinstance(value, Mapping):
+        items = {key: map_leaves(inner, change, stop) for key, inner in value.items()}
+        if not isinstance(value, MutableMapping):
+            return items
+        copied: Any = copy.copy(value)
+        copied.update(items)
+        return copied
+    if isinstance(value, list):
+        copied = copy.copy(value)
+        copied[:] = [map_leaves(inner, change, stop) for inner in value]
+        return copied
+    if isinstance(value, tuple):
+        inners = [map_leaves(inner, change, stop) for inner in value]
+        return type(value)(*inners) if hasattr(value, "_fields") else type(value)(inners)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        copied = copy.copy(value)
+        for field in dataclasses.fields(value):
+            inner = map_leaves(getattr(value, field.name), change, stop)
+            object.__setattr__(copied, field.name, inner)  # also where it is frozen
+        return copied
+    return change(value)
+
+
+def move(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
+    """The batch on a device: its tensors, and whatever else has a ``to`` method.
+
+    Args:
+        batch: anything; what cannot be moved stays as it is.
+        device: where to.
+        pin: copy tensors to pinned memory first, so that the transfer is asynchronous.
+    """
+    import torch
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if pin and leaf.device.type == "cpu" and not leaf.is_pinned():
+                leaf = leaf.pin_memory()
+            return leaf.to(device, non_blocking=True)
+        if _has_to(leaf):
+            try:
+                return leaf.to(device, non_blocking=True)
+            except TypeError:  # a method of the user's own, without that option
+                return leaf.to(device)
+        return leaf
+
+    return map_leaves(batch, change, _has_to)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Every tensor in the containers, and in the attributes of objects that have ``to``."""
+    import torch
+
+    found: list[torch.Tensor] = []
+
+    def collect(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif _has_to(leaf):
+            parts = leaf if isinstance(leaf, tuple) else getattr(leaf, "__dict__", {}).values()
+            found.extend(part for part in parts if isinstance(part, torch.Tensor))
+            for part in parts:
+                if isinstance(part, (Mapping, list)):
+                    found.extend(tensors_in(part))
+        return leaf
+
+    map_leaves(value, collect, _has_to)
+    return found
+
+
+def _has_to(value: Any) -> bool:
+    return callable(getattr(value, "to", None)) and not isinstance(value, type)

@@ -1,0 +1,66 @@
+"""Traces of ``torch.profiler``, kept with the run in ``pytorch_profiler/``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.callback import Callback, Trial
+from lockstep.train import session as sessions
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TRACE_DIRECTORY", "TorchTensorboardProfilerCallback", "TorchWorkerProfiler"]
+
+TRACE_DIRECTORY = "pytorch_profiler"
+"""Where in the run directory the traces are; TensorBoard's profiler plugin reads it."""
+
+
+class TorchWorkerProfiler:
+    """Keeps this worker's traces: ``torch.profiler.profile(on_trace_ready=p.trace_handler)``.
+
+    Args:
+        trace_dir: keep them here instead of in the run directory.
+    """
+
+    def __init__(self, trace_dir: str | None = None) -> None:
+        self._trace_dir = trace_dir
+        self._names: list[str] = []
+
+    def trace_handler(self, profile: torch.profiler.profile) -> None:
+        """Keep the trace that the profiler has ready."""
+        session = sessions.current()
+        rank = 0 if session is None else session.context.world_rank
+        name = f"worker_{rank}_epoch_{profile.step_num}.pt.trace.json"
+        if self._trace_dir is not None:
+            Path(self._trace_dir).mkdir(parents=True, exist_ok=True)
+            profile.export_chrome_trace(str(Path(self._trace_dir, name)))
+        elif session is None:
+            raise RuntimeError(
+                "TorchWorkerProfiler keeps traces with a run, and there is none outside a training "
+                "function; give it a trace_dir."
+            )
+        else:
+            with tempfile.TemporaryDirectory() as directory:
+                trace = str(Path(directory, name))
+                profile.export_chrome_trace(trace)
+                session.keep_file(f"{TRACE_DIRECTORY}/{name}", trace)
+        self._names.append(name)
+
+    def get_and_clear_profile_traces(self) -> dict[str, Any]:
+        """The names of the traces since the last call, as a metric to report."""
+        names, self._names = self._names, []
+        return {"profiler_traces": names}
+
+
+class TorchTensorboardProfilerCallback(Callback):
+    """Knows where a run's traces are: ``logdir``. The workers write them there themselves."""
+
+    def __init__(self) -> None:
+        self.logdir: Path | None = None
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+        """Notes the run directory."""
+        self.logdir = Path(trial.path, TRACE_DIRECTORY)

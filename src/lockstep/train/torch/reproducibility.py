@@ -1,0 +1,63 @@
+"""``enable_reproducibility``: as little chance as PyTorch allows."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+
+__all__ = ["enable_reproducibility", "restore", "seed"]
+
+_seed: int | None = None
+_undo: list[Callable[[], object]] = []
+
+
+def enable_reproducibility(seed: int = 0) -> None:
+    """Make runs repeat each other. Call it at the top of the training function.
+
+    Seeds torch, numpy and ``random`` in the same way on every worker, as well as the loaders that
+    are prepared afterwards, with their worker processes; has torch use deterministic algorithms
+    only. That may be slower, and an operation that has none raises. PyTorch does not promise equal
+    results across its versions, platforms, or a CPU and a GPU.
+    """
+    global _seed
+    import numpy
+    import torch
+
+    _keep_for_restore()
+    torch.manual_seed(seed)
+    numpy.random.seed(seed % 2**32)
+    random.seed(seed)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    # Read when a CUDA context opens its first cuBLAS handle; without it, cuBLAS operations raise.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    _seed = seed
+
+
+def seed() -> int | None:
+    """The seed that was chosen; None without ``enable_reproducibility``."""
+    return _seed
+
+
+def restore() -> None:
+    """Put torch's switches back: an in-process run leaves its process as it was."""
+    global _seed
+    while _undo:
+        _undo.pop()()
+    _seed = None
+
+
+def _keep_for_restore() -> None:
+    import torch
+
+    if _undo:
+        return
+    cudnn = torch.backends.cudnn
+    deterministic, benchmark = cudnn.deterministic, cudnn.benchmark
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    _undo.append(lambda: torch.use_deterministic_algorithms(enabled, warn_only=warn_only))
+    _undo.append(lambda: setattr(cudnn, "deterministic", deterministic))
+    _undo.append(lambda: setattr(cudnn, "benchmark", benchmark))

@@ -1,0 +1,108 @@
+"""Some ranks wait at a report and others do not come: it is said, and may be a failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import train
+from lockstep.errors import HangError
+from lockstep.train import Checkpoint, DataParallelTrainer
+from tests.integration.runs import failure, fit
+
+FOREVER_S = 1e6
+
+
+def count(config: dict[str, Any]) -> None:
+    """Three steps; in the first attempt rank 1 never comes to the last one."""
+    known = train.load_checkpoint()
+    context = train.get_context()
+    for step in range(known["step"] + 1 if known else 0, 3):
+        if step == 2 and context.get_world_rank() == 1 and context.get_attempt() == 1:
+            if config["how"] == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                never_comes_back()
+        train.report({"step": step}, checkpoint=Checkpoint.from_dict({"step": step}))
+
+
+def never_comes_back() -> None:
+    time.sleep(FOREVER_S)
+
+
+class TestTimeout:
+    @pytest.mark.parametrize("how", ["stopped", "asleep"])
+    def test_is_a_failure(self, how: str) -> None:
+        started = time.monotonic()
+        error = failure(count, config={"how": how}, workers=3, hang_timeout_s=0.4)
+        assert time.monotonic() - started < 10
+        assert isinstance(error.__cause__, HangError)
+        assert "rank 1 did not come to report 3" in str(error.__cause__)
+        assert "ranks 0 and 2 waited" in str(error.__cause__)
+        assert list(error.worker_failures) == [1]
+        assert error.result is not None
+        assert error.result.metrics_dataframe["step"].tolist() == [0, 1]
+
+    @pytest.mark.parametrize("how", ["stopped", "asleep"])
+    def test_another_attempt_goes_on(self, how: str) -> None:
+        result = fit(count, config={"how": how}, hang_timeout_s=0.4, max_failures=1)
+        assert result.metrics_dataframe["step"].tolist() == [0, 1, 2]
+        assert result.metrics_dataframe["attempt"].tolist() == [1, 1, 2]
+
+    def test_where_it_was_is_in_its_log(self) -> None:
+        error = failure(count, config={"how": "asleep"}, hang_timeout_s=0.4)
+        assert error.result is not None
+        log = Path(error.result.path, "logs", "rank_1.log").read_text()
+        assert "in never_comes_back" in log
+        assert not Path(error.result.path, "logs", "rank_0.log").read_text()
+
+    def test_it_restores(self) -> None:
+        error = failure(count, config={"how": "stopped"}, hang_timeout_s=0.4)
+        assert error.result is not None
+        result = DataParallelTrainer.restore(error.result.path).fit()
+        assert result.metrics_dataframe["step"].tolist() == [0, 1, 2]
+
+    def test_slow_steps_are_no_hang(self) -> None:
+        def train_func() -> None:
+            for step in range(4):
+                time.sleep(0.15 * (step % 2 == train.get_context().get_world_rank()))
+                train.report({"step": step})
+
+        assert fit(train_func, hang_timeout_s=0.5, hang_warning_s=None).metrics["step"] == 3
+
+    def test_one_rank_alone_waits_for_nobody(self) -> None:
+        def train_func() -> None:
+            time.sleep(0.3)
+            train.report({})
+
+        assert fit(train_func, workers=1, hang_timeout_s=0.1).state == "finished"
+
+
+class TestWarning:
+    def until_dumped(self) -> None:
+        log = Path(train.get_context().get_trial_dir(), "logs", "rank_1.log")
+        deadline = time.monotonic() + 20
+        while "in until_dumped" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def test_says_who_is_missing_and_the_run_goes_on(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        def train_func() -> None:
+            train.report({"step": 0})
+            if train.get_context().get_world_rank() == 1:
+                self.until_dumped()
+            train.report({"step": 1})
+
+        result = fit(train_func, hang_warning_s=0.1, verbose=1)
+        assert (result.state, result.metrics["step"]) == ("finished", 1)
+        printed = "".join(capfd.readouterr())
+        assert "Rank 0 has waited" in printed
+        assert "at report 2 for rank 1" in printed
+        assert "until_dumped" in printed
