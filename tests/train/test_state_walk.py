@@ -19,12 +19,14 @@ from lockstep.error_record import pack_error
 from lockstep.train import events as e
 from lockstep.train.events import Phase
 from lockstep.train.failure import FailurePolicy
+from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.state import RunState, transition
 
 SYNC, ASYNC = CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC
 MODES: list[CheckpointUploadMode | None] = [None, *CheckpointUploadMode]
 ERROR = pack_error(ValueError("boom"))
 RARE = 0.02
+MOST = 4
 Move = Callable[[], None]
 
 
@@ -50,11 +52,16 @@ class Walk:
         choose = self.random.choice
         self.size = choose([1, 2, 3, 4])
         self.reports = [
-            (choose(MODES), [choose([True, False]) for _ in range(self.size)])
+            (choose(MODES), [choose([True, False]) for _ in range(MOST)])
             for _ in range(choose([0, 1, 3, 6]))
         ]
         self.trouble = choose([0.0, 0.0, RARE, 0.1])
         self.max_failures = choose([0, 1, 3])
+        self.unrest = choose([0, 0, 3, 8])
+        self.restless = self.unrest > 0
+        self.preemptible = choose([True, False])
+        smallest = self.random.randint(1, self.size) if choose([True, False]) else self.size
+        self.scaling = ScalingPolicy(smallest, choose([self.size, MOST]))
         self.short_rank = choose([None, None, None, 0, self.size - 1])
         self.remote = choose([True, False])
         self.max_pending = choose([1, 2])
@@ -68,9 +75,16 @@ class Walk:
         self.ordered: list[e.Save] = []
         self.committed: list[e.Save] = []
         self.lost: set[str] = set()
+        self.leaves: list[e.RecordLeave] = []
+        self.told: tuple[e.Notice, int] | None = None
         self.ended: e.End | None = None
         self.log: list[str] = []
-        self.state, actions = RunState.new(self.size, FailurePolicy(self.max_failures))
+        self.state, actions = RunState.new(
+            self.size,
+            FailurePolicy(self.max_failures, choose([-1, 0, 1])),
+            scaling=self.scaling if self.unrest else None,
+            capacity=self.size,
+        )
         self.perform(actions)
 
     # The driver's side.
@@ -92,6 +106,9 @@ class Walk:
     def on_StartWorkers(self, action: e.StartWorkers) -> None:
         assert all(worker.doing == "gone" for worker in self.workers)
         assert action.attempt == self.state.attempt
+        assert self.scaling.smallest <= action.size <= self.scaling.largest
+        self.size = action.size
+        self.told = None
         self.workers = [Worker(rank) for rank in range(self.size)]
         self.rows_of_saves.clear()
 
@@ -143,6 +160,16 @@ class Walk:
         self.lost |= set(action.names)
 
     def on_Answer(self, action: e.Answer) -> None:
+        if action.notice is not None:
+            assert len(action.ranks) == self.size, "all hear of it at the same report"
+            assert self.told is None or self.told[0] != action.notice, "told twice"
+            self.told = (action.notice, self.state.rows)
+        if self.state.leaving:
+            assert action.stop
+            assert self.told is not None, "stopped before they could save"
+            notice, row = self.told
+            saved = any(save.report_number > row for save in self.committed)
+            assert saved or notice.kind == "preemption", "resized without a checkpoint"
         for rank in action.ranks:
             worker = self.workers[rank]
             if worker.doing != "gone":
@@ -169,6 +196,17 @@ class Walk:
 
     def on_RecordFailure(self, action: e.RecordFailure) -> None:
         assert action.failures
+
+    def on_RecordLeave(self, action: e.RecordLeave) -> None:
+        assert all(worker.doing == "gone" for worker in self.workers)
+        self.leaves.append(action)
+
+    def on_ExplainHang(self, action: e.ExplainHang) -> None:
+        assert action.missing
+        for rank in action.waiting:
+            assert self.workers[rank].doing in ("waiting", "gone")
+        for rank in action.missing:
+            assert self.workers[rank].doing != "returned"
 
     def on_End(self, action: e.End) -> None:
         assert action.phase is self.state.phase
@@ -275,7 +313,10 @@ class Walk:
     def step(self) -> None:
         moves = self.moves()
         alive = [worker for worker in self.workers if worker.doing != "gone"]
-        if alive and self.random.random() < self.trouble / 4:
+        if self.unrest and self.random.random() < 0.1:
+            self.unrest -= 1
+            moves = [lambda: self.feed(self.unrestful_event())]
+        elif alive and self.random.random() < self.trouble / 4:
             worker = self.random.choice(alive)
             moves = [lambda: self.go(worker, -11)]
         elif self.random.random() < self.trouble / 8:
@@ -286,6 +327,14 @@ class Walk:
         assert moves, "stuck: nobody can act and the run has not ended"
         self.random.choice(moves)()
 
+    def unrestful_event(self) -> e.Event:
+        chance = self.random.random()
+        if self.preemptible and chance < 0.3:
+            return e.Preempt(self.random.choice([None, self.random.randrange(self.size)]), 9.0)
+        if chance < 0.5:
+            return e.Stuck(1.0, fatal=chance < 0.4)
+        return e.CapacityChanged(self.random.randint(0, MOST + 1))
+
     def check(self) -> None:
         state = self.state
         assert self.ended is not None
@@ -293,7 +342,7 @@ class Walk:
         assert not self.commits
         assert state.saves == ()
         assert state.rows == len(self.recorded)
-        assert state.attempt <= self.max_failures + 1
+        assert state.attempt <= self.max_failures + 1 + len(self.leaves)
         names = [save.name for save in self.ordered]
         committed = {save.name for save in self.committed}
         assert len(names) == len(set(names))
@@ -302,6 +351,9 @@ class Walk:
         assert state.committed == committed
         if state.phase is Phase.FINISHED:
             assert self.rows_of_saves <= committed
+        if self.restless:
+            return
+        assert not self.leaves
         if self.trouble == 0.0:
             even = self.short_rank is None or not self.reports or self.size == 1
             assert (state.phase is Phase.FINISHED) == even
@@ -327,12 +379,15 @@ def test_every_walk_ends_with_its_books_in_order(block: int) -> None:
 
 def test_the_walks_go_everywhere() -> None:
     ends = set()
+    leaves = set()
     attempts = 0
     for seed in range(300):
         walk = Walk(seed)
         while not walk.state.phase.ended:
             walk.step()
         ends.add(walk.state.phase)
+        leaves |= {(leave.notice.kind, leave.size is None) for leave in walk.leaves}
         attempts = max(attempts, walk.state.attempt)
-    assert ends == {Phase.FINISHED, Phase.FAILED, Phase.INTERRUPTED}
+    assert ends == {Phase.FINISHED, Phase.FAILED, Phase.INTERRUPTED, Phase.PREEMPTED}
+    assert leaves == {("preemption", True), ("preemption", False), ("resize", False)}
     assert attempts > 2

@@ -19,7 +19,7 @@ from lockstep.callback import Callback, RunContext, Trial, UserCallback
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
 
-__all__ = ["CallbackDispatcher", "TorchTensorboardProfilerCallback"]
+__all__ = ["CallbackDispatcher"]
 
 
 def __getattr__(name: str) -> Any:

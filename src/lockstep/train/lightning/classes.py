@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.train import api
-from lockstep.train.session import SNAPSHOT_PREFIX
+from lockstep.train.session import SNAPSHOT_PREFIX, current
 
 __all__ = ["WorkerEnvironment", "WorkerStrategy", "make_classes"]
 
@@ -42,7 +42,8 @@ class WorkerEnvironment:
 
     def node_rank(self) -> int:
         """The rank of this worker's machine."""
-        return api.get_node_rank()
+        session = current()
+        return 0 if session is None else session.context.node_rank
 
     def teardown(self) -> None:
         """Leaves the worker's variables as they are."""
@@ -72,14 +73,29 @@ class WorkerStrategy:
         device = self.parallel_devices[0]
         if device.type != "cuda":
             return device
-        from lockstep.train.torch import get_device
+        import torch
 
-        return get_device()
+        return torch.device("cuda", torch.cuda.current_device())
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Which share of the data is this worker's."""
         return {"num_replicas": api.world_size(), "rank": api.world_rank()}
+
+    def setup_environment(self) -> None:
+        """Take the run's process group.
+
+        Raises:
+            RuntimeError: there are other workers, but no group with them.
+        """
+        import torch.distributed as dist
+
+        if api.world_size() > 1 and not dist.is_initialized():
+            raise RuntimeError(
+                f"{type(self).__name__}: the {api.world_size()} workers of this run have no "
+                "torch.distributed process group; run the training function with a TorchTrainer."
+            )
+        super().setup_environment()  # type: ignore[misc]
 
 
 class _Reporter:

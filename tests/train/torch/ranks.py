@@ -1,0 +1,45 @@
+"""Short spellings for the tests of the torch helpers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from lockstep.engine.base import Channel
+from lockstep.storage import open_storage
+from lockstep.train import Result, RunConfig, ScalingConfig
+from lockstep.train import session as sessions
+from lockstep.train.context import TrainContext
+from lockstep.train.torch import TorchTrainer
+
+
+@contextmanager
+def as_rank(rank: int = 0, size: int = 1) -> Iterator[None]:
+    """This process as a rank of a run, for helpers that ask only who they are."""
+    context = TrainContext(world_rank=rank, world_size=size)
+    session = sessions.Session(
+        cast(Channel, None), context, open_storage(Path.cwd()), None, None, []
+    )
+    sessions.activate(session)
+    try:
+        yield
+    finally:
+        sessions.activate(None)
+
+
+def fit(
+    function: Callable[..., Any],
+    workers: int = 2,
+    config: dict[str, Any] | None = None,
+    **options: Any,
+) -> Result:
+    """Run it quietly to the end."""
+    return TorchTrainer(
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(verbose=0, callbacks=options.pop("callbacks", None)),
+        **options,
+    ).fit()
