@@ -18,7 +18,12 @@ import pytest
 # Processes that may outlive a test: they are started once and serve the whole session.
 KEPT_PROCESSES = ("lockstep.engine.forkserver", "multiprocessing.resource_tracker")
 # Set by pytest for each phase, or by a library when it is first imported.
-UNOWNED_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+UNOWNED_VARIABLES = {
+    "PYTEST_CURRENT_TEST",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "TORCHINDUCTOR_CACHE_DIR",
+}
 # What a module opens on first use and keeps: Arrow for S3, Jupyter for its event loop, torch for
 # the first store.
 LAZY_FILES = {

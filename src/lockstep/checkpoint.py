@@ -420,7 +420,8 @@ def _on_cpu(pickler: Any, torch: Any) -> Any:
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, torch.nn.parallel.DistributedDataParallel):
                 # The wrapper belongs to a process group; what is kept is the model in it.
-                return value.module.__reduce_ex__(5)
+                # Protocol 1: the later ones insist on the class of the object that is replaced.
+                return value.module.__reduce_ex__(1)
             if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
                 moved = value.detach().cpu().requires_grad_(value.requires_grad)
                 if isinstance(value, torch.nn.Parameter):

@@ -27,6 +27,7 @@ from lockstep.train import (
     BackendConfig,
     Checkpoint,
     DataParallelTrainer,
+    FailureConfig,
     Result,
     RunConfig,
     ScalingConfig,
@@ -357,6 +358,20 @@ def test_failures_are_counted_and_the_last_one_is_raised() -> None:
 def test_without_limit() -> None:
     result = fit(count_to, config={"total": 3, "fail_at": {1: 6}}, max_failures=-1)
     assert result.metrics_dataframe["attempt"].tolist() == [1, 7, 7]
+
+
+def test_fail_fast() -> None:
+    def train_func() -> None:
+        raise ModuleError("at once")
+
+    run = trainer(train_func)
+    run.run_config = RunConfig(verbose=0, failure_config=FailureConfig(fail_fast=True))
+    with pytest.raises(WorkerGroupError, match="at once"):
+        run.fit()
+    run.run_config = RunConfig(verbose=0, failure_config=FailureConfig(fail_fast="raise"))
+    with pytest.raises(ModuleError, match="at once") as raised:
+        run.fit()
+    assert raised.traceback[-1].name == "train_func"
 
 
 def test_a_retry_without_a_checkpoint_begins_anew() -> None:

@@ -97,7 +97,8 @@ def test_ctrl_c_once_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None
     text = " ".join(terminal.text.split())
     assert "Traceback" not in text
     assert "Interrupted: 3 report(s) and 3 checkpoint(s) are kept in" in text
-    assert "To go on: DataParallelTrainer.restore(" in text
+    # Where a long path is folded depends on where the test runs.
+    assert "Togoon:DataParallelTrainer.restore(" in text.replace(" ", "")
     assert terminal.cursor_shown
     assert not any(map(alive, pids))
     assert (tmp_path / "mark0").read_text() == (tmp_path / "mark1").read_text() == "cleaned up"

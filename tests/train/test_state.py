@@ -297,6 +297,14 @@ class TestSync:
         machine.feed(e.Recorded(False))
         assert machine.feed(e.Committed(commit.save.name)) == [e.Answer((0, 1), False)]
 
+    def test_no_upload_is_never_thrown_away(self) -> None:
+        machine = Machine(1).run()
+        name = name_of(machine.report(ASYNC))
+        machine.snapshotted(name, 0)
+        machine.feed(e.Recorded(False), report(0, NO_UPLOAD, 2), e.Raised(0, ERROR))
+        assert machine.gone(0)[0] == e.Discard((name,))
+        assert machine.state.saves == ()
+
     def test_save_checkpoint_is_no_row_and_waits_for_nobody(self) -> None:
         machine = Machine().run()
         machine.feed(report(1))

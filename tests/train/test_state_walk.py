@@ -162,7 +162,9 @@ class Walk:
     def on_Answer(self, action: e.Answer) -> None:
         if action.notice is not None:
             assert len(action.ranks) == self.size, "all hear of it at the same report"
-            assert self.told is None or self.told[0] != action.notice, "told twice"
+            # A resize may be called off and planned anew.
+            told_before = self.told is not None and self.told[0].kind == "preemption"
+            assert not told_before, "told twice"
             self.told = (action.notice, self.state.rows)
         if self.state.leaving:
             assert action.stop

@@ -305,11 +305,11 @@ def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -
     exitcode = 1
     try:
         server.forget()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
         _become_worker(spawn, output_fd)
         channel = SocketChannel(spawn.rank, socket.socket(fileno=socket_fd), _end_own_group)
         _handle_signals(channel)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
             channel.send(Started(os.getpid()))
             entry = _load_entry(spawn.entry)
             exitcode = entry(channel)

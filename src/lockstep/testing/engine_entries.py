@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ __all__ = [
     "send_from_threads",
     "sleep",
     "start_child",
+    "terminate",
     "who",
 ]
 
@@ -124,6 +126,16 @@ def sleep(channel: Channel) -> int:
     channel.receive()
     channel.send("ready")
     time.sleep(FOREVER_S)
+    return 0
+
+
+def terminate(channel: Channel) -> int:
+    """Get a SIGTERM, say so, then send back every message until one is None."""
+    channel.receive()
+    os.kill(os.getpid(), signal.SIGTERM)
+    channel.send("terminated")
+    while (message := channel.receive()) is not None:
+        channel.send(message)
     return 0
 
 

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from lockstep.engine.base import (
@@ -30,6 +31,7 @@ from lockstep.engine.base import (
     WorkerExited,
     WorkerGroup,
     WorkerMessage,
+    WorkerPreempted,
 )
 from lockstep.engine.loop import EventLoop
 
@@ -250,6 +252,62 @@ class EngineConformance:
         assert threading.active_count() == threads
         _wait_until(lambda: not any(_runs(pid) for pid in pids - {os.getpid()}))
 
+    def test_preemption(self, engine: Engine) -> None:
+        """A SIGTERM is told, once for each, and its worker goes on."""
+        self._needs_processes()
+        with _driven(engine, "terminate", self._size(2), b"") as run:
+            for rank in range(run.size):
+                run.group.send(rank, "go on")
+            run.until(lambda: run.preempted() == list(range(run.size)))
+            for rank in range(run.size):
+                run.group.send(rank, None)
+            run.until_ended()
+            for rank in range(run.size):
+                assert run.messages(rank) == ["terminated", "go on"]
+            assert run.exitcodes() == [0] * run.size
+            assert run.preempted() == list(range(run.size))
+
+    def test_dump_stacks(self, engine: Engine) -> None:
+        """One worker writes where it is, whatever it does, and nothing else happens to it."""
+        if not self.own_processes:
+            with _driven(engine, "echo", 1, b"ready") as run:
+                run.group.dump_stacks(0)
+                run.group.send(0, None)
+                run.until_ended()
+                assert run.exitcodes() == [0]
+            return
+        with _driven(engine, "sleep", self._size(2), b"") as run:
+            asked = run.size - 1
+            run.when(lambda: run.heard("ready"), lambda: run.group.dump_stacks(asked))
+            run.until_written(asked, b"engine_entries.py")
+            run.until_written(asked, b"in sleep")
+            assert all(not run.sink.text(rank) for rank in range(asked))
+            assert not any(type(event) is WorkerExited for event in run.events)
+            run.group.kill()
+            run.until_ended()
+
+    def test_capacity(self, engine: Engine) -> None:
+        """It does not depend on the group's size, and dearer workers are not more."""
+        spec = _spec("echo", 1, b"")
+        room = engine.capacity(spec)
+        assert isinstance(room, int)
+        assert room >= 0
+        assert engine.capacity(replace(spec, size=7)) == room
+        assert engine.capacity(replace(spec, cpus_per_worker=2.0)) <= room
+
+    def test_watching_the_capacity(self, engine: Engine) -> None:
+        """A watch may be cancelled more than once; nothing is called after that."""
+        called: list[int] = []
+        with contextlib.closing(EventLoop()) as loop:
+            cancel = engine.watch_capacity(loop, lambda: called.append(threading.get_ident()))
+            other = engine.watch_capacity(loop, lambda: None)
+            cancel()
+            cancel()
+            other()
+            loop.call_soon(lambda: None)
+            loop.run_once()
+        assert called == []
+
     def _size(self, wanted: int) -> int:
         return wanted if self.max_size is None else min(wanted, self.max_size)
 
@@ -323,10 +381,10 @@ class _Run:
             self._reactions.remove(reaction)
             self.loop.call_soon(reaction[1])
 
-    def idle(self) -> None:
+    def idle(self, seconds: float = 0.05) -> None:
         """Let the loop run for a moment."""
         passed: list[bool] = []
-        self.loop.call_later(0.05, lambda: passed.append(True))
+        self.loop.call_later(seconds, lambda: passed.append(True))
         self.loop.run_until(lambda: bool(passed))
 
     def until(self, done: Callable[[], bool]) -> None:
@@ -335,6 +393,13 @@ class _Run:
         self.loop.run_until(lambda: bool(late) or done())
         timer.cancel()
         assert done(), f"not in {PATIENCE_S} s; until then: {self.events[-5:]}"
+
+    def until_written(self, rank: int, text: bytes) -> None:
+        """Output comes in a thread of the engine's, so the loop has to look now and then."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.sink.text(rank):
+            assert time.monotonic() < deadline, self.sink.text(rank)
+            self.idle(0.005)
 
     def until_ended(self) -> None:
         self.until(lambda: self._exited() >= self.size)
@@ -350,6 +415,9 @@ class _Run:
 
     def heard(self, message: Any) -> bool:
         return all(message in self.messages(rank) for rank in range(self.size))
+
+    def preempted(self) -> list[int]:
+        return sorted(event.rank for event in self.events if type(event) is WorkerPreempted)
 
     def exitcodes(self) -> list[int | None]:
         codes = {event.rank: event.exitcode for event in self.events if type(event) is WorkerExited}

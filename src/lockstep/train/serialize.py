@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -33,16 +34,14 @@ def dump(value: Any, name: str, *, by_value: bool = False) -> bytes:
     if by_value and module is not None and not _installed(module):
         cloudpickle.register_pickle_by_value(module)
         try:
-            whole: bytes = cloudpickle.dumps(value)
-            return whole
+            return _dumps(value)
         except Exception:
             pass  # it uses something of its module that only an import can give
         finally:
             cloudpickle.unregister_pickle_by_value(module)
     with _by_value(module):
         try:
-            data: bytes = cloudpickle.dumps(value)
-            return data
+            return _dumps(value)
         except Exception as error:
             raise TypeError(
                 f"{_culprit(value, name) or name} was found to be non-serializable "
@@ -56,12 +55,9 @@ def dump_function(function: Callable[..., Any], config: dict[str, Any]) -> bytes
     Raises:
         TypeError: something in them cannot be pickled; names the variable.
     """
-    import cloudpickle
-
     with _by_value(_module_of(function)):
         try:
-            data: bytes = cloudpickle.dumps((function, config))
-            return data
+            return _dumps((function, config))
         except Exception as error:
             name = getattr(function, "__qualname__", repr(function))
             where = _culprit(function, name) or _culprit(config, "train_loop_config")
@@ -69,6 +65,25 @@ def dump_function(function: Callable[..., Any], config: dict[str, Any]) -> bytes
                 f"{where or name} was found to be non-serializable ({type(error).__name__}: "
                 f"{error}); create it inside the training function instead of capturing it."
             ) from error
+
+
+def _dumps(value: Any) -> bytes:
+    import io
+
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            # cloudpickle knows plain modules only; torch.backends.cudnn is of a class of its own.
+            if isinstance(value, ModuleType) and type(value) is not ModuleType:
+                name = value.__name__
+                if sys.modules.get(name) is value:
+                    return importlib.import_module, (name,)
+            return super().reducer_override(value)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 def _module_of(value: Any) -> ModuleType | None:
@@ -137,10 +152,8 @@ def _culprit(value: Any, name: str, depth: int = 0) -> str | None:
 
 
 def _picklable(value: Any) -> bool:
-    import cloudpickle
-
     try:
-        cloudpickle.dumps(value)
+        _dumps(value)
     except Exception:
         return False
     return True

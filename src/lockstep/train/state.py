@@ -530,9 +530,11 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     if any(save.committing for save in state.saves):
         return state, []  # a commit is under way in another thread
     lost: list[Action] = []
-    if state.saves:
-        lost = [Discard(tuple(save.name for save in state.saves))]
-        state = state._replace(saves=())
+    # What a report only named lies where the user put it, and stays there.
+    ours = [s.name for s in state.saves if s.mode is not CheckpointUploadMode.NO_UPLOAD]
+    if ours:
+        lost = [Discard(tuple(ours))]
+    state = state._replace(saves=())
     failures = state.failures
     if state.interrupted:
         return state._replace(phase=Phase.INTERRUPTED), [*lost, End(Phase.INTERRUPTED, failures)]

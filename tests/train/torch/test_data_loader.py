@@ -75,7 +75,7 @@ def test_fewer_rows_than_ranks(rows: int) -> None:
 
 
 def test_one_worker_keeps_its_sampler() -> None:
-    loader = DataLoader(range(4), shuffle=True)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(range(4), shuffle=True)  # type: ignore[arg-type]
     with as_rank():
         prepared = prepare_data_loader(loader)
     assert prepared.sampler is loader.sampler
@@ -100,7 +100,7 @@ def test_every_option_survives() -> None:
         "persistent_workers": True,
         "in_order": False,
     }
-    loader = DataLoader(range(20), shuffle=True, **options)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(range(20), shuffle=True, **options)  # type: ignore[arg-type]
     with as_rank(1, 2):
         prepared = prepare_data_loader(loader)
     assert {name: getattr(prepared, name) for name in options} == options
@@ -156,7 +156,7 @@ def test_a_fresh_loader_can_begin_at_a_later_epoch() -> None:
 @pytest.mark.parametrize("options", [{}, {"add_dist_sampler": False}])
 def test_a_distributed_sampler_of_the_users_own_is_not_touched(options: Any) -> None:
     sampler = DistributedSampler(range(8), num_replicas=2, rank=1)  # type: ignore[arg-type,var-annotated]
-    loader = DataLoader(range(8), sampler=sampler)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(range(8), sampler=sampler)  # type: ignore[arg-type]
     with as_rank(1, 2):
         prepared = prepare_data_loader(loader, **options)
     assert prepared.sampler is sampler
@@ -171,7 +171,7 @@ def test_an_iterable_dataset_is_not_touched() -> None:
 
 
 def test_a_custom_sampler_is_replaced_with_one_warning() -> None:
-    loader = DataLoader(range(6), sampler=WeightedRandomSampler([1.0] * 6, 6))  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(range(6), sampler=WeightedRandomSampler([1.0] * 6, 6))  # type: ignore[arg-type]
     with as_rank(0, 2):
         with pytest.warns(UserWarning, match="WeightedRandomSampler.*add_dist_sampler=False") as w:
             prepared = prepare_data_loader(loader)
@@ -183,9 +183,12 @@ def test_a_custom_sampler_is_replaced_with_one_warning() -> None:
 
 
 def test_a_random_sampler_with_replacement_is_not_lost_silently() -> None:
-    loader = DataLoader(range(6), sampler=RandomSampler(range(6), num_samples=3))
+    loader: DataLoader[Any] = DataLoader(
+        range(6),  # type: ignore[arg-type]
+        sampler=RandomSampler(range(6), num_samples=3),
+    )
     with as_rank(0, 2), pytest.warns(UserWarning, match="neither replacement nor num_samples"):
-        prepare_data_loader(loader)  # type: ignore[arg-type]
+        prepare_data_loader(loader)
 
 
 def test_a_plain_batch_sampler_is_divided() -> None:
@@ -196,7 +199,7 @@ def test_a_plain_batch_sampler_is_divided() -> None:
 
 
 def test_a_batch_sampler_of_the_users_own_is_kept_with_a_warning() -> None:
-    loader = DataLoader(range(4), batch_sampler=[[0, 1], [2, 3]])  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(range(4), batch_sampler=[[0, 1], [2, 3]])  # type: ignore[arg-type]
     with as_rank(1, 2), pytest.warns(UserWarning, match="leaves the loader's own batch_sampler"):
         prepared = prepare_data_loader(loader)
     assert numbers(prepared) == [0, 1, 2, 3]

@@ -57,6 +57,4 @@ def _package(wanted_by: str) -> str:
     for package in _HOMES:
         if importlib.util.find_spec(package.partition(".")[0]) is not None:
             return package
-    raise ImportError(
-        f"{wanted_by} needs Lightning; install it: pip install 'lockstep[lightning]'"
-    )
+    raise ImportError(f"{wanted_by} needs Lightning; install it: pip install 'lockstep[lightning]'")

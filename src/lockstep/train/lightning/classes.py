@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import tempfile
 from types import ModuleType
@@ -121,7 +122,7 @@ class _Reporter:
         # All ranks save to the same path: a sharded checkpoint is written by all of them.
         directory = trainer.strategy.broadcast(_new_directory() if rank == 0 else None)
         os.makedirs(directory, exist_ok=True)
-        trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME))
+        trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
         if api.local_rank() == 0 and (rank == 0 or os.listdir(directory)):
             return Checkpoint.from_directory(directory)
         return None
@@ -137,10 +138,11 @@ def _new_directory() -> str:
 
 def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
     """The four classes on the bases of ``pl``, by name, as members of ``module``."""
+    environments: Any = importlib.import_module(f"{pl.__name__}.plugins.environments")
 
     class LockstepLightningEnvironment(
         WorkerEnvironment,
-        pl.plugins.environments.LightningEnvironment,  # type: ignore[misc, name-defined]
+        environments.LightningEnvironment,  # type: ignore[misc]
     ):
         """Tells Lightning that lockstep has started the workers, and who this one is."""
 

@@ -5,6 +5,7 @@ What ``accelerate`` chose holds for one run of the training function, in this wo
 
 from __future__ import annotations
 
+import copy
 import types
 import weakref
 from collections.abc import Callable
@@ -174,50 +175,44 @@ def wrap(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> No
     The model gets a subclass of its class, which it sheds when it is pickled: what is saved loads
     without lockstep. A model whose ``forward`` is an attribute, a compiled one, keeps its class.
     """
-    if isinstance(model, _Autocast):
+    if hasattr(type(model), "_lockstep_plain"):
         return
     if "forward" in vars(model):
         inner = vars(model)["forward"]
         vars(model)["forward"] = lambda *args, **kwargs: _run(inner, device, dtype, args, kwargs)
         return
-    base = type(model)
-    members = {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-        "_lockstep_base": base,
-        "_lockstep_autocast": (device, dtype),
-    }
-    model.__class__ = type(base.__name__, (_Autocast, base), members)
+    model.__class__ = _autocasting(type(model), device, dtype)
 
 
-class _Autocast:
-    _lockstep_base: type
-    _lockstep_autocast: tuple[torch.device, torch.dtype]
+def _autocasting(plain: Any, device: torch.device, dtype: torch.dtype) -> type[Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _run(plain.forward, device, dtype, (self, *args), kwargs)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        inner = super().forward  # type: ignore[misc]
-        return _run(inner, *self._lockstep_autocast, args, kwargs)
+    def reduce(self: Any, protocol: Any) -> Any:
+        # Protocol 1 names the class as an argument; later ones insist on the object's own.
+        function, arguments, *rest = plain.__reduce_ex__(self, 1)
+        return (function, tuple(plain if value is made else value for value in arguments), *rest)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        cls = type(self)
-        reduced: tuple[Any, ...] = super().__reduce_ex__(protocol)  # type: ignore[assignment]
-        function, arguments, *rest = reduced
-        plain = tuple(self._lockstep_base if value is cls else value for value in arguments)
-        return (function, plain, *rest)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        import copy
-
-        inherited = getattr(super(), "__deepcopy__", None)
-        if inherited is not None:
-            return inherited(memo)
-        function, arguments, state, *_ = self.__reduce_ex__(4)
-        copied = function(*arguments)
-        memo[id(self)] = copied
+    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+        if hasattr(plain, "__deepcopy__"):
+            return plain.__deepcopy__(self, memo)
+        function, arguments, state = reduce(self, 1)
+        copied = memo[id(self)] = function(*arguments)
         copied.__setstate__(copy.deepcopy(state, memo))
-        wrap(copied, *self._lockstep_autocast)
+        wrap(copied, device, dtype)
         return copied
+
+    members = {
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "__doc__": plain.__doc__,
+        "__reduce_ex__": reduce,
+        "__deepcopy__": deepcopy,
+        "_lockstep_plain": plain,
+        "forward": forward,
+    }
+    made = type(plain.__name__, (plain,), members)
+    return made
 
 
 def _run(

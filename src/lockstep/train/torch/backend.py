@@ -16,7 +16,7 @@ __all__ = ["TorchBackend"]
 class TorchBackend(Backend):
     """Initialises the default process group, over a store that rank 0 serves on a free port."""
 
-    preload = ("torch", "torch.distributed", "lockstep.train.torch")
+    preload = ("torch", "torch.distributed", "torch._dynamo", "lockstep.train.torch")
 
     def __init__(self, name: str | None, url: str | None, timeout_s: float) -> None:
         self._name = name
@@ -74,6 +74,9 @@ class TorchBackend(Backend):
         use_cuda = wiring.use_gpu and torch.cuda.is_available()
         if use_cuda:
             torch.cuda.set_device(0)
+        else:
+            # Accelerate (and with it Transformers) takes a group of CPU workers only when told.
+            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         arguments: dict[str, Any] = {}
         if self._url:
             arguments["init_method"] = self._url

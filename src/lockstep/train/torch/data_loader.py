@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from collections.abc import Iterator
@@ -45,9 +44,11 @@ def prepare_data_loader(
     amp.acceleration("prepare_data_loader")
     if isinstance(data_loader, PreparedLoader):
         return data_loader
-    loader = copy.copy(data_loader)
+    kind: type = type(data_loader)
+    loader: DataLoader[Any] = object.__new__(_mixed(PreparedLoader, kind))
     # Past DataLoader.__setattr__, which guards a loader in use: this copy is not in use yet.
     fields = vars(loader)
+    fields.update(vars(data_loader))
     fields["_iterator"] = None
     if add_dist_sampler and api.world_size() > 1:
         fields.update(_distributed(data_loader))
@@ -61,8 +62,6 @@ def prepare_data_loader(
         fields["pin_memory"] = True  # by the loader's own thread
     fields["_lockstep_device"] = device
     fields["_lockstep_ahead"] = auto_transfer
-    kind: type = type(data_loader)
-    loader.__class__ = _mixed(PreparedLoader, kind)
     return loader
 
 

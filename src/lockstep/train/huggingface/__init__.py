@@ -1,0 +1,18 @@
+"""Hugging Face: what a training function with a Transformers trainer uses."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+__all__ = ["transformers"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "transformers":
+        return importlib.import_module("lockstep.train.huggingface.transformers")
+    raise AttributeError(f"module 'lockstep.train.huggingface' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

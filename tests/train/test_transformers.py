@@ -1,0 +1,151 @@
+"""A Transformers trainer inside workers, on a tiny model made here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import train
+from lockstep.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+from lockstep.train.huggingface.transformers import prepare_trainer
+from lockstep.train.torch import TorchTrainer
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("transformers") is None, reason="Transformers is not installed"
+    ),
+    # Importing Transformers in two workers takes most of it.
+    pytest.mark.timeout(120),
+]
+
+
+def language_model(directory: str, **arguments: Any) -> Any:
+    """A trainer of two epochs on 16 rows, four at a time."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    config = GPT2Config(
+        vocab_size=16, n_positions=8, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    tokens = torch.arange(8)
+    rows = [{"input_ids": tokens, "labels": tokens}] * 16
+    return Trainer(
+        model=GPT2LMHeadModel(config),
+        args=TrainingArguments(
+            os.path.join(directory, "trainer"),
+            num_train_epochs=2,
+            per_device_train_batch_size=4,
+            logging_strategy="epoch",
+            save_strategy="epoch",
+            eval_strategy="epoch",
+            disable_tqdm=True,
+            report_to=[],
+            **arguments,
+        ),
+        train_dataset=rows,
+        eval_dataset=rows[:4],
+    )
+
+
+def fails_in_the_second_epoch() -> Any:
+    from transformers import TrainerCallback
+
+    class Fails(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                os._exit(3)
+
+    return Fails()
+
+
+def test_each_save_is_reported_and_a_failure_goes_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def function(config: dict[str, Any]) -> None:
+        from lockstep.train.huggingface.transformers import (
+            LockstepReportCallback,
+            RayTrainReportCallback,
+        )
+
+        assert RayTrainReportCallback is LockstepReportCallback
+        trainer = language_model(config["directory"], save_total_limit=1)
+        trainer.add_callback(LockstepReportCallback())
+        trainer = train.huggingface.transformers.prepare_trainer(trainer)
+        checkpoint = train.get_checkpoint()
+        if checkpoint is None:
+            if train.get_context().get_world_rank() == 1:
+                trainer.add_callback(fails_in_the_second_epoch())
+            trainer.train()
+        else:
+            with checkpoint.as_directory() as directory:
+                trainer.train(resume_from_checkpoint=os.path.join(directory, "checkpoint"))
+        train.report(
+            {
+                "world_size": trainer.args.world_size,
+                "steps": trainer.state.global_step,
+                "wrapped": type(trainer.model_wrapped).__name__,
+                "weight": trainer.model.transformer.wte.weight[0, 0].item(),
+            }
+        )
+
+    result = TorchTrainer(
+        function,
+        train_loop_config={"directory": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=str(tmp_path / "runs"), verbose=0, failure_config=FailureConfig(1)
+        ),
+    ).fit()
+
+    table = result.metrics_dataframe
+    assert table is not None
+    saves = table.iloc[:-1]
+    assert list(saves["step"]) == [2, 4]
+    assert list(saves["epoch"]) == [1.0, 2.0]
+    assert list(saves["attempt"]) == [1, 2]
+    assert saves[["loss", "eval_loss", "learning_rate"]].notna().all(axis=None)
+    first, second = result.metrics_by_rank
+    assert (first["world_size"], first["steps"]) == (2, 4)
+    assert first["wrapped"] == "DistributedDataParallel"
+    assert first["weight"] == second["weight"]
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as directory:
+        names = set(os.listdir(os.path.join(directory, "checkpoint")))
+    assert {"model.safetensors", "trainer_state.json", "optimizer.pt"} <= names
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= names  # every rank's own
+    assert os.listdir(tmp_path / "trainer") == ["checkpoint-4"]
+
+
+def test_prepare_trainer_without_a_process_group(tmp_path: Path) -> None:
+    class Arguments:
+        world_size = 1
+
+    class Trainer:
+        args = Arguments()
+
+    def function() -> None:
+        prepare_trainer(Trainer())
+
+    with pytest.raises(WorkerGroupError, match=r"sees 1 process\(es\), but this run has 2 workers"):
+        train.DataParallelTrainer(
+            function,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=str(tmp_path), verbose=0),
+        ).fit()
+
+
+def test_prepare_trainer_wants_a_trainer() -> None:
+    with pytest.raises(TypeError, match=r"expected a transformers\.Trainer"):
+        prepare_trainer("trainer")
+
+
+def test_an_unknown_name() -> None:
+    assert not hasattr(train.huggingface, "diffusers")
+    assert not hasattr(train.huggingface.transformers, "Trainer2")
+    assert "LockstepReportCallback" in dir(train.huggingface.transformers)

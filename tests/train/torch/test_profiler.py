@@ -1,0 +1,49 @@
+"""TorchWorkerProfiler: traces lie in the run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from lockstep import train
+from lockstep.train.callbacks import TorchTensorboardProfilerCallback
+from lockstep.train.torch import TorchWorkerProfiler
+from tests.train.torch.ranks import fit
+
+
+def test_traces_of_every_rank_are_kept_with_the_run() -> None:
+    def function() -> None:
+        profiler = TorchWorkerProfiler()
+        with profile(
+            activities=[ProfilerActivity.CPU],
+            schedule=schedule(wait=0, warmup=0, active=1),
+            on_trace_ready=profiler.trace_handler,
+        ) as running:
+            for _ in range(2):
+                torch.ones(2).sum()
+                running.step()
+                train.report(profiler.get_and_clear_profile_traces())
+
+    callback = TorchTensorboardProfilerCallback()
+    result = fit(function, 2, callbacks=[callback])
+    assert callback.logdir == Path(result.path, "pytorch_profiler")
+    names = sorted(path.name for path in callback.logdir.iterdir())
+    assert {f"worker_{rank}_epoch_{n}.pt.trace.json" for rank in (0, 1) for n in (1, 2)} <= {*names}
+    assert json.loads((callback.logdir / names[0]).read_text())["traceEvents"]
+    assert result.metrics["profiler_traces"] == ["worker_0_epoch_2.pt.trace.json"]
+
+
+def test_outside_a_run_it_needs_a_directory(tmp_path: Path) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as done:
+        torch.ones(2).sum()
+    with pytest.raises(RuntimeError, match="give it a trace_dir"):
+        TorchWorkerProfiler().trace_handler(done)
+    kept = TorchWorkerProfiler(str(tmp_path / "traces"))
+    kept.trace_handler(done)
+    [name] = kept.get_and_clear_profile_traces()["profiler_traces"]
+    assert (tmp_path / "traces" / name).exists()
+    assert kept.get_and_clear_profile_traces() == {"profiler_traces": []}
