@@ -13,11 +13,8 @@ from lockstep.train.torch import TorchTrainer
 
 
 def train_func(config: dict) -> None:
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=16, n_positions=8, n_embd=32, n_layer=2, n_head=2, loss_type="ForCausalLM"
-        )
-    )
+    shape = {"vocab_size": 16, "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     counting = [(torch.arange(8) + start) % 16 for start in range(16)] * 8
     trainer = Trainer(
         model=model,
@@ -32,6 +29,7 @@ def train_func(config: dict) -> None:
             disable_tqdm=True,
             report_to=[],
             ddp_find_unused_parameters=False,
+            dataloader_pin_memory=False,
         ),
         train_dataset=[{"input_ids": row, "labels": row} for row in counting],
         callbacks=[LockstepReportCallback()],

@@ -63,10 +63,11 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a/b": 1}``. An empty dict stays as it is."""
     flat: dict[str, Any] = {}
     for key, value in metrics.items():
-        if isinstance(value, Mapping) and value:
+        # The exact types first: asking whether something is a Mapping is slow.
+        if type(value) not in _PLAIN and isinstance(value, Mapping) and value:
             flat.update(flatten(value, f"{prefix}{key}/"))
         else:
-            flat[f"{prefix}{key}"] = value
+            flat[f"{prefix}{key}" if prefix else key] = value
     return flat
 
 

@@ -39,6 +39,10 @@ class JsonLoggerCallback(FileLoggerCallback):
         return _Lines(os.path.join(trial.local_path, RESULT_FILE))
 
 
+# One encoder for all rows: json.dumps makes another for each.
+_encode_result = json.JSONEncoder(default=plain).encode
+
+
 class _Lines(RowFile):
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -46,7 +50,11 @@ class _Lines(RowFile):
         self._pending: list[str] = []
 
     def add(self, result: dict[str, Any]) -> None:
-        self._pending.append(_encode(result, default=plain))
+        try:
+            line = _encode_result(result)
+        except (TypeError, ValueError):
+            line = _encode(result, default=plain)
+        self._pending.append(line)
 
     def flush(self) -> None:
         if not self._pending:

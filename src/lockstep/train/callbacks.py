@@ -204,7 +204,12 @@ class _Lane:
         metrics_by_rank: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
-        if isinstance(self.callback, Callback):
+        if self._batched:
+            # Our own: it changes nothing, so it needs no copies, and it only takes the row.
+            self._call(
+                "on_trial_result", iteration=iteration, trials=(), trial=trial, result=result
+            )
+        elif isinstance(self.callback, Callback):
             trial = _own(trial)
             self._call(
                 "on_trial_result",

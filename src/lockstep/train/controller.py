@@ -25,7 +25,13 @@ from lockstep.config import CheckpointUploadMode, RunConfig
 from lockstep.console import Display, RunStatus
 from lockstep.engine import Engine, GroupSpec, WorkerGroup
 from lockstep.engine import messages as m
-from lockstep.engine.base import EngineEvent, Posted, WorkerExited, WorkerPreempted
+from lockstep.engine.base import (
+    EngineEvent,
+    Posted,
+    WorkerExited,
+    WorkerMessage,
+    WorkerPreempted,
+)
 from lockstep.engine.loop import EventLoop
 from lockstep.error_record import pack_error, unpack_error
 from lockstep.errors import LockstepError, StorageError
@@ -201,15 +207,16 @@ class Controller:
             self._afterwards.popleft()()
 
     def _engine_event(self, event: EngineEvent) -> None:
-        if isinstance(event, WorkerExited):
+        if isinstance(event, WorkerMessage):
+            self._message(event.rank, event.message)
+        elif isinstance(event, WorkerExited):
             if self.state.scaling.elastic:
                 self._feed(e.CapacityChanged(self._engine.capacity(self._group_spec)))
             self._feed(e.Gone(event.rank, event.exitcode, event.detail))
-            return
-        if isinstance(event, WorkerPreempted):
+        elif isinstance(event, WorkerPreempted):
             self._feed(e.Preempt(event.rank, self._preemption_deadline()))
-            return
-        rank, message = event
+
+    def _message(self, rank: int, message: Any) -> None:
         kind = type(message)
         if kind is m.Report:
             self._feed(e.Reported(rank, message))

@@ -16,6 +16,7 @@ __all__ = ["TorchBackend"]
 class TorchBackend(Backend):
     """Initialises the default process group, over a store that rank 0 serves on a free port."""
 
+    # The first optimizer or DDP model of a process imports torch._dynamo, which takes seconds.
     preload = ("torch", "torch.distributed", "torch._dynamo", "lockstep.train.torch")
 
     def __init__(self, name: str | None, url: str | None, timeout_s: float) -> None:
