@@ -22,6 +22,7 @@ UNOWNED_VARIABLES = {
     "PYTEST_CURRENT_TEST",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
     "TORCHINDUCTOR_CACHE_DIR",
 }
 # What a module opens on first use and keeps: Arrow for S3, Jupyter for its event loop, torch for

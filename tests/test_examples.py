@@ -21,6 +21,18 @@ SHOWS = {
         "load_momentum=False: loss is",
         "attempts: [1, 1, 2, 3, 3, 3]",
     ],
+    "06_amp.py": [
+        "accuracy:    0.9",
+        "computed in: torch.bfloat16",
+        "answered in: torch.float32",
+        "loaded:      Classifier, torch.float32",
+    ],
+    "07_torchmetrics.py": ["rank 1 saw 0.", "what each reports: True"],
+    "08_fsdp_checkpoint.py": [
+        "2 workers: shards [529, 432], epochs [1, 2]",
+        "3 workers: shards [385, 288, 288], epochs [3, 4]",
+        "__0_0.distcp __1_0.distcp __2_0.distcp",
+    ],
     "09_lightning.py": ["3    64  0.9", "0.9 > 0.1: True"],
     "10_transformers.py": ["4.0    32 0.", "3 4 5 6 7"],
 }

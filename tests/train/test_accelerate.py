@@ -65,3 +65,21 @@ def test_accelerator_uses_the_process_group(tmp_path: Path) -> None:
     assert first["seen"] == [index / 16 for index in range(16)]
     assert first["weight"] == second["weight"]
     assert first["gathered"] == second["gathered"] == [0, 1]
+
+
+@pytest.mark.gpu
+def test_accelerator_takes_the_workers_gpu(tmp_path: Path) -> None:
+    def function() -> None:
+        import torch.distributed as dist
+        from accelerate import Accelerator
+
+        accelerator = Accelerator()
+        train.report({"device": str(accelerator.device), "group": dist.get_backend()})
+
+    result = TorchTrainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=1, use_gpu=True),
+        run_config=RunConfig(storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert result.metrics is not None
+    assert (result.metrics["device"], result.metrics["group"]) == ("cuda:0", "nccl")

@@ -66,10 +66,10 @@ def regression(pl: Any) -> tuple[Any, Any]:
 
 
 def quiet(pl: Any, **options: Any) -> Any:
+    options.setdefault("accelerator", "cpu")
     options.setdefault("logger", False)
     options.setdefault("enable_checkpointing", False)
     return pl.Trainer(
-        accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,
@@ -289,6 +289,69 @@ def test_a_plain_trainer_can_report_too(tmp_path: Path) -> None:
     assert result is not None
     assert result.checkpoint is not None
     assert _lightning_state(result.checkpoint)["global_step"] == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "sharded"])
+def test_on_a_gpu(strategy: str, tmp_path: Path) -> None:
+    def function() -> None:
+        import lightning.pytorch as pl
+        import torch.distributed as dist
+
+        from lockstep.train.lightning import (
+            LockstepDDPStrategy,
+            LockstepFSDPStrategy,
+            LockstepReportCallback,
+        )
+
+        kinds = {
+            "ddp": LockstepDDPStrategy,
+            "fsdp": LockstepFSDPStrategy,
+            "sharded": lambda: LockstepFSDPStrategy(state_dict_type="sharded"),
+        }
+        module, loader = regression(pl)
+        trainer = prepare_trainer(
+            quiet(
+                pl,
+                max_epochs=2,
+                accelerator="gpu",
+                strategy=kinds[strategy](),
+                callbacks=[LockstepReportCallback()],
+            )
+        )
+        checkpoint = train.get_checkpoint()
+        if checkpoint is None:
+            trainer.fit(module, loader)
+        else:
+            with checkpoint.as_directory() as directory:
+                trainer.fit_loop.max_epochs = 3
+                trainer.fit(module, loader, ckpt_path=os.path.join(directory, "checkpoint.ckpt"))
+        train.report(
+            {
+                "rows": module.rows,
+                "device": str(trainer.strategy.root_device),
+                "group": dist.get_backend(),
+            }
+        )
+
+    def run(checkpoint: Checkpoint | None) -> Result:
+        return TorchTrainer(
+            function,
+            scaling_config=ScalingConfig(num_workers=1, use_gpu=True),
+            run_config=RunConfig(storage_path=str(tmp_path), verbose=0),
+            resume_from_checkpoint=checkpoint,
+        ).fit()
+
+    first = run(None)
+    assert first.metrics is not None
+    assert (first.metrics["rows"], first.metrics["device"]) == (32, "cuda:0")
+    assert first.metrics["group"] == "nccl"
+    assert first.checkpoint is not None
+    with first.checkpoint.as_directory() as directory:
+        assert os.path.isdir(os.path.join(directory, "checkpoint.ckpt")) == (strategy == "sharded")
+    second = run(first.checkpoint)
+    assert second.metrics is not None
+    assert second.metrics["rows"] == 16  # the third epoch only
 
 
 def test_prepare_trainer_wants_a_trainer() -> None:

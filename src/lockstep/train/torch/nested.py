@@ -56,7 +56,8 @@ def move(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            if pin and leaf.device.type == "cpu" and not leaf.is_pinned():
+            dense_on_cpu = leaf.device.type == "cpu" and leaf.layout == torch.strided
+            if pin and dense_on_cpu and not leaf.is_pinned():
                 leaf = leaf.pin_memory()
             return leaf.to(device, non_blocking=True)
         if _has_to(leaf):
