@@ -41,6 +41,7 @@ from lockstep.train import events as e
 from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.checkpoints import differing_files
 from lockstep.train.failure import FailurePolicy, describe, name_ranks
+from lockstep.train.hangs import HangWatch
 from lockstep.train.output import OutputRouter
 from lockstep.train.run import Run
 from lockstep.train.scaling import ScalingPolicy
@@ -88,13 +89,7 @@ class Controller:
         self._display = display
         self._verbose = run_config.verbose
         self._start_from = start_from
-        self._hang_warning_s = run_config.hang_warning_s
-        self._hang_timeout_s = run_config.hang_timeout_s
-        self._stuck_at: tuple[int, int, bool] = (0, 0, False)
-        self._stuck_since = 0.0
-        self._stuck_told = False
-        self._saving = ""
-        self._saving_since = 0.0
+        self._hangs = HangWatch(run_config.hang_warning_s, run_config.hang_timeout_s)
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
         self._storage_thread = ThreadPoolExecutor(1, thread_name_prefix="lockstep-storage")
@@ -511,40 +506,18 @@ class Controller:
         return time.time() + settings.preemption_grace_seconds()
 
     def _watch_for_hangs(self) -> None:
-        """Look now and then whether the open report is the same one, instead of timing each."""
-        limits = [limit for limit in (self._hang_warning_s, self._hang_timeout_s) if limit]
-        if not limits or self.state.phase.ended:
+        if self._hangs.interval_s is None or self.state.phase.ended:
             return
-        self._watch_for_stalls()
-        state, now = self.state, time.monotonic()
-        here = (state.attempt, state.rows, 0 < state.arrived < state.world_size)
-        if here != self._stuck_at or not here[2]:
-            self._stuck_at, self._stuck_since, self._stuck_told = here, now, False
-        else:
-            seconds = now - self._stuck_since
-            if self._hang_timeout_s and seconds >= self._hang_timeout_s:
-                self._feed(e.Stuck(seconds, fatal=True, told=self._stuck_told))
-            elif self._hang_warning_s and seconds >= self._hang_warning_s and not self._stuck_told:
-                self._stuck_told = True
-                self._feed(e.Stuck(seconds, fatal=False))
-        self._loop.call_later(min(limits) / 4, self._watch_for_hangs)
-
-    def _watch_for_stalls(self) -> None:
-        """Storage that stalls stops nothing by itself, but what is waited for is said."""
-        save = self.state.saves[0] if self.state.saves else None
         now = time.monotonic()
-        if save is None or save.name != self._saving:
-            self._saving, self._saving_since = save.name if save else "", now
-            return
-        seconds = now - self._saving_since
-        if self._hang_warning_s is None or seconds < self._hang_warning_s:
-            return
-        ranks = ", ".join(map(str, sorted(save.parts_due)))
-        doing = f"rank(s) {ranks} still write its files" if ranks else "it is not published yet"
-        self._warn_once(
-            f"stalled {save.name}",
-            f"{save.name} is on its way to {self._run.storage.uri} since {seconds:.0f} s: {doing}.",
-        )
+        stalled = self._hangs.stalled(self.state, now)
+        if stalled is not None:
+            name, doing = stalled
+            where = self._run.storage.uri
+            self._warn_once(f"stalled {name}", f"{name} is on its way to {where} {doing}.")
+        stuck = self._hangs.stuck(self.state, now)
+        if stuck is not None:
+            self._feed(stuck)
+        self._loop.call_later(self._hangs.interval_s, self._watch_for_hangs)
 
     def _sync_regularly(self) -> None:
         if not self.state.phase.ended:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
 import os
 import pickle
-import signal
 import sys
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lockstep import runtime, settings
 from lockstep.callback import RunContext
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
-from lockstep.console import Display, make_display
+from lockstep.console import make_display
 from lockstep.engine import Engine, GroupSpec, choose_engine
-from lockstep.engine.loop import EventLoop
 from lockstep.errors import (
     InsufficientResourcesError,
     TrainingInterrupted,
@@ -37,9 +32,13 @@ from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.context import TrainContext
-from lockstep.train.controller import Controller
+from lockstep.train.drive import (
+    drive,
+    failure_text,
+    install_quiet_excepthook,
+    resume_advice,
+)
 from lockstep.train.events import Phase
-from lockstep.train.failure import describe, first_cause
 from lockstep.train.run import Run, experiment_storage
 from lockstep.train.saved import is_saved, run_storage, save_trainer, saved_trainer
 from lockstep.train.scaling import ScalingPolicy
@@ -182,7 +181,7 @@ class DataParallelTrainer(BaseTrainer):
             )
             for text in warnings:
                 display.message(text, "warning")
-            state = _drive(
+            state = drive(
                 engine=engine,
                 run=run,
                 group_spec=replace(spec, payload=pickle.dumps(setup, 5)),
@@ -354,128 +353,16 @@ class DataParallelTrainer(BaseTrainer):
             if self.run_config.failure_config.fail_fast == "raise" and result.error is not None:
                 raise result.error
             raise WorkerGroupError(
-                _failure_text(run, state), result.worker_failures, result
+                failure_text(run, state), result.worker_failures, result
             ) from result.error
         if state.phase is Phase.INTERRUPTED:
-            _install_quiet_excepthook()
-            raise TrainingInterrupted(_resume_advice("Interrupted", run, type(self)), result)
+            install_quiet_excepthook()
+            raise TrainingInterrupted(resume_advice("Interrupted", run, type(self)), result)
         if state.phase is Phase.PREEMPTED:
-            text = _resume_advice("Preempted", run, type(self))
+            text = resume_advice("Preempted", run, type(self))
             print(text, file=sys.stderr)
             raise TrainingPreempted(text, result)
         return result
-
-
-def _drive(
-    *,
-    engine: Engine,
-    run: Run,
-    callbacks: CallbackDispatcher,
-    display: Display,
-    **controller_arguments: Any,
-) -> RunState:
-    """Run the controller's loop to the run's end, and put everything away whatever happens."""
-    with ExitStack() as cleanup:
-        loop = EventLoop()
-        cleanup.callback(loop.close)
-        cleanup.callback(callbacks.close)
-        controller = Controller(
-            engine=engine,
-            loop=loop,
-            run=run,
-            callbacks=callbacks,
-            display=display,
-            **controller_arguments,
-        )
-        cleanup.callback(lambda: display.finish(controller.status()))
-        cleanup.callback(controller.close)
-        with _signals(controller, engine):
-            controller.start()
-            loop.run_until(lambda: controller.state.phase.ended)
-        callbacks.close()
-        not_cleared = run.end(controller.state.phase)
-        if not_cleared is not None:
-            display.message(f"Could not clear away old checkpoints: {not_cleared}", "warning")
-        run.hand_over()
-        return controller.state
-
-
-@contextmanager
-def _signals(controller: Controller, engine: Engine) -> Iterator[None]:
-    """While a run is driven, Ctrl-C and SIGTERM are events of it instead of ending this process.
-
-    In-process the function itself is to be interrupted, so there Python's own handlers stay.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or engine.name == "inprocess":
-        yield
-        return
-    reactions = {signal.SIGINT: controller.interrupt, signal.SIGTERM: controller.preempt}
-
-    def react(signum: int, frame: FrameType | None) -> None:
-        reactions[signal.Signals(signum)]()
-
-    # What is ignored (nohup) stays ignored, and a handler of the user's own stays theirs.
-    replaceable = (signal.SIG_DFL, signal.default_int_handler)
-    before = {
-        name: signal.signal(name, react)
-        for name in reactions
-        if signal.getsignal(name) in replaceable
-    }
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-def _failure_text(run: Run, state: RunState) -> str:
-    text = describe(state.failures, state.attempt, state.world_size)
-    text = f"{text} The run is in {run.storage.uri}."
-    cause = first_cause(state.failures)
-    tail = run.log_tail(cause.rank) if cause.died else []
-    if tail:
-        lines = "\n".join(f"    {line}" for line in tail)
-        text += f"\nThe last lines of rank {cause.rank}'s log:\n{lines}"
-    return text
-
-
-def _resume_advice(what: str, run: Run, trainer: type) -> str:
-    kept = f"{run.rows} report(s) and {len(run.checkpoints)} checkpoint(s) are kept"
-    return (
-        f"{what}: {kept} in {run.storage.uri}. "
-        f"To go on: {trainer.__name__}.restore({run.storage.uri!r}).fit()"
-    )
-
-
-def _install_quiet_excepthook() -> None:
-    """An interrupted script ends with the one sentence, not with a traceback around it."""
-    before = sys.excepthook
-    if getattr(before, "quiet", False):
-        return
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, TrainingInterrupted):
-            print(f"\n{error}", file=sys.stderr)
-            _die_of_ctrl_c()
-        else:
-            before(kind, error, trace)
-
-    hook.quiet = True  # type: ignore[attr-defined]
-    sys.excepthook = hook
-
-
-def _die_of_ctrl_c() -> None:
-    """End as Python does for a KeyboardInterrupt (not for a subclass): killed by SIGINT.
-
-    A shell loop around the script stops then, too.
-    """
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _describable(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,6 +150,25 @@ def test_a_forward_that_is_an_attribute_is_wrapped_too() -> None:
         assert prepare_model(model)(torch.ones(1, 4)).extra["inside"] == "torch.bfloat16"
 
 
+def test_a_compiled_model() -> None:
+    def function() -> None:
+        accelerate(amp=True)
+        seen = []
+
+        class Layer(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = super().forward(x)
+                seen.append(str(y.dtype))
+                return y
+
+        model = prepare_model(torch.compile(Layer(4, 1), backend="eager"))  # type: ignore[arg-type]
+        train.report({"output": str(model(torch.ones(2, 4)).dtype), "inside": seen})
+
+    metrics = fit(function, 1).metrics
+    assert metrics["output"] == "torch.float32"
+    assert set(metrics["inside"]) == {"torch.bfloat16"}
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_with_mixed_precision(workers: int) -> None:
     def function() -> None:
@@ -214,14 +233,30 @@ def test_a_scaled_step_is_the_step_without_scaling() -> None:
     assert len(pickle.loads(pickle.dumps(optimizers[0])).param_groups) == 2
 
 
-def test_a_step_that_overflowed_is_skipped() -> None:
+def test_a_scheduler_made_before_goes_on_working() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    with as_rank():
+        amp.acceleration().scaler = FakeScaler()
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
+        prepare_optimizer(optimizer)
+        backward(weight.sum())
+        optimizer.step()
+        scheduler.step()
+    assert (weight.item(), optimizer.param_groups[0]["lr"]) == (0.5, pytest.approx(0.05))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_overflowed_is_skipped(fused: bool) -> None:
     weight = torch.ones(1, requires_grad=True)
     with as_rank():
         amp.acceleration().scaler = scaler = FakeScaler()
-        optimizer = prepare_optimizer(torch.optim.SGD([weight], lr=0.5))
+        optimizer = prepare_optimizer(torch.optim.SGD([weight], lr=0.5, fused=fused))
         backward(weight.sum() * float("inf"))
         optimizer.step()
         assert weight.item() == 1.0
         optimizer.zero_grad()
         backward(weight.sum())
         assert scaler.get_scale() == 4.0
+        optimizer.step()
+        assert weight.item() == 0.5

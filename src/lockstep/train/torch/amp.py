@@ -150,14 +150,22 @@ def backward(loss: torch.Tensor) -> None:
 
 
 class _Unscaled:
-    """The optimizer as a GradScaler sees it: with the step it had before."""
+    """The optimizer as a GradScaler sees it: with the step it had before.
+
+    All else is the optimizer's own: a fused one unscales by itself, by what the scaler sets on it.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self.step = optimizer.step
+        vars(self).update(_optimizer=optimizer, step=optimizer.step)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
+        return getattr(vars(self)["_optimizer"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_optimizer"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(vars(self)["_optimizer"], name)
 
 
 def _scaled_step(unscaled: _Unscaled, scaler: torch.amp.GradScaler) -> Callable[..., Any]:

@@ -1,0 +1,139 @@
+"""Driving a run to its end in this thread: the loop, the signals, and how its end is told."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+from lockstep.console import Display
+from lockstep.engine import Engine
+from lockstep.engine.loop import EventLoop
+from lockstep.errors import TrainingInterrupted
+from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.controller import Controller
+from lockstep.train.failure import describe, first_cause
+from lockstep.train.run import Run
+from lockstep.train.state import RunState
+
+__all__ = ["drive", "failure_text", "install_quiet_excepthook", "resume_advice"]
+
+
+def drive(
+    *,
+    engine: Engine,
+    run: Run,
+    callbacks: CallbackDispatcher,
+    display: Display,
+    **controller_arguments: Any,
+) -> RunState:
+    """Run the controller's loop to the run's end, and put everything away whatever happens."""
+    with ExitStack() as cleanup:
+        loop = EventLoop()
+        cleanup.callback(loop.close)
+        cleanup.callback(callbacks.close)
+        controller = Controller(
+            engine=engine,
+            loop=loop,
+            run=run,
+            callbacks=callbacks,
+            display=display,
+            **controller_arguments,
+        )
+        cleanup.callback(lambda: display.finish(controller.status()))
+        cleanup.callback(controller.close)
+        with _signals(controller, engine):
+            controller.start()
+            loop.run_until(lambda: controller.state.phase.ended)
+        callbacks.close()
+        not_cleared = run.end(controller.state.phase)
+        if not_cleared is not None:
+            display.message(f"Could not clear away old checkpoints: {not_cleared}", "warning")
+        run.hand_over()
+        return controller.state
+
+
+@contextmanager
+def _signals(controller: Controller, engine: Engine) -> Iterator[None]:
+    """While a run is driven, Ctrl-C and SIGTERM are events of it instead of ending this process.
+
+    In-process the function itself is to be interrupted, so there Python's own handlers stay.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or engine.name == "inprocess":
+        yield
+        return
+    reactions = {signal.SIGINT: controller.interrupt, signal.SIGTERM: controller.preempt}
+
+    def react(signum: int, frame: FrameType | None) -> None:
+        reactions[signal.Signals(signum)]()
+
+    # What is ignored (nohup) stays ignored, and a handler of the user's own stays theirs.
+    replaceable = (signal.SIG_DFL, signal.default_int_handler)
+    before = {
+        name: signal.signal(name, react)
+        for name in reactions
+        if signal.getsignal(name) in replaceable
+    }
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def failure_text(run: Run, state: RunState) -> str:
+    """Why a run failed: one sentence, and the last lines of a rank that died without a word."""
+    text = describe(state.failures, state.attempt, state.world_size)
+    text = f"{text} The run is in {run.storage.uri}."
+    cause = first_cause(state.failures)
+    tail = run.log_tail(cause.rank) if cause.died else []
+    if tail:
+        lines = "\n".join(f"    {line}" for line in tail)
+        text += f"\nThe last lines of rank {cause.rank}'s log:\n{lines}"
+    return text
+
+
+def resume_advice(what: str, run: Run, trainer: type) -> str:
+    """What is kept of a run that was stopped, and how to go on with it."""
+    kept = f"{run.rows} report(s) and {len(run.checkpoints)} checkpoint(s) are kept"
+    return (
+        f"{what}: {kept} in {run.storage.uri}. "
+        f"To go on: {trainer.__name__}.restore({run.storage.uri!r}).fit()"
+    )
+
+
+def install_quiet_excepthook() -> None:
+    """An interrupted script ends with the one sentence, not with a traceback around it."""
+    before = sys.excepthook
+    if getattr(before, "quiet", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, TrainingInterrupted):
+            print(f"\n{error}", file=sys.stderr)
+            _die_of_ctrl_c()
+        else:
+            before(kind, error, trace)
+
+    hook.quiet = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
+
+
+def _die_of_ctrl_c() -> None:
+    """End as Python does for a KeyboardInterrupt (not for a subclass): killed by SIGINT.
+
+    A shell loop around the script stops then, too.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
