@@ -28,6 +28,7 @@ LAYERS = [
     "metrics",
     "retention",
     "storage",
+    "checkpoint_dict",
     "checkpoint",
     "journal",
     "records",

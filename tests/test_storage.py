@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from lockstep import storage as storage_module
 from lockstep.errors import StorageError
-from lockstep.storage import MANIFEST, LocalStorage, RemoteStorage, Storage, open_storage
+from lockstep.storage import MANIFEST, LocalStorage, RemoteStorage, Storage, local, open_storage
 
 
 def write_local(folder: Path, **files: bytes) -> Path:
@@ -359,7 +358,7 @@ class TestLocalFiles:
             Path(path).write_bytes(b"ne")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(storage_module, "_write_file", full)
+        monkeypatch.setattr(local, "_write_file", full)
         with pytest.raises(StorageError, match="No space left"):
             storage.write("a", b"new")
         assert storage.read("a") == b"old"
@@ -389,7 +388,7 @@ class TestLocalFiles:
         def other_device(source: str, destination: str) -> None:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-        monkeypatch.setattr(storage_module, "_rename", other_device)
+        monkeypatch.setattr(local, "_rename", other_device)
         open_storage(tmp_path / "s").put("a", str(tmp_path / "source"), move=True)
         assert (tmp_path / "s" / "a").read_bytes() == b"data"
         assert not (tmp_path / "source").exists()
@@ -446,7 +445,7 @@ class TestLocalFiles:
     ) -> None:
         steps: list[tuple[str, str]] = []
         for name in ("_rename", "_write_file", "_fsync", "_copy_file"):
-            monkeypatch.setattr(storage_module, name, recorder(name, tmp_path, steps))
+            monkeypatch.setattr(local, name, recorder(name, tmp_path, steps))
         (tmp_path / "source").write_bytes(b"x")
         storage = open_storage(tmp_path)
         storage.put(f"{storage.stage('c')}/sub/a", str(tmp_path / "source"))
@@ -459,7 +458,7 @@ class TestLocalFiles:
 
 
 def recorder(name: str, root: Path, steps: list[tuple[str, str]]) -> Callable[..., Any]:
-    real = getattr(storage_module, name)
+    real = getattr(local, name)
 
     def record(*arguments: Any) -> Any:
         target = arguments[1] if name in ("_rename", "_copy_file") else arguments[0]
@@ -471,7 +470,7 @@ def recorder(name: str, root: Path, steps: list[tuple[str, str]]) -> Callable[..
 
 CRASH = """
     import os, signal, sys
-    from lockstep import storage as module
+    from lockstep.storage import local, open_storage
 
     root, source, stop, when = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     count = 0
@@ -495,9 +494,9 @@ CRASH = """
         return call
 
     for name in ("_rename", "_write_file", "_fsync", "_remove_tree", "_copy_file"):
-        setattr(module, name, dying(getattr(module, name)))
+        setattr(local, name, dying(getattr(local, name)))
 
-    storage = module.open_storage(root)
+    storage = open_storage(root)
     storage.write("state", b"old state")
     for step in range(3):
         stage = storage.stage(f"c{step}")
@@ -515,7 +514,7 @@ def run_python(
     code: str, *arguments: str, check: bool = False, **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
     """Run code in an interpreter of its own, with this source tree and these variables."""
-    source = str(Path(storage_module.__file__).parents[1])
+    source = str(Path(local.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": source, **variables}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments], env=environment, check=check

@@ -27,7 +27,8 @@ from tests.integration.runs import SRC
 STEPS = 3
 DRIVER = """
 import json, os, pathlib, signal, sys, tempfile, threading
-from lockstep import journal, storage, train
+from lockstep import journal, train
+from lockstep.storage import local
 
 PRIMITIVES = ("_rename", "_write_file", "_fsync", "_remove_tree", "_copy_file")
 
@@ -35,7 +36,7 @@ class Changes:
     def __init__(self, case, victim):
         self.case, self.victim, self.count, self.lock = case, victim, 0, threading.Lock()
         for name in PRIMITIVES:
-            setattr(storage, name, self.counted(getattr(storage, name)))
+            setattr(local, name, self.counted(getattr(local, name)))
 
     def counted(self, change):
         def changed(*args):

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from lockstep import storage as storage_module
 from lockstep import train
 from lockstep.errors import StorageError
-from lockstep.storage import Storage, open_storage
+from lockstep.storage import Storage, open_storage, remote
 from lockstep.train import Checkpoint, CheckpointUploadMode, DataParallelTrainer, Result
 from lockstep.train.controller import Controller
 from tests.faulty import Faults, faulty_filesystem
@@ -57,7 +56,7 @@ def newest_step(result: Result | None) -> int:
 class TestTriedAgain:
     @pytest.fixture
     def place(self, filesystem: Any, monkeypatch: pytest.MonkeyPatch) -> Storage:
-        monkeypatch.setattr(storage_module, "_PAUSES_S", (0.0, 0.0))
+        monkeypatch.setattr(remote, "_PAUSES_S", (0.0, 0.0))
         return open_storage("place", filesystem)
 
     def use(self, place: Storage, source: Path) -> None:
@@ -122,7 +121,7 @@ class TestTriedAgain:
     ) -> None:
         data = bytes(range(256)) * 4
         place.write("long", data)
-        monkeypatch.setattr(storage_module, "_CHUNK", 100)
+        monkeypatch.setattr(remote, "CHUNK", 100)
         faults.add("read", 2)
         assert place.read("long") == data
         assert faults.left() == 0

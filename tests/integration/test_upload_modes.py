@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from lockstep import storage, train
+from lockstep import train
 from lockstep.errors import CheckpointError, StorageError
-from lockstep.storage import MANIFEST
+from lockstep.storage import MANIFEST, local
 from lockstep.train import (
     Checkpoint,
     CheckpointConfig,
@@ -38,13 +38,13 @@ class Gate:
 
     def __init__(self) -> None:
         self.opened = threading.Event()
-        flush = storage._fsync
+        flush = local._fsync
 
         def held(path: str) -> None:
             self.opened.wait()
             flush(path)
 
-        storage._fsync = held
+        local._fsync = held
 
     def open(self) -> None:
         self.opened.set()
@@ -52,7 +52,7 @@ class Gate:
 
 def fail_flushes(times: int = 1) -> None:
     """From now on, this worker's next flushes fail."""
-    flush = storage._fsync
+    flush = local._fsync
     left = [times]
 
     def failing(path: str) -> None:
@@ -61,7 +61,7 @@ def fail_flushes(times: int = 1) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         flush(path)
 
-    storage._fsync = failing
+    local._fsync = failing
 
 
 def here(name: str) -> Path:

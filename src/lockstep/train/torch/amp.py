@@ -173,7 +173,8 @@ def _scaled_step(unscaled: _Unscaled, scaler: torch.amp.GradScaler) -> Callable[
         acceleration().stepped = True
         return scaler.step(unscaled, *args, **kwargs)  # type: ignore[arg-type]
 
-    step._lockstep_scaled = True  # type: ignore[attr-defined]
+    # Among its attributes is the mark by which a scheduler made earlier knows its optimizer.
+    vars(step).update(unscaled.step.__dict__, _lockstep_scaled=True)
     return step
 
 

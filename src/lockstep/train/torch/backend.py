@@ -50,6 +50,9 @@ class TorchBackend(Backend):
         """Set the usual variables and join the group."""
         import torch
         import torch.distributed as dist
+
+        # Imported later, its functions' default arguments would hold this group for good.
+        import torch.distributed.nn
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         context = wiring.context

@@ -1,0 +1,67 @@
+"""How a URI becomes an Arrow filesystem and a path on it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from lockstep.errors import StorageError
+from lockstep.storage.base import failing
+
+__all__ = ["Connection", "path_of", "without_secrets"]
+
+
+class Connection:
+    """A filesystem, given or made from a URI at first use; shared by a storage and its children."""
+
+    def __init__(self, filesystem: Any = None, uri: str = "") -> None:
+        self.uri = uri
+        self._filesystem = filesystem
+        self._path = ""
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Connection, (self._filesystem, self.uri)
+
+    def filesystem(self) -> Any:
+        """The filesystem, made now where it was not yet."""
+        return self.resolve()[0]
+
+    def resolve(self) -> tuple[Any, str]:
+        """The filesystem and, where it came from a URI, the path the URI stands for."""
+        with self._lock:
+            if self._filesystem is None:
+                import pyarrow.fs
+
+                with failing("open", without_secrets(self.uri)):
+                    self._filesystem, self._path = pyarrow.fs.FileSystem.from_uri(
+                        quote(self.uri, safe=":/?&=%@[]+,~#!$'()*;")
+                    )
+        return self._filesystem, self._path
+
+    def same(self, other: Connection) -> bool:
+        """Whether a path means the same file on both."""
+        if self is other or (self.uri and self.uri == other.uri):
+            return True
+        try:
+            return bool(self.filesystem().equals(other.filesystem()))
+        except StorageError:
+            return False
+
+
+def path_of(connection: Connection) -> str:
+    """What a URI's filesystem calls its path, without connecting where that can be told."""
+    parts = urlsplit(connection.uri)
+    path = unquote(parts.path).rstrip("/")
+    if parts.scheme.lower() in ("s3", "gs", "gcs"):
+        return parts.netloc.rpartition("@")[2] + path
+    if parts.scheme.lower() in ("hdfs", "viewfs"):
+        return path or "/"
+    return connection.resolve()[1].rstrip("/")
+
+
+def without_secrets(uri: str) -> str:
+    """The URI for people: without the name and password in it."""
+    return re.sub(r"://[^/@]*:[^/@]*@", "://", uri)

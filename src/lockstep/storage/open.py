@@ -1,0 +1,71 @@
+"""Which storage a path, a URI or a filesystem stands for."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from lockstep.storage.base import Storage
+from lockstep.storage.connection import Connection, path_of, without_secrets
+from lockstep.storage.local import LocalStorage
+from lockstep.storage.remote import RemoteStorage
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+
+__all__ = ["open_storage"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_REMOTE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+
+
+def open_storage(
+    path: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None = None
+) -> Storage:
+    """The storage at a path, a URI, or a path on a given Arrow (or fsspec) filesystem.
+
+    Nothing is looked at or made yet: what is wrong with the place shows at the first use.
+
+    Raises:
+        ValueError: the URI's scheme is not one that can be opened.
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"The storage path {path!r} is {type(path).__name__}; give a str or Path.")
+    match = _SCHEME.match(text)
+    if filesystem is not None:
+        return _on_filesystem(text[match.end() :] if match else text, filesystem)
+    if match is None:
+        return LocalStorage(os.path.expanduser(text))
+    scheme = match.group(1).lower()
+    if scheme == "file":
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError(
+                f"{text!r} names the host {parts.netloc!r}; write file:///… with three slashes."
+            )
+        return LocalStorage(unquote(parts.path))
+    if scheme not in _REMOTE_SCHEMES:
+        raise ValueError(
+            f"{text!r} has the unknown scheme {scheme!r}; use a path or one of file, "
+            f"{', '.join(_REMOTE_SCHEMES)}, or give a filesystem besides."
+        )
+    connection = Connection(uri=text)
+    return RemoteStorage(connection, path_of(connection), without_secrets(text))
+
+
+def _on_filesystem(path: str, filesystem: Any) -> Storage:
+    import pyarrow.fs
+
+    if not isinstance(filesystem, pyarrow.fs.FileSystem):
+        fsspec: Any = sys.modules.get("fsspec")
+        if fsspec is None or not isinstance(filesystem, fsspec.AbstractFileSystem):
+            raise TypeError(f"{filesystem!r} is not a filesystem; give a pyarrow.fs.FileSystem.")
+        filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem))
+    if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+        return LocalStorage(os.path.expanduser(path))
+    root = path.rstrip("/") or path[:1]
+    return RemoteStorage(Connection(filesystem), root, root)
