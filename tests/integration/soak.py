@@ -94,7 +94,7 @@ def hit_workers(storage: Path, notes: Path, rng: random.Random, mode: str) -> tu
         struck: set[int] = set()
         while hits < wanted and not done.wait(0.002):
             fresh = [pid for pid in pids_of(storage)[-WORKERS:] if pid not in struck]
-            if fresh and not done.wait(rng.uniform(0.0, 0.08)):
+            if fresh and not done.wait(rng.uniform(0.0, 0.05)):
                 victim = rng.choice(fresh)
                 struck.add(victim)
                 with contextlib.suppress(ProcessLookupError):

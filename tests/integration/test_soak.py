@@ -16,14 +16,16 @@ MODES = ["sync", "async"]
 @pytest.mark.parametrize("mode", MODES)
 def test_workers_killed_at_random_instants(mode: str, tmp_path: Path) -> None:
     rng = random.Random(f"workers-{mode}")
-    hits = resumed = 0
-    for number in range(25):
+    hits = resumed = number = 0
+    # How many are hit in time depends on the machine; that they hold does not.
+    while (hits < 40 or resumed < 5) and number < 150:
+        number += 1
         storage, notes = tmp_path / f"{number}", tmp_path / f"{number}-notes"
         result, more = hit_workers(storage, notes, rng, mode)
         check(storage, notes, result)
         hits += more
         resumed += any(attempt["time_before"] > 0 for attempt in result.attempts)
-    assert hits >= 25
+    assert hits >= 40
     assert resumed >= 5  # not all of them were hit before their first checkpoint
 
 
