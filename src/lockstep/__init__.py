@@ -26,6 +26,8 @@ def init(
 ) -> None:
     """Set what later runs of this process start with. Optional; starts nothing.
 
+    Called again, it changes only what it is given; ``shutdown()`` forgets it all.
+
     Args:
         engine: ``"local"`` (the default): processes on this machine.
         runtime_env: ``{"env_vars": {"NAME": "value"}}``: set in every worker before anything of

@@ -9,6 +9,7 @@
     ├── CheckpointError              a checkpoint could not be written, committed or read
     ├── StorageError                 the run's storage failed or is unusable
     ├── HangError                    ranks did not come to a report in time
+    ├── StopConditionError           the user's stop function raised
     ├── PreemptedError               a worker was preempted more often than allowed
     ├── EngineError                  worker processes could not be started
     └── InsufficientResourcesError   more was asked for than this machine has
@@ -35,6 +36,7 @@ __all__ = [
     "MismatchedReportsError",
     "PreemptedError",
     "RemoteError",
+    "StopConditionError",
     "StopTraining",
     "StorageError",
     "TrainingFailedError",
@@ -120,6 +122,10 @@ class HangError(LockstepError):
 
 class PreemptedError(LockstepError):
     """A worker was preempted more often than ``FailureConfig(max_preemption_failures=…)``."""
+
+
+class StopConditionError(LockstepError):
+    """The function given as ``RunConfig(stop=…)`` raised; its error is the cause."""
 
 
 class CheckpointError(LockstepError):

@@ -28,6 +28,8 @@ class CheckpointRecord:
     """False: it lies where the user put it."""
     iteration: int = 0
     """The ``training_iteration`` of the newest row then: an attempt from here counts on."""
+    trained_s: float = 0.0
+    """How long the run had trained by then."""
 
 
 def _quality(record: CheckpointRecord, config: CheckpointConfig) -> tuple[float, int]:

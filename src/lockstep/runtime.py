@@ -56,7 +56,13 @@ def configure(
                 f"init(runtime_env={{'env_vars': {{{name!r}: {value!r}}}}}): names and values "
                 "must be strings."
             )
-    _configured = Runtime(engine or settings.engine_name(), dict(env_vars), num_cpus, num_gpus)
+    before = current()  # what is not given again stays
+    _configured = Runtime(
+        engine or before.engine,
+        dict(env_vars) if "env_vars" in runtime_env else before.env_vars,
+        before.num_cpus if num_cpus is None else num_cpus,
+        before.num_gpus if num_gpus is None else num_gpus,
+    )
     for changed in list(_watchers):
         changed()
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TextIO
 
 from lockstep.engine.base import (
@@ -30,6 +32,7 @@ from lockstep.engine.base import (
 )
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.resources import check_fits
+from lockstep.errors import InsufficientResourcesError
 
 __all__ = ["InProcessEngine"]
 
@@ -42,6 +45,11 @@ class InProcessEngine(Engine):
 
     def check(self, spec: GroupSpec) -> list[str]:
         """See :class:`Engine`."""
+        if spec.size > 1:
+            raise InsufficientResourcesError(
+                f"the engine 'inprocess' runs one worker, not {spec.size}: use "
+                "lockstep.init(engine='local'), or ScalingConfig(num_workers=0)."
+            )
         return check_fits(spec)
 
     def capacity(self, spec: GroupSpec) -> int:
@@ -109,7 +117,8 @@ class _InProcessGroup(WorkerGroup):
             return
         module, _, function = self._spec.entry.partition(":")
         exitcode = 1
-        with _surroundings(self._spec.environment), _copied_output(self._print):
+        surroundings = _surroundings(self._spec.environment)
+        with surroundings, _copied_output(self._print), self._channel.interruptible():
             try:
                 entry = getattr(importlib.import_module(module), function)
                 exitcode = entry(self._channel)
@@ -121,7 +130,8 @@ class _InProcessGroup(WorkerGroup):
         self._tell(WorkerExited(0, -9 if self._killed else exitcode))
 
     def _tell(self, event: EngineEvent) -> None:
-        if not self._closed:
+        # A process that was killed would say nothing more, either.
+        if not self._closed and not (self._killed and isinstance(event, WorkerMessage)):
             self._emit(event)
 
     def _print(self, data: bytes) -> None:
@@ -141,9 +151,29 @@ class _LoopChannel(Channel):
         self._thread = threading.get_ident()
         self.interrupted = False
         self._killed = False
+        self._driving = False
 
     def kill(self) -> None:
         self._killed = True
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Ctrl-C ends the function at once, but never in the middle of the driver's own work."""
+
+        def interrupt(signum: int, frame: FrameType | None) -> None:
+            if self._driving:
+                self.interrupted = True
+            else:
+                raise KeyboardInterrupt
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def deliver(self, message: Any) -> None:
         self._inbox.append(message)
@@ -153,8 +183,12 @@ class _LoopChannel(Channel):
             self._from_threads.append(message)
             self._loop.call_soon(self.pass_on)
             return
-        self.pass_on()
-        self._emit(message)
+        self._driving = True
+        try:
+            self.pass_on()
+            self._emit(message)
+        finally:
+            self._driving = False
 
     def post(self, item: Any) -> None:
         self.send(Posted([item]))
@@ -164,13 +198,15 @@ class _LoopChannel(Channel):
             self._emit(self._from_threads.popleft())
 
     def receive(self) -> Any:
-        while self._killed or not self._inbox:
-            if self._killed:
-                raise KeyboardInterrupt
-            if self.interrupted:
+        while self._killed or self.interrupted or not self._inbox:
+            if self._killed or self.interrupted:
                 self.interrupted = False
                 raise KeyboardInterrupt
-            self._loop.run_once()
+            self._driving = True
+            try:
+                self._loop.run_once()
+            finally:
+                self._driving = False
         return self._inbox.popleft()
 
 

@@ -34,7 +34,7 @@ from lockstep.engine.base import (
 )
 from lockstep.engine.loop import EventLoop
 from lockstep.error_record import pack_error, unpack_error
-from lockstep.errors import LockstepError, StorageError
+from lockstep.errors import LockstepError, StopConditionError, StorageError
 from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
 from lockstep.train import events as e
@@ -475,7 +475,11 @@ class Controller:
             try:
                 return bool(self._stop(self._run.trial_id, dict(row)))
             except Exception as error:
-                self._feed(e.Raised(0, pack_error(error)))
+                failed = StopConditionError(
+                    f"RunConfig(stop=…) raised {type(error).__name__}: {error}."
+                )
+                failed.__cause__ = error
+                self._feed(e.Raised(0, pack_error(failed)))
                 return False
         bounds = self._stop or {}
         return any(_reached(look_up(row, key), bound) for key, bound in bounds.items())

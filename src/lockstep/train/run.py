@@ -151,7 +151,7 @@ class Run:
         """The workers are up."""
         newest = self.newest_checkpoint()
         self.iteration = 0 if newest is None else newest.iteration
-        self._total_before = 0.0 if newest is None else newest.metrics.get("time_total_s", 0.0)
+        self._total_before = 0.0 if newest is None else newest.trained_s
         self._attempt_rows = 0
         self._attempt_started = self._last_report = time.perf_counter()
         self._attempt = self._journal.append(
@@ -227,6 +227,7 @@ class Run:
             timestamp=int(time.time()),
             uploaded=uploaded,
             iteration=self.iteration - (self.rows - save.report_number),
+            trained_s=self._total_before + time.perf_counter() - self._attempt_started,
         )
 
     def publish(self, record: CheckpointRecord) -> None:
@@ -318,7 +319,8 @@ class Run:
         """Journal the end and clear away what was not published; returns why if that failed."""
         failed = None
         try:
-            for record in self._forget_surplus(ended=True):
+            # Whoever has not finished may go on, and needs something to go on from.
+            for record in self._forget_surplus(ended=phase is Phase.FINISHED):
                 self.delete(record)
             self.storage.sweep()
         except StorageError as error:

@@ -266,7 +266,10 @@ def _start_save(
         history=_note(state, f"save {save.name}"),
     )
     if save.parts_due:
-        return state, [OrderSave(save, plan_save(parts))]
+        try:
+            return state, [OrderSave(save, plan_save(parts))]
+        except CheckpointError as error:
+            return _fail(state, WorkerFailure(min(parts), pack_error(error)))
     return _commit_next(state)
 
 
@@ -413,8 +416,11 @@ def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
 
 
 def _closed(state: RunState, event: Closed) -> tuple[RunState, list[Action]]:
-    state = state._replace(gone=frozenset(range(state.world_size)))
-    return _fail(state, WorkerFailure(0, event.error))
+    """Trying again at once would only fail again, as fast as it can: no retry."""
+    failures = (WorkerFailure(0, event.error),)
+    everyone = frozenset(range(state.world_size))
+    state = state._replace(phase=Phase.FAILED, failures=failures, gone=everyone)
+    return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
 
 
 def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Action]]:
@@ -561,8 +567,8 @@ def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
     preempted_attempts = state.preempted_attempts + 1
     if state.policy.decide_preempted(preempted_attempts) == "raise":
         error = PreemptedError(
-            f"rank {notice.rank} was preempted, for the {preempted_attempts}. time; "
-            "FailureConfig(max_preemption_failures=…) allows more."
+            f"rank {notice.rank} was preempted ({preempted_attempts} so far), and "
+            f"max_preemption_failures={state.policy.max_preemption_failures} allows no more."
         )
         failures = (*state.failures, WorkerFailure(notice.rank, pack_error(error)))
         state = state._replace(phase=Phase.FAILED, failures=failures)
