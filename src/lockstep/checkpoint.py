@@ -69,6 +69,10 @@ class Checkpoint:
                 f"Checkpoint({places[0]!r}): expected a path; "
                 "a dict goes through Checkpoint.from_dict."
             )
+        elif filesystem is None and not os.fspath(places[0]):
+            raise ValueError(
+                f"Checkpoint({places[0]!r}): expected a path; '.' is the current directory."
+            )
         else:
             self._storage = open_storage(places[0], filesystem)
 
@@ -235,6 +239,12 @@ class Checkpoint:
         A key that is ``"a/b"`` literally wins. None where there is none or it is not a number.
         """
         return number_at(self._numbers, key)
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether its files may be taken over: a local directory that no run has published."""
+        storage = self._storage
+        return storage is not None and storage.is_local and not storage.is_published("")
 
     def files(self) -> dict[str, int]:
         """What a report stores: name relative to the checkpoint → size in bytes.

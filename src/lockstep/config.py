@@ -41,6 +41,10 @@ def _whole_number(owner: str, name: str, value: object, least: int, why: str = "
         raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class ScalingConfig:
     """How many workers, and what each one gets.
@@ -77,16 +81,21 @@ class ScalingConfig:
             raise TypeError(f"ScalingConfig(use_gpu={self.use_gpu!r}): expected True or False.")
         if self.resources_per_worker is None:
             return
+        if not isinstance(self.resources_per_worker, Mapping):
+            raise TypeError(
+                f"ScalingConfig(resources_per_worker={self.resources_per_worker!r}): expected a "
+                "dict, such as {'CPU': 2}."
+            )
         for name, amount in self.resources_per_worker.items():
             if name not in ("CPU", "GPU"):
                 raise ValueError(
                     f"ScalingConfig(resources_per_worker={{{name!r}: …}}): unknown resource; "
                     "this engine knows 'CPU' and 'GPU'."
                 )
-            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
+            if not _is_number(amount) or not 0 <= amount < math.inf:
                 raise ValueError(
                     f"ScalingConfig(resources_per_worker={{{name!r}: {amount!r}}}): "
-                    "expected a number, 0 or more."
+                    "expected a finite number, 0 or more."
                 )
         gpus = self.resources_per_worker.get("GPU", 0)
         if gpus and not self.use_gpu:
@@ -244,10 +253,16 @@ class RunConfig:
             or self.name in (".", "..")
             or "/" in self.name
             or "\\" in self.name
+            or "\0" in self.name
         ):
             raise ValueError(f"RunConfig(name={self.name!r}): expected a directory name.")
         if self.storage_path is not None and not isinstance(self.storage_path, (str, Path)):
             raise TypeError(f"RunConfig(storage_path={self.storage_path!r}): expected a path.")
+        if self.storage_path == "":
+            raise ValueError(
+                "RunConfig(storage_path=''): expected a path; '.' is the current directory, "
+                "None the default place."
+            )
         if self.storage_filesystem is not None and self.storage_path is None:
             raise ValueError("RunConfig(storage_filesystem=…) needs storage_path, a path on it.")
         if self.verbose not in (0, 1, 2):
@@ -264,9 +279,11 @@ class RunConfig:
             raise ValueError(f"RunConfig(resume={self.resume!r}) needs the name of the run.")
         for name in ("hang_warning_s", "hang_timeout_s"):
             seconds = getattr(self, name)
-            number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-            if seconds is not None and (not number or not seconds > 0):
-                raise ValueError(f"RunConfig({name}={seconds!r}): expected seconds, or None.")
+            if seconds is not None and not (_is_number(seconds) and 0 < seconds < math.inf):
+                raise ValueError(
+                    f"RunConfig({name}={seconds!r}): expected seconds, finite and above 0, or "
+                    "None for never."
+                )
         self._check_stop()
 
     def _check_stop(self) -> None:
@@ -278,6 +295,5 @@ class RunConfig:
                 "or a function (trial_id, result) -> bool."
             )
         for key, bound in self.stop.items():
-            number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
-            if not number or math.isnan(bound):
+            if not _is_number(bound) or math.isnan(bound):
                 raise ValueError(f"RunConfig(stop={{{key!r}: {bound!r}}}): expected a number.")

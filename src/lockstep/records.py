@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
+from lockstep.errors import StorageError
 from lockstep.journal import JOURNAL_FILE, parse_line, read_lines
 from lockstep.metrics import full_row
 from lockstep.retention import CheckpointRecord
@@ -47,26 +48,28 @@ class RunRecords:
         self.run: dict[str, Any] = {}
         self.attempts: dict[int, dict[str, Any]] = {}
         self.leaves: list[dict[str, Any]] = []
-        self.checkpoints: dict[str, CheckpointRecord] = {}
+        self.checkpoints: dict[int, CheckpointRecord] = {}
         self.failure: dict[str, Any] | None = None
         self.end: dict[str, Any] | None = None
         self.last_report: bytes | None = None
-        self._reports: list[bytes] = []
-        self._logs: list[bytes] = []
-        for line in read_lines(storage.read(JOURNAL_FILE)):
+        self._path = storage.path(JOURNAL_FILE)
+        self._reports: list[tuple[int, bytes]] = []
+        self._logs: list[tuple[int, bytes]] = []
+        for numbered in enumerate(read_lines(storage.read(JOURNAL_FILE)), 1):
+            line = numbered[1]
             if line.startswith(b'{"event":"report"'):
-                self._reports.append(line)
+                self._reports.append(numbered)
             elif line.startswith(b'{"event":"log"'):
-                self._logs.append(line)
+                self._logs.append(numbered)
             else:
-                self._take(parse_line(line))
+                self._take(self._parse(numbered))
         self.rows = len(self._reports)
         if self._reports:
-            self.last_report = self._reports[-1]
+            self._parse(self._reports[-1])  # so that whoever reads it below need not check
+            self.last_report = self._reports[-1][1]
         if not self.run:
             raise FileNotFoundError(
-                f"{storage.path(JOURNAL_FILE)} records no run; the driver may have been killed "
-                "as it began."
+                f"{self._path} records no run; the driver may have been killed as it began."
             )
 
     @property
@@ -76,17 +79,30 @@ class RunRecords:
 
     def reports(self) -> Iterator[dict[str, Any]]:
         """Every row, in order."""
-        return map(parse_line, self._reports)
+        return map(self._parse, self._reports)
 
     def logs(self) -> Iterator[dict[str, Any]]:
         """Every batch of ``train.log()`` rows."""
-        return map(parse_line, self._logs)
+        return map(self._parse, self._logs)
 
     def row(self, report: dict[str, Any]) -> dict[str, Any]:
         """A row with the keys every row gets."""
         return full_row(
             reported_metrics(report), self.run, self.attempts[report["attempt"]], report
         )
+
+    def _parse(self, numbered: tuple[int, bytes]) -> dict[str, Any]:
+        number, line = numbered
+        try:
+            record = parse_line(line)
+            if "event" not in record:
+                raise ValueError("it names no event")
+        except (ValueError, TypeError) as error:
+            raise StorageError(
+                f"line {number} of {self._path} is not a record of a run ({error}); "
+                "the file is damaged: put a good copy in its place, or take the line out."
+            ) from error
+        return record
 
     def _take(self, record: dict[str, Any]) -> None:
         event = record.pop("event")
@@ -95,9 +111,9 @@ class RunRecords:
         elif event == "attempt":
             self.attempts[record["attempt"]] = record
         elif event == "checkpoint":
-            self.checkpoints[record["name"]] = CheckpointRecord(**record)
+            self.checkpoints[record["id"]] = CheckpointRecord(**record)
         elif event == "delete":
-            self.checkpoints.pop(record["name"], None)
+            self._forget(record)
         elif event == "failure":
             self.failure = record
         elif event == "leave":
@@ -108,6 +124,13 @@ class RunRecords:
         elif event == "end":
             self.end = record
 
+    def _forget(self, record: dict[str, Any]) -> None:
+        gone = record.get("id")
+        if gone is None:  # an older journal has the name only
+            named = (key for key, one in self.checkpoints.items() if one.name == record["name"])
+            gone = next(named, None)
+        self.checkpoints.pop(gone, None)
+
 
 def reported_metrics(report: dict[str, Any]) -> dict[str, Any]:
     """What was reported: rank 0's metrics, or those combined across ranks."""
@@ -116,14 +139,15 @@ def reported_metrics(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def existing_checkpoints(
-    storage: Storage, known: dict[str, CheckpointRecord]
+    storage: Storage, known: dict[int, CheckpointRecord]
 ) -> list[CheckpointRecord]:
     """What is really there: publishing makes a checkpoint exist, the journal only follows."""
     found = [record for record in known.values() if not record.uploaded]
+    uploaded = {record.name: record for record in known.values() if record.uploaded}
     for name in storage.listdir(""):
-        if name in known and known[name].uploaded:
+        if name in uploaded:
             if storage.is_published(name):
-                found.append(known[name])
+                found.append(uploaded[name])
         elif storage.is_published(name):
             manifest = storage.manifest(name)
             if manifest is not None:

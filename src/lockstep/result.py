@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -132,33 +133,40 @@ class Result:
 
     @cached_property
     def metrics_dataframe(self) -> pd.DataFrame:
-        """One row a report, from every attempt; nested metrics as ``a/b`` columns."""
+        """One row a report, from every attempt; nested metrics as ``a/b`` columns.
+
+        The column ``attempt`` is the run's; a metric of that name is in ``metrics/attempt``.
+        """
         import pandas as pd
 
         records = RunRecords(self._storage)
         rows = [
-            flatten({**records.row(report), "attempt": report["attempt"]})
+            {**_beside({"attempt"}, records.row(report)), "attempt": report["attempt"]}
             for report in records.reports()
         ]
         return pd.DataFrame(rows)
 
     @cached_property
     def log_dataframe(self) -> pd.DataFrame:
-        """One row a ``train.log()`` call: rank, attempt, step, time and the metrics."""
+        """One row a ``train.log()`` call: rank, attempt, step, time and the metrics.
+
+        A metric with the name of one of these four is in ``metrics/rank`` and so on.
+        """
         import pandas as pd
 
+        own = ["rank", "attempt", "step", "time"]
         rows = [
             {
                 "rank": batch["rank"],
                 "attempt": batch["attempt"],
                 "step": row["step"],
                 "time": row["time"],
-                **flatten(row["metrics"]),
+                **_beside(own, row["metrics"]),
             }
             for batch in RunRecords(self._storage).logs()
             for row in batch["rows"]
         ]
-        return pd.DataFrame(rows, columns=None if rows else ["rank", "attempt", "step", "time"])
+        return pd.DataFrame(rows, columns=None if rows else own)
 
     def __repr__(self) -> str:
         shown = {
@@ -192,6 +200,13 @@ class Result:
 
     def _open(self, record: CheckpointRecord) -> Checkpoint:
         return open_checkpoint(self._storage, record)
+
+
+def _beside(own: Container[str], metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics' columns; those that are called like one of ``own`` get another name."""
+    return {
+        f"metrics/{key}" if key in own else key: value for key, value in flatten(metrics).items()
+    }
 
 
 def _resizes(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -49,7 +49,12 @@ def configure(
             f"init(runtime_env={{{unknown[0]!r}: …}}): only 'env_vars' is supported; workers share "
             "this process's Python, packages and working directory."
         )
-    env_vars = runtime_env.get("env_vars") or {}
+    env_vars = runtime_env.get("env_vars")
+    env_vars = {} if env_vars is None else env_vars
+    if not isinstance(env_vars, Mapping):
+        raise TypeError(
+            f"init(runtime_env={{'env_vars': {env_vars!r}}}): expected a dict of names to values."
+        )
     for name, value in env_vars.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(

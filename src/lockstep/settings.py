@@ -5,6 +5,7 @@ Values are read when asked for, not at import, so a test or a notebook may chang
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,8 +33,8 @@ def _seconds(name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if value < 0:
-        raise ValueError(f"{name}={text!r} is not a number of seconds (0 or more).")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name}={text!r} is not a finite number of seconds (0 or more).")
     return value
 
 
@@ -48,7 +49,7 @@ def engine_name() -> str:
 
 
 def stop_grace_seconds() -> float:
-    """``LOCKSTEP_STOP_GRACE_S``: how long workers may clean up after Ctrl-C, or exit at the end."""
+    """``LOCKSTEP_STOP_GRACE_S``: how long workers may clean up after Ctrl-C."""
     return _seconds("LOCKSTEP_STOP_GRACE_S", 5.0)
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -380,6 +381,33 @@ def test_log_keeps_every_row_of_every_rank_to_the_very_end() -> None:
     assert len(result.metrics_dataframe) == 1
 
 
+def test_metrics_called_like_a_column_of_the_dataframes() -> None:
+    def train_func() -> None:
+        train.log({"rank": "r", "attempt": "a", "step": "s", "time": "t"}, step=4)
+        train.report({"attempt": "mine", "rank": "kept"})
+
+    result = fit(train_func, workers=1)
+    (row,) = result.log_dataframe.to_dict("records")
+    assert (row["rank"], row["attempt"], row["step"]) == (0, 1, 4)
+    assert [row[f"metrics/{name}"] for name in ("rank", "attempt", "step", "time")] == list("rast")
+    (row,) = result.metrics_dataframe.to_dict("records")
+    assert (row["attempt"], row["metrics/attempt"], row["rank"]) == (1, "mine", "kept")
+    assert result.metrics["attempt"] == "mine"
+
+
+def test_a_step_is_a_number() -> None:
+    def train_func() -> None:
+        import numpy as np
+
+        train.log({}, step=np.int64(3))  # type: ignore[arg-type]
+        train.log({}, step=np.float32(0.5))  # type: ignore[arg-type]
+        for step in ("3", True, [3]):
+            with pytest.raises(TypeError, match=re.escape(f"log(step={step!r})")):
+                train.log({}, step=step)  # type: ignore[arg-type]
+
+    assert fit(train_func, workers=1).log_dataframe["step"].tolist() == [3, 0.5]
+
+
 @pytest.mark.parametrize("end", ["raise", "exit"])
 def test_log_right_before_a_failure_is_kept(end: str) -> None:
     def train_func(config: dict[str, str]) -> None:
@@ -617,3 +645,24 @@ def test_what_a_callback_does_to_its_values_stays_with_it() -> None:
 def test_something_that_is_no_callback_is_refused(callback: Any) -> None:
     with pytest.raises(TypeError, match=r"RunConfig\(callbacks=\["):
         fit(report_thrice, callbacks=[callback])
+
+
+@pytest.mark.parametrize("call", ["report", "log", "save_checkpoint"])
+def test_a_child_of_the_worker_cannot_report(call: str, tmp_path: Path) -> None:
+    def train_func() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                getattr(train, call)({"from": "the child"})
+            except RuntimeError as error:
+                (tmp_path / "error").write_text(str(error))
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        train.report({"from": "the worker"})
+
+    result = fit(train_func, workers=1)
+    assert f"{call}() was called in process" in (tmp_path / "error").read_text()
+    assert result.metrics_dataframe["from"].tolist() == ["the worker"]
+    assert result.log_dataframe.empty
+    assert result.checkpoint is None

@@ -31,6 +31,7 @@ from lockstep.train import (
     ScalingConfig,
 )
 from lockstep.train.saved import TRAINER_FILE
+from lockstep.train.torch import TorchConfig, TorchTrainer
 from tests.integration.runs import SRC, failure, fit, run_script, trainer
 from tests.s3 import new_bucket, s3_uri, serve
 
@@ -247,6 +248,68 @@ except train.WorkerGroupError as error:
         done = run_script(second, self.SECOND, stdin=path)
         assert "ROWS [[0, 0], [10, 1], [20, 2]]" in done.stdout
 
+    @pytest.mark.parametrize("place", ["main", "module"])
+    def test_what_the_function_imports_comes_too(self, tmp_path: Path, place: str) -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        first.mkdir()
+        second.mkdir()
+        code = """
+import helper
+from helper import Kind, scaled
+from lockstep import train
+
+def train_func(config):
+    assert config["kind"] is Kind.LARGE
+    train.report({"step": helper.STEP, "scale": scaled(2)})
+"""
+        (first / "mine.py").write_text(code)
+        (first / "helper.py").write_text(
+            "import enum, deeper\nSTEP = 2\nKind = enum.Enum('Kind', 'SMALL LARGE')\n"
+            "def scaled(n): return deeper.SCALE * n\n"
+        )
+        (first / "deeper.py").write_text("SCALE = 10\n")
+        head = code if place == "main" else "from mine import train_func\nfrom helper import Kind\n"
+        tail = """
+from lockstep import train
+run_config = train.RunConfig(verbose=0)
+config = {"kind": Kind.LARGE}
+print(train.DataParallelTrainer(
+    train_func, train_loop_config=config, run_config=run_config
+).fit().path, end="")
+"""
+        path = run_script(first, head + tail).stdout
+        (Path(path) / JOURNAL_FILE).write_text(
+            (Path(path) / JOURNAL_FILE).read_text().split('{"event":"end"')[0]
+        )
+        for directory in (second, first):  # without the modules, and with them
+            done = run_script(directory, self.SECOND, stdin=path)
+            assert "[20, 2]]" in done.stdout
+
+    def test_what_only_an_import_can_give_has_to_be_given(self, tmp_path: Path) -> None:
+        script = """
+            from lockstep import train
+            from helper import train_func
+            run_config = train.RunConfig(verbose=0)
+            print(train.DataParallelTrainer(train_func, run_config=run_config).fit().path, end="")
+            """
+        (tmp_path / "helper.py").write_text(
+            "import threading\nfrom lockstep import train\nLOCK = threading.Lock()\n"
+            "def train_func():\n    with LOCK: train.report({'step': 1})\n"
+        )
+        path = run_script(tmp_path, script).stdout
+        with pytest.raises(
+            ValueError,
+            match=r"train_loop_per_worker cannot be loaded here \(ModuleNotFoundError: .*'helper'\)"
+            r"; give train_loop_per_worker=…",
+        ):
+            DataParallelTrainer.restore(path)
+
+        def instead() -> None:
+            train.report({"step": 2})
+
+        again = DataParallelTrainer.restore(path, train_loop_per_worker=instead)
+        assert again.fit().metrics["step"] == 2
+
 
 class TestWhatIsKept:
     def test_the_state_is_plain_json(self, config: dict[str, Any]) -> None:
@@ -283,6 +346,15 @@ class TestWhatIsKept:
         )
         check_whole(given.fit(), [1, 1, 1, 2, 2, 2])
         assert DataParallelTrainer.can_restore(path)
+
+    def test_without_the_trainer_the_class_knows_its_framework(
+        self, config: dict[str, Any]
+    ) -> None:
+        pytest.importorskip("torch")
+        path = Path(failed_run(config).path)
+        (path / TRAINER_FILE).unlink()
+        again = TorchTrainer.restore(path, train_loop_per_worker=count, train_loop_config=config)
+        assert again.backend_config == TorchConfig()
 
     def test_callbacks(self, config: dict[str, Any], tmp_path: Path) -> None:
         class Heard(Callback):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lockstep import air, train
+from lockstep.errors import StorageError
 from lockstep.train import Checkpoint, CheckpointConfig, Result
 from tests.integration.runs import failure, fit, run_script
 
@@ -310,6 +311,18 @@ def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:
     with (result.log_dir / "journal.jsonl").open("a") as journal:
         journal.write('{"event":"report","index":4,"ra')
     same(result, Result.from_path(result.path))
+
+
+@pytest.mark.parametrize("garbage", ["{not json", '{"event":"report","index":', "5", "{}"])
+def test_a_damaged_line_is_named(garbage: str) -> None:
+    result = fit(train_func, workers=1)
+    journal = result.log_dir / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    for number in (2, len(lines)):
+        journal.write_text("\n".join([*lines[: number - 1], garbage, *lines[number:]]) + "\n")
+        with pytest.raises(StorageError, match=f"line {number} of {re.escape(str(journal))}"):
+            # A row before the last is read when the rows are.
+            Result.from_path(result.path).metrics_dataframe  # noqa: B018
 
 
 @pytest.mark.parametrize("fail", [False, True])

@@ -5,18 +5,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lockstep
-from lockstep import air, train
+from lockstep import air, settings, train
 from lockstep.engine.resources import available_cpus
 from lockstep.train import (
     BackendConfig,
@@ -28,6 +29,7 @@ from lockstep.train import (
     ScalingConfig,
     api,
 )
+from lockstep.train.torch import TorchConfig
 from tests.integration.runs import failure, fit, trainer
 
 # ------------------------------------------------------------------------- the function's argument
@@ -43,7 +45,10 @@ def test_no_argument_or_the_config() -> None:
     def optional(config: dict[str, Any] | None = None) -> None:
         train.report({"got": config})
 
-    def other_default(epochs: int = 3) -> None:
+    def other_name(cfg: dict[str, Any] | None = None) -> None:
+        train.report({"got": cfg})
+
+    def several(epochs: int = 3, lr: float = 0.1) -> None:
         train.report({"got": epochs})
 
     config = {"lr": 0.1, "layers": [1, 2]}
@@ -51,7 +56,8 @@ def test_no_argument_or_the_config() -> None:
     assert fit(with_config, config=config).metrics["got"] == config
     assert fit(with_config).metrics["got"] == {}
     assert fit(optional, config=config).metrics["got"] == config
-    assert fit(other_default, config=config).metrics["got"] == 3
+    assert fit(other_name, config=config).metrics["got"] == config
+    assert fit(several, config=config).metrics["got"] == 3
 
 
 def test_each_worker_has_a_config_of_its_own() -> None:
@@ -82,6 +88,38 @@ def test_too_many_arguments_are_refused_when_the_trainer_is_built(
     DataParallelTrainer(functools.partial(function, **dict.fromkeys(names.split(", ")[1:], 1)))
 
 
+async def coroutine(config: dict[str, Any]) -> None:
+    pass
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def asynchronous_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+class Asynchronous:
+    async def __call__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (coroutine, "coroutine is a coroutine function"),
+        (functools.partial(coroutine, {}), "is a coroutine function"),
+        (Asynchronous(), "is a coroutine function"),
+        (generator, "generator is a generator function"),
+        (asynchronous_generator, "asynchronous_generator is a generator function"),
+    ],
+)
+def test_a_function_that_would_not_run_is_refused(function: Callable[..., Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        DataParallelTrainer(function)
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
@@ -90,6 +128,8 @@ def test_too_many_arguments_are_refused_when_the_trainer_is_built(
         ({"scaling_config": {"num_workers": 2}}, TypeError, "scaling_config={'num_workers': 2}"),
         ({"run_config": "x"}, TypeError, "run_config='x'"),
         ({"resume_from_checkpoint": "/x"}, TypeError, "resume_from_checkpoint='/x'"),
+        ({"backend_config": "gloo"}, TypeError, "backend_config='gloo'"),
+        ({"metadata": [1]}, TypeError, "metadata=[1]"),
     ],
 )
 def test_a_trainer_names_what_is_wrong(
@@ -109,6 +149,9 @@ def test_a_trainer_names_what_is_wrong(
         (ScalingConfig, {"use_gpu": "yes"}, TypeError, "use_gpu='yes'"),
         (ScalingConfig, {"resources_per_worker": {"TPU": 1}}, ValueError, "'TPU'"),
         (ScalingConfig, {"resources_per_worker": {"CPU": -2}}, ValueError, "-2"),
+        (ScalingConfig, {"resources_per_worker": {"CPU": math.nan}}, ValueError, "nan"),
+        (ScalingConfig, {"resources_per_worker": {"GPU": math.inf}}, ValueError, "inf"),
+        (ScalingConfig, {"resources_per_worker": ["CPU"]}, TypeError, "['CPU']"),
         (ScalingConfig, {"resources_per_worker": {"GPU": 1}}, ValueError, "use_gpu=True"),
         (
             ScalingConfig,
@@ -125,7 +168,12 @@ def test_a_trainer_names_what_is_wrong(
         (RunConfig, {"name": "a/b"}, ValueError, "'a/b'"),
         (RunConfig, {"name": ".."}, ValueError, "'..'"),
         (RunConfig, {"name": " "}, ValueError, "' '"),
+        (RunConfig, {"name": "a\0b"}, ValueError, r"'a\x00b'"),
         (RunConfig, {"storage_path": 3}, TypeError, "storage_path=3"),
+        (RunConfig, {"storage_path": ""}, ValueError, "storage_path=''"),
+        (RunConfig, {"hang_warning_s": math.inf}, ValueError, "hang_warning_s=inf"),
+        (RunConfig, {"hang_timeout_s": math.nan}, ValueError, "hang_timeout_s=nan"),
+        (TorchConfig, {"timeout_s": math.inf}, ValueError, "timeout_s=inf"),
         (RunConfig, {"storage_filesystem": object()}, ValueError, "storage_path"),
         (RunConfig, {"failure_config": 3}, TypeError, "failure_config=3"),
         (RunConfig, {"checkpoint_config": {}}, TypeError, "checkpoint_config={}"),
@@ -259,13 +307,26 @@ def test_runtime_env_reaches_workers_before_user_imports(
 
 @pytest.mark.parametrize(
     ("runtime_env", "words"),
-    [({"pip": ["x"]}, "'pip'"), ({"env_vars": {"A": 1}}, "'A': 1"), ("x", "runtime_env='x'")],
+    [
+        ({"pip": ["x"]}, "'pip'"),
+        ({"env_vars": {"A": 1}}, "'A': 1"),
+        ({"env_vars": ["A=1"]}, "'env_vars': ['A=1']"),
+        ({"env_vars": ""}, "'env_vars': ''"),
+        ("x", "runtime_env='x'"),
+    ],
 )
 def test_a_runtime_env_that_cannot_be_had(runtime_env: Any, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         lockstep.init(runtime_env=runtime_env)
     with pytest.raises(ValueError, match="engine='mars'"):
         lockstep.init(engine="mars")
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+def test_seconds_of_a_variable_are_finite(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_STOP_GRACE_S", text)
+    with pytest.raises(ValueError, match=f"LOCKSTEP_STOP_GRACE_S='{text}'"):
+        settings.stop_grace_seconds()
 
 
 def test_the_drivers_environment_path_and_directory_hold(

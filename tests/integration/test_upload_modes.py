@@ -15,7 +15,8 @@ import pytest
 
 from lockstep import train
 from lockstep.errors import CheckpointError, StorageError
-from lockstep.storage import MANIFEST, local
+from lockstep.records import RunRecords
+from lockstep.storage import MANIFEST, local, open_storage
 from lockstep.train import (
     Checkpoint,
     CheckpointConfig,
@@ -62,6 +63,25 @@ def fail_flushes(times: int = 1) -> None:
         flush(path)
 
     local._fsync = failing
+
+
+def pretend_devices(root: str) -> None:
+    """From now on, this worker cannot rename anything into ``root``."""
+    stat, rename = os.stat, local._rename
+
+    def other_device(path: Any, **options: Any) -> os.stat_result:
+        status = stat(path, **options)
+        if os.fspath(path) == root:
+            return os.stat_result((*status[:2], status.st_dev + 1, *status[3:]))
+        return status
+
+    def failing(source: str, destination: str) -> None:
+        if destination.startswith(root):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+        rename(source, destination)
+
+    os.stat = other_device  # type: ignore[assignment]
+    local._rename = failing
 
 
 def here(name: str) -> Path:
@@ -136,6 +156,71 @@ def test_a_directory_may_be_taken_over(mode: CheckpointUploadMode) -> None:
     assert content(newest(result)) == "moved"
     assert os.stat(f"{newest(result).path}/file").st_ino == result.metrics["inode"]
     assert not os.path.exists(result.metrics["path"])
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+@pytest.mark.parametrize("all_seen", [False, True])
+def test_ranks_that_share_a_directory_take_over_their_own_files(
+    mode: CheckpointUploadMode, all_seen: bool, tmp_path: Path
+) -> None:
+    """Whether every rank has the same files, or each reports when it sees only some of them."""
+
+    def train_func() -> None:
+        rank = train.world_rank()
+        for step in range(3):
+            folder = tmp_path / str(step)
+            (folder / "sub").mkdir(parents=True, exist_ok=True)
+            (folder / "sub" / f"of_{rank}").write_text(f"{rank} {step}")
+            if all_seen:
+                train.report({})  # now each rank sees all
+            train.report(
+                {},
+                checkpoint=Checkpoint.from_directory(folder),
+                checkpoint_upload_mode=mode,
+                delete_local_checkpoint_after_upload=True,
+            )
+
+    result = fit(train_func, workers=3)
+    assert len(result.best_checkpoints) == 3
+    for step, (checkpoint, _) in enumerate(result.best_checkpoints):
+        for rank in range(3):
+            assert Path(str(checkpoint.path), "sub", f"of_{rank}").read_text() == f"{rank} {step}"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_what_was_not_ordered_is_not_deleted(mode: CheckpointUploadMode, tmp_path: Path) -> None:
+    def train_func() -> None:
+        folder = tmp_path / str(train.world_rank())
+        folder.mkdir()
+        (folder / "file").write_text("the same")
+        train.report(
+            {},
+            checkpoint=Checkpoint.from_directory(folder),
+            checkpoint_upload_mode=mode,
+            delete_local_checkpoint_after_upload=True,
+        )
+
+    assert content(newest(fit(train_func))) == "the same"
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]  # it had nothing to write
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+@pytest.mark.parametrize("kept", [SYNC, NO_UPLOAD])
+def test_a_committed_checkpoint_is_never_taken_over(
+    mode: CheckpointUploadMode, kept: CheckpointUploadMode
+) -> None:
+    def train_func() -> None:
+        train.report({}, checkpoint=directory("first"), checkpoint_upload_mode=kept)
+        train.report(
+            {},
+            checkpoint=train.get_checkpoint(),
+            checkpoint_upload_mode=mode,
+            delete_local_checkpoint_after_upload=True,
+        )
+
+    result = fit(train_func, workers=1)
+    assert [content(checkpoint) for checkpoint, _ in result.best_checkpoints] == ["first"] * 2
 
 
 # ----------------------------------------------------------------------------------------- ASYNC
@@ -216,6 +301,33 @@ def test_a_temporary_directory_may_end_before_the_upload() -> None:
         gate.open()
 
     assert content(newest(fit(train_func))) == "of rank 0"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_directory_taken_over_may_end_before_the_upload(elsewhere: bool) -> None:
+    def train_func() -> None:
+        rank, gate = train.world_rank(), Gate()
+        if elsewhere:
+            # As if the run's directory were on another device than the temporary ones.
+            pretend_devices(str(here("")))
+        with tempfile.TemporaryDirectory() as folder:
+            inner = Path(folder, "inner")
+            inner.mkdir()
+            (inner / f"of_{rank}").write_text(str(rank))
+            (inner / "file").write_text("shared")
+            train.report(
+                {},
+                checkpoint=Checkpoint.from_directory(inner),
+                checkpoint_upload_mode=ASYNC,
+                delete_local_checkpoint_after_upload=True,
+            )
+        gate.open()
+
+    checkpoint = newest(fit(train_func))
+    assert content(checkpoint) == "shared"
+    for rank in range(2):
+        assert Path(str(checkpoint.path), f"of_{rank}").read_text() == str(rank)
+    assert not list(Path(tempfile.gettempdir()).glob(".snapshot-*"))
 
 
 def test_async_checkpoints_are_committed_in_order_with_every_ranks_part() -> None:
@@ -358,6 +470,36 @@ def test_no_upload_registers_what_lies_there(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("keep", [None, 1])
+def test_no_upload_of_one_directory_again_and_again(tmp_path: Path, keep: int | None) -> None:
+    def train_func() -> None:
+        checkpoint = Checkpoint.from_directory(tmp_path)
+        for n in range(3):
+            (tmp_path / "file").write_text(str(n))
+            train.report({"n": n}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+
+    result = fit(train_func, workers=1, checkpoint_config=CheckpointConfig(num_to_keep=keep))
+    assert newest(result).path == str(tmp_path)
+    numbers = [metrics["n"] for _, metrics in result.best_checkpoints]
+    assert numbers == ([0, 1, 2] if keep is None else [2])
+    assert result.metrics_dataframe["checkpoint_dir_name"].tolist() == [str(tmp_path)] * 3
+
+
+def test_a_journal_that_deletes_by_name_is_still_read() -> None:
+    def train_func() -> None:
+        for n in range(3):
+            train.report({"n": n}, checkpoint=Checkpoint.from_dict({"n": n}))
+
+    result = fit(train_func, workers=1, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    journal = Path(result.path, "journal.jsonl")
+    old = [json.loads(line) for line in journal.read_text().splitlines()]
+    for event in old:
+        if event["event"] == "delete":
+            del event["id"]
+    journal.write_text("".join(json.dumps(event) + "\n" for event in old))
+    assert list(RunRecords(open_storage(result.path)).checkpoints) == [2]
+
+
 def test_no_upload_of_a_dict_cannot_be() -> None:
     def train_func() -> None:
         train.report({}, checkpoint=Checkpoint.from_dict({}), checkpoint_upload_mode=NO_UPLOAD)
@@ -414,7 +556,10 @@ def test_a_name_used_twice(mode: CheckpointUploadMode) -> None:
         assert newest(error.result).to_dict()["n"] == 0
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a\\b", ".hidden", ".", "..", 3])
+NOT_NAMES = ["", "a/b", "a\\b", ".hidden", ".", "..", 3, "logs", "rank_0", "journal.jsonl"]
+
+
+@pytest.mark.parametrize("name", NOT_NAMES)
 def test_a_name_that_is_none(name: Any) -> None:
     def train_func() -> None:
         train.report({}, checkpoint=Checkpoint.from_dict({}), checkpoint_dir_name=name)
@@ -426,7 +571,8 @@ def test_a_name_that_is_none(name: Any) -> None:
 
 def test_a_name_that_something_else_has() -> None:
     def train_func() -> None:
-        train.report({}, checkpoint=Checkpoint.from_dict({}), checkpoint_dir_name="logs")
+        (Path(train.get_context().get_trial_dir()) / "mine").mkdir()
+        train.report({}, checkpoint=Checkpoint.from_dict({}), checkpoint_dir_name="mine")
 
     error = failure(train_func, workers=1)
     assert isinstance(error.__cause__, StorageError)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.messages import CheckpointReport
+from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import checkpoint_name, differing_files, plan_save
 
 
@@ -39,6 +42,15 @@ def test_every_name_is_written_exactly_once() -> None:
 
 def test_an_empty_part_still_takes_part() -> None:
     assert plan_save({0: part()}).write == {0: ()}
+
+
+@pytest.mark.parametrize("below", ["model/b", "model/b/c"])
+def test_a_file_of_one_rank_cannot_be_a_directory_of_another(below: str) -> None:
+    for one, other in ((0, 2), (2, 0)):
+        with pytest.raises(CheckpointError) as raised:
+            plan_save({one: part("a", "model"), 1: part("a"), other: part(below)})
+        for word in (f"rank {one} ", f"rank {other} ", "'model'", repr(below)):
+            assert word in str(raised.value)
 
 
 def test_differing_files() -> None:

@@ -41,6 +41,26 @@ def test_ranks_without_the_key_do_not_count() -> None:
     assert combined({}, {"a": 3}, reduce={"a": "mean", "b": "sum"}) == {"a": 3.0}
 
 
+def test_nested_numbers() -> None:
+    ranks: list[dict[str, Any]] = [
+        {"val": {"loss": 1, "name": "x"}, "n": 2},
+        {"val": {"loss": 3, "name": "y", "extra": 5}, "n": 4, "only": {"here": 7, "text": "z"}},
+    ]
+    assert combined(*ranks, reduce="mean") == {
+        "val": {"loss": 2.0, "name": "x", "extra": 5.0},
+        "n": 3.0,
+        "only": {"here": 7.0},
+    }
+    named = {"val/loss": "sum", "only/here": "max", "nowhere/at/all": "sum"}
+    assert combined(*ranks, reduce=named) == {
+        "val": {"loss": 4, "name": "x"},
+        "n": 2,
+        "only": {"here": 7},
+    }
+    assert combined({"a/b": 1}, {"a/b": 3}, reduce={"a/b": "mean"}) == {"a/b": 2.0}
+    assert ranks[0]["val"]["loss"] == 1
+
+
 def test_truth_and_text_are_not_numbers() -> None:
     ranks = [{"flag": True, "text": "a"}, {"flag": False, "text": "b"}]
     assert combined(*ranks, reduce="sum") == {"flag": True, "text": "a"}
@@ -67,5 +87,15 @@ def test_a_number_is_needed() -> None:
     with pytest.raises(TypeError, match=r"'a': 'mean'.*'text' is not a number"):
         check_reduce({"a": "mean"}, {"a": "text"})
     check_reduce({"a": "last", "missing": "mean"}, {"a": "text"})
+    with pytest.raises(TypeError, match=r"'a/b': 'mean'.*'text' is not a number"):
+        check_reduce({"a/b": "mean"}, {"a": {"b": "text"}})
     check_reduce("mean", {"a": "text"})
     check_reduce(None, {})
+
+
+def test_keys_that_are_not_there_at_all_are_named() -> None:
+    with pytest.raises(ValueError, match=r"'los': 'mean'.*none of these.*'loss', 'val/n'"):
+        check_reduce({"los": "mean"}, {"loss": 1.0, "val": {"n": 1}})
+    check_reduce({"val/n": "mean", "of another rank": "mean"}, {"val": {"n": 1}})
+    check_reduce({"of another rank": "mean"}, {})
+    check_reduce({}, {"loss": 1.0})

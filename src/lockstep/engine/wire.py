@@ -19,7 +19,8 @@ from lockstep.engine.loop import EventLoop
 __all__ = ["Connection", "SocketChannel", "Terminating", "receive_with_files", "send_with_files"]
 
 _LENGTH = struct.Struct("!Q")
-_CHUNK = 1 << 18
+# Small enough that the allocator does not map and unmap memory for each read.
+_CHUNK = 1 << 16
 _MAX_FILES = 8
 
 POST_DELAY_S = 0.05
@@ -255,9 +256,20 @@ class SocketChannel(Channel):
             self._sendall(frame)
 
     def _read(self) -> None:
+        """One message at least; usually one read brings one whole frame."""
+        head = _LENGTH.size
         try:
-            (size,) = _LENGTH.unpack(_receive_exactly(self._sock, _LENGTH.size))
-            self._unread.append(pickle.loads(_receive_exactly(self._sock, size)))
+            data = self._sock.recv(_CHUNK)
+            while True:
+                if len(data) < head:
+                    data += _receive_exactly(self._sock, head - len(data))
+                end = head + _LENGTH.unpack_from(data)[0]
+                if len(data) < end:
+                    data += _receive_exactly(self._sock, end - len(data))
+                self._unread.append(pickle.loads(memoryview(data)[head:end]))
+                data = data[end:]
+                if not data:
+                    return
         except (EOFError, ConnectionError):
             self._on_driver_gone()
             raise

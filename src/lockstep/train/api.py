@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
+from lockstep.journal import JOURNAL_FILE
+from lockstep.trackers.csv import PROGRESS_FILE
+from lockstep.trackers.json import PARAMS_FILE, RESULT_FILE
 from lockstep.train.context import PreemptionInfo, TrainContext
+from lockstep.train.output import LOG_DIRECTORY
+from lockstep.train.saved import TRAINER_FILE
 from lockstep.train.session import Session, current
 
 __all__ = [
@@ -37,6 +43,10 @@ __all__ = [
     "world_rank",
     "world_size",
 ]
+
+_OWN_NAMES = frozenset(
+    (JOURNAL_FILE, LOG_DIRECTORY, PARAMS_FILE, PROGRESS_FILE, RESULT_FILE, TRAINER_FILE)
+)
 
 
 def _session(caller: str) -> Session:
@@ -69,10 +79,12 @@ def report(
         delete_local_checkpoint_after_upload: the checkpoint's directory may be taken over: moved
             rather than copied where that is possible, and gone afterwards.
         reduce: combine ranks: ``"mean"``, ``"sum"``, ``"min"``, ``"max"`` or ``"last"`` for every
-            number, or a dict that names one for each key.
+            number, in nested dicts too, or a dict that names one for each key; ``"a/b"`` reaches
+            into nested dicts. Rank 0's counts. A key is combined from the ranks that have it.
 
     Raises:
-        ValueError: a metric is a tensor, or a reduction is unknown.
+        ValueError: a metric is a tensor, a reduction is unknown, or none of the keys of ``reduce``
+            is among this rank's metrics.
         TypeError: a metric cannot be kept.
         StopTraining: the run ends at this report (not an ``Exception``; do not catch it).
     """
@@ -105,14 +117,29 @@ def _check_dir_name(name: str | None) -> None:
             f"report(checkpoint_dir_name={name!r}): expected one directory name, "
             "without slashes and not starting with a dot."
         )
+    if name in _OWN_NAMES or name.startswith("rank_"):
+        raise ValueError(
+            f"report(checkpoint_dir_name={name!r}): a run has something of that name itself; "
+            "choose another."
+        )
 
 
 def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
     """Keep metrics of this rank without waiting for anyone, e.g. at every step.
 
     They are in ``result.log_dataframe``, with rank, attempt, step and time.
+
+    Raises:
+        ValueError: a metric is a tensor.
+        TypeError: a metric cannot be kept, or the step is not a number.
     """
-    _session("log()").log(metrics, step)
+    _session("log()").log(metrics, step if step is None else _plain_step(step))
+
+
+def _plain_step(step: Any) -> Any:
+    if isinstance(step, bool) or not isinstance(step, Real):
+        raise TypeError(f"log(step={step!r}): expected a number, or None.")
+    return int(step) if isinstance(step, Integral) else float(step)
 
 
 def get_checkpoint() -> Checkpoint | None:

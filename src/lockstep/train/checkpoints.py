@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lockstep.engine.messages import CheckpointReport
+from lockstep.errors import CheckpointError
 
 __all__ = ["SavePlan", "checkpoint_name", "differing_files", "is_numbered", "plan_save"]
 
@@ -29,11 +30,16 @@ def is_numbered(name: str) -> bool:
 
 
 def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:
-    """Merge the ranks' files: where two have the same name, the lowest rank's is written."""
+    """Merge the ranks' files: where two have the same name, the lowest rank's is written.
+
+    Raises:
+        CheckpointError: what is a file for one rank is a directory for another.
+    """
     owners: dict[str, list[int]] = {}
     for rank in sorted(parts):
         for name in parts[rank].files:
             owners.setdefault(name, []).append(rank)
+    _check_clashes(owners)
     write = {
         rank: tuple(name for name in parts[rank].files if owners[name][0] == rank) for rank in parts
     }
@@ -41,6 +47,20 @@ def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:
         rank: tuple(name for name in parts[rank].files if len(owners[name]) > 1) for rank in parts
     }
     return SavePlan(write, compare)
+
+
+def _check_clashes(owners: Mapping[str, list[int]]) -> None:
+    for name, (rank, *_) in owners.items():
+        above = name.rpartition("/")[0]
+        while above:
+            other = owners.get(above, [rank])[0]
+            if other != rank:
+                raise CheckpointError(
+                    f"the ranks' parts do not fit into one checkpoint: {above!r} is a file of "
+                    f"rank {other} and a directory of rank {rank} (with {name!r}); "
+                    "rename one of them."
+                )
+            above = above.rpartition("/")[0]
 
 
 def differing_files(fingerprints: Sequence[Mapping[str, int]]) -> list[str]:

@@ -19,7 +19,7 @@ from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.console.logs import LineSplitter
 from lockstep.console.text import shorten, without_controls
 from lockstep.engine.base import WorkerInfo
-from lockstep.engine.messages import Report
+from lockstep.engine.messages import CheckpointReport, Report
 from lockstep.errors import StorageError
 from lockstep.journal import JOURNAL_FILE, Journal
 from lockstep.metrics import first_result, full_row, look_up
@@ -177,6 +177,7 @@ class Run:
         metrics = combine(reports)
         self.last_metrics = metrics
         reduced = {} if lead.reduce is None else {"reduced": metrics}
+        part = next((r.checkpoint for r in reports if r.checkpoint is not None), None)
         self._last_record = self._journal.append(
             "report",
             index=self.rows,
@@ -188,7 +189,7 @@ class Run:
             time_since_start=now - self._attempt_started,
             worker_time=lead.time,
             worker_time_this_iter=lead.time_this_iter,
-            checkpoint=checkpoint,
+            checkpoint=None if checkpoint is None else self._place(part, checkpoint),
             ranks=[report.metrics for report in reports],
             **reduced,
         )
@@ -208,9 +209,6 @@ class Run:
         """What is to be published, with its score."""
         lead = next(r for r in save.reports if r is not None and r.checkpoint is not None)
         assert lead.checkpoint is not None
-        name, uploaded = save.name, True
-        if save.mode is CheckpointUploadMode.NO_UPLOAD:
-            name, uploaded = address_from(self.storage, lead.checkpoint.location), False
         metrics = self._rows.pop(save.name, {})
         attribute = self.checkpoint_config.checkpoint_score_attribute
         score = lead.checkpoint.score
@@ -220,12 +218,12 @@ class Run:
                 score = float(value)
         return CheckpointRecord(
             id=save.id,
-            name=name,
+            name=self._place(lead.checkpoint, save.name),
             index=save.report_number,
             score=score,
             metrics=metrics,
             timestamp=int(time.time()),
-            uploaded=uploaded,
+            uploaded=save.mode is not CheckpointUploadMode.NO_UPLOAD,
             iteration=self.iteration - (self.rows - save.report_number),
             trained_s=self._total_before + time.perf_counter() - self._attempt_started,
         )
@@ -381,11 +379,16 @@ class Run:
         if self._spool is not None:
             shutil.rmtree(self._spool, ignore_errors=True)
 
+    def _place(self, part: CheckpointReport | None, name: str) -> str:
+        if part is not None and part.mode is CheckpointUploadMode.NO_UPLOAD:
+            return address_from(self.storage, part.location)
+        return name
+
     def _forget_surplus(self, *, ended: bool) -> list[CheckpointRecord]:
         gone = surplus(self.checkpoints, self.checkpoint_config, ended=ended)
         for record in gone:
             self.checkpoints.remove(record)
-            self._journal.append("delete", name=record.name)
+            self._journal.append("delete", id=record.id, name=record.name)
         return gone
 
 

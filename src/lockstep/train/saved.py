@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ __all__ = ["TRAINER_FILE", "is_saved", "run_storage", "save_trainer", "saved_tra
 
 TRAINER_FILE = "trainer.pkl"
 
+_GIVEN_ANEW = ("train_loop_per_worker", "train_loop_config", "scaling_config", "run_config")
+"""What ``restore()`` takes."""
+
 
 def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
     """Keep the trainer's arguments, each pickled by itself.
@@ -39,17 +43,20 @@ def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
         "metadata": trainer.metadata,
         "resume_from_checkpoint": trainer.resume_from_checkpoint,
     }
-    kept = {name: dump(value, name, by_value=True) for name, value in arguments.items()}
+    function = trainer.train_loop_per_worker
+    kept = {
+        name: dump(value, name, by_value=True, like=function) for name, value in arguments.items()
+    }
     # Its place is the run's own, and a filesystem may hold credentials.
     run_config = replace(
         trainer.run_config, callbacks=(), storage_filesystem=None, storage_path=None
     )
     with suppress(TypeError):
-        kept["run_config"] = dump(run_config, "run_config", by_value=True)
+        kept["run_config"] = dump(run_config, "run_config", by_value=True, like=function)
     callbacks = []
     for callback in trainer.run_config.callbacks:
         try:
-            callbacks.append(dump(callback, "callback", by_value=True))
+            callbacks.append(dump(callback, "callback", by_value=True, like=function))
         except TypeError:
             continue  # it holds a connection or a file; give it to restore() again
     storage.write(TRAINER_FILE, pickle.dumps({**kept, "callbacks": callbacks}))
@@ -70,11 +77,12 @@ def is_saved(storage: Storage) -> bool:
     return storage.exists(TRAINER_FILE)
 
 
-def saved_trainer(storage: Storage) -> dict[str, Any]:
-    """The arguments of a run's trainer, without those that could not be kept.
+def saved_trainer(storage: Storage, given: Container[str] = ()) -> dict[str, Any]:
+    """The arguments of a run's trainer, without those that could not be kept and those ``given``.
 
     Raises:
         FileNotFoundError: it is not there.
+        ValueError: one of them cannot be loaded; names it and what is missing.
     """
     if not is_saved(storage):
         raise FileNotFoundError(
@@ -83,8 +91,26 @@ def saved_trainer(storage: Storage) -> dict[str, Any]:
             "configs to restore(), or start anew."
         )
     kept = pickle.loads(storage.read(TRAINER_FILE))
-    callbacks = [pickle.loads(callback) for callback in kept.pop("callbacks")]
-    arguments = {name: pickle.loads(value) for name, value in kept.items()}
+    callbacks = kept.pop("callbacks")
+    arguments = {
+        name: _load(value, name, storage) for name, value in kept.items() if name not in given
+    }
     if "run_config" in arguments:
-        arguments["run_config"] = replace(arguments["run_config"], callbacks=callbacks)
+        arguments["run_config"] = replace(
+            arguments["run_config"],
+            callbacks=[_load(callback, "run_config", storage) for callback in callbacks],
+        )
     return arguments
+
+
+def _load(pickled: bytes, name: str, storage: Storage) -> Any:
+    try:
+        return pickle.loads(pickled)
+    except Exception as error:
+        cure = f"give {name}=… to restore()"
+        if name not in _GIVEN_ANEW:
+            cure = "make what it needs importable"
+        raise ValueError(
+            f"restore({storage.uri!r}): the run's {name} cannot be loaded here "
+            f"({type(error).__name__}: {error}); {cure}."
+        ) from error

@@ -7,38 +7,40 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
 __all__ = ["dump", "dump_function"]
 
 _DEPTH = 4
+_MODULES = 100
+"""How many local modules travel with a function, at most."""
+_registry = threading.RLock()
+"""cloudpickle's list of modules is the process's; runs may begin in several threads."""
 
 
-def dump(value: Any, name: str, *, by_value: bool = False) -> bytes:
+def dump(value: Any, name: str, *, by_value: bool = False, like: Any = None) -> bytes:
     """Something else that workers get, as bytes.
 
     Args:
         value: what to send.
         name: what to call it in an error.
-        by_value: it must load where the module it comes from is not to be had (unless that is
-            an installed package).
+        by_value: it must load where the module it comes from, and the local ones that this one
+            imports, are not to be had (local: not of an installed package).
+        like: what is by value with this function is so here, too: a class must be the same in both.
 
     Raises:
         TypeError: something in it cannot be pickled; names it.
     """
-    import cloudpickle
-
     module = _module_of(value)
-    if by_value and module is not None and not _installed(module):
-        cloudpickle.register_pickle_by_value(module)
-        try:
-            return _dumps(value)
-        except Exception:
-            pass  # it uses something of its module that only an import can give
-        finally:
-            cloudpickle.unregister_pickle_by_value(module)
+    if by_value:
+        local = _local_modules(module, _module_of(like))
+        for modules in (local, [near for near in local if near is module]):
+            # It may use something of a module that only an import can give.
+            with _registered(modules), contextlib.suppress(Exception):
+                return _dumps(value)
     with _by_value(module):
         try:
             return _dumps(value)
@@ -95,16 +97,54 @@ def _module_of(value: Any) -> ModuleType | None:
 @contextlib.contextmanager
 def _by_value(module: ModuleType | None) -> Iterator[None]:
     """Pickle the module's functions and classes by value, if a worker could not import it."""
-    import cloudpickle
-
     if module is None or module.__name__ == "__main__" or _workers_can_import(module):
         yield
         return
-    cloudpickle.register_pickle_by_value(module)
-    try:
+    with _registered([module]):
         yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
+
+
+@contextlib.contextmanager
+def _registered(modules: Iterable[ModuleType]) -> Iterator[None]:
+    import cloudpickle
+
+    with _registry:
+        known = cloudpickle.list_registry_pickle_by_value()
+        new = [module for module in modules if module.__name__ not in known]
+        for module in new:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in new:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _local_modules(*roots: ModuleType | None) -> list[ModuleType]:
+    """Those of ``roots`` that are not installed, and what they import of that kind, in turn.
+
+    What a function imports when it runs is not among them.
+    """
+    # __main__ is pickled by value anyway, but what it imports is not.
+    pending = [
+        root for root in roots if root and (root.__name__ == "__main__" or not _installed(root))
+    ]
+    found = list(dict.fromkeys(pending))
+    while pending and len(found) < _MODULES:
+        for value in list(vars(pending.pop(0)).values()):
+            near = value if isinstance(value, ModuleType) else _module_of_name(value)
+            if near is None or near in found or _installed(near):
+                continue
+            if getattr(near, "__file__", None) and sys.modules.get(near.__name__) is near:
+                found.append(near)
+                pending.append(near)
+    return [module for module in found[:_MODULES] if module.__name__ != "__main__"]
+
+
+def _module_of_name(value: Any) -> ModuleType | None:
+    with contextlib.suppress(Exception):  # an object may answer anything, or raise
+        return sys.modules.get(value.__module__)
+    return None
 
 
 def _installed(module: ModuleType) -> bool:

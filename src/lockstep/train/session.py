@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -72,6 +73,7 @@ class Session:
         self.checkpoint_requested = False
         self.preemption: PreemptionInfo | None = None
         self._last_time = time.time()
+        self._pid = os.getpid()
 
     def report(
         self,
@@ -84,6 +86,7 @@ class Session:
         reduce: str | Mapping[str, str] | None,
     ) -> None:
         """Meet the other ranks at this report; return when all are there and it is kept."""
+        self._check_process("report()")
         plain = normalise(metrics)
         check_reduce(reduce, plain)
         part = self._describe(checkpoint, dir_name, mode)
@@ -100,6 +103,7 @@ class Session:
 
     def save_checkpoint(self, data: dict[str, Any]) -> None:
         """Keep a checkpoint without a report. Only rank 0's counts, and it waits for nobody."""
+        self._check_process("save_checkpoint()")
         if self.context.world_rank != 0:
             return
         checkpoint = Checkpoint.from_dict(data)
@@ -110,6 +114,7 @@ class Session:
 
     def log(self, metrics: Mapping[str, Any], step: int | None) -> None:
         """Keep a row of metrics. Never waits."""
+        self._check_process("log()")
         row = {"step": step, "time": time.time(), "metrics": normalise(metrics)}
         self._channel.post(LogRow(_encode(row)))
 
@@ -120,6 +125,13 @@ class Session:
     def finish(self) -> bool:
         """Wait for uploads; False if one failed (and has been reported)."""
         return self._uploader.drain()
+
+    def _check_process(self, caller: str) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{caller} was called in process {os.getpid()}, a child of the worker (process "
+                f"{self._pid}) of rank {self.context.world_rank}; call it in the worker itself."
+            )
 
     def _describe(
         self, checkpoint: Checkpoint | None, dir_name: str | None, mode: CheckpointUploadMode
@@ -163,46 +175,93 @@ class Session:
             raise StopTraining("this run has been told to stop")
 
     def _save(self, order: SaveOrder, checkpoint: Checkpoint, take_over: bool) -> None:
+        take_over = take_over and self._may_take(checkpoint)
         if order.mode is CheckpointUploadMode.SYNC:
             self._upload(order, checkpoint, take_over)
             return
-        source, owned = checkpoint, take_over
-        if checkpoint.path is not None and not take_over:
-            if self._storage.is_local:
-                # The copy is the snapshot; what is left for later is making it durable.
-                fingerprints = checkpoint.fingerprint(order.compare)
-                checkpoint.save_files(self._storage, order.directory, order.names, flush=False)
-                self._channel.send(Snapshotted(order.name))
-                self._uploader.submit(lambda: self._make_durable(order, fingerprints))
-                return
-            source = Checkpoint(self._local_copy(checkpoint, order))
-            owned = True
+        job = partial(self._upload, order, checkpoint, take_over)
+        if checkpoint.path is not None:
+            fingerprints = self._fingerprint(order, checkpoint)
+            if not order.names or self._snapshot_is_final(checkpoint, take_over):
+                # What is left for later is making it durable.
+                self._write(order, checkpoint, take_over, flush=False)
+                job = partial(self._make_durable, order, fingerprints)
+            else:
+                source = self._set_aside(order, checkpoint, take_over)
+                job = partial(self._upload, order, source, True, fingerprints)
         # Said before the upload begins: the driver must never hear of its end first.
         self._channel.send(Snapshotted(order.name))
-        self._uploader.submit(lambda: self._upload(order, source, owned))
+        self._uploader.submit(job)
 
-    def _upload(self, order: SaveOrder, checkpoint: Checkpoint, take_over: bool) -> None:
-        fingerprints = checkpoint.fingerprint(order.compare) if order.compare else {}
-        checkpoint.save_files(self._storage, order.directory, order.names, move=take_over)
-        if take_over and checkpoint.path is not None:
-            shutil.rmtree(checkpoint.path, ignore_errors=True)
+    def _may_take(self, checkpoint: Checkpoint) -> bool:
+        committed = (self.checkpoint, *(known for known, _ in self.reported_checkpoints))
+        return checkpoint.is_movable and checkpoint not in committed
+
+    def _upload(
+        self,
+        order: SaveOrder,
+        checkpoint: Checkpoint,
+        take_over: bool,
+        fingerprints: Mapping[str, int] | None = None,
+    ) -> None:
+        if fingerprints is None:
+            fingerprints = self._fingerprint(order, checkpoint)
+        self._write(order, checkpoint, take_over)
         self._channel.send(Saved(order.name, fingerprints))
+
+    def _write(
+        self, order: SaveOrder, checkpoint: Checkpoint, take_over: bool, *, flush: bool = True
+    ) -> None:
+        if order.names:  # else the directory may be gone: taken over by a rank that shares it
+            checkpoint.save_files(
+                self._storage, order.directory, order.names, move=take_over, flush=flush
+            )
+            if take_over:
+                _remove_empty(checkpoint)
 
     def _make_durable(self, order: SaveOrder, fingerprints: Mapping[str, int]) -> None:
         for name in order.names:
             self._storage.flush(str(PurePosixPath(order.directory, name)))
         self._channel.send(Saved(order.name, fingerprints))
 
-    def _local_copy(self, checkpoint: Checkpoint, order: SaveOrder) -> str:
-        # In the run's own temporary directory, which the driver removes even if this worker dies.
-        parent = self.context.trial_dir if os.path.isdir(self.context.trial_dir) else None
-        directory = tempfile.mkdtemp(prefix=SNAPSHOT_PREFIX, dir=parent)
-        wanted = dict.fromkeys((*order.names, *order.compare))
-        checkpoint.save_files(open_storage(directory), "", wanted, flush=False)
-        return directory
+    def _fingerprint(self, order: SaveOrder, checkpoint: Checkpoint) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for name in order.compare:
+            # Gone: a rank that shares the directory took it over, so there is nothing to compare.
+            with contextlib.suppress(FileNotFoundError):
+                sums.update(checkpoint.fingerprint((name,)))
+        return sums
+
+    def _snapshot_is_final(self, checkpoint: Checkpoint, take_over: bool) -> bool:
+        """Whether the snapshot is best made where the checkpoint goes."""
+        if not (self._storage.is_local and take_over):
+            return self._storage.is_local
+        # Moving to another device is copying: left for later where a rename makes it safe as well.
+        places = (checkpoint.path, self._storage.root, tempfile.gettempdir())
+        device, there, here = (os.stat(str(place)).st_dev for place in places)
+        return device == there or device != here
+
+    def _set_aside(self, order: SaveOrder, checkpoint: Checkpoint, take_over: bool) -> Checkpoint:
+        # On remote storage the run's own directory is a temporary one, which the driver removes
+        # even if this worker dies. Never beside the checkpoint: that may end with the report, too.
+        remote = not self._storage.is_local and os.path.isdir(self.context.trial_dir)
+        parent = self.context.trial_dir if remote else None
+        aside = tempfile.mkdtemp(prefix=SNAPSHOT_PREFIX, dir=parent)
+        checkpoint.save_files(open_storage(aside), "", order.names, move=take_over, flush=False)
+        if take_over:
+            _remove_empty(checkpoint)
+        return Checkpoint(aside)
 
     def _upload_failed(self, error: Exception) -> None:
         self._channel.send(Failed(pack_error(error)))
+
+
+def _remove_empty(checkpoint: Checkpoint) -> None:
+    """Remove the directories of a checkpoint that have no file left: another rank's stay."""
+    assert checkpoint.path is not None
+    for folder, _, _ in os.walk(checkpoint.path, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 _current: Session | None = None

@@ -73,6 +73,8 @@ class BaseTrainer(ABC):
                 f"datasets={sorted(datasets)}: this version has no lockstep.data yet; "
                 "load the data inside the training function."
             )
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise TypeError(f"metadata={metadata!r}: expected a dict.")
         self.metadata = dict(metadata or {})
         if resume_from_checkpoint is not None and not isinstance(
             resume_from_checkpoint, Checkpoint
@@ -131,12 +133,19 @@ class DataParallelTrainer(BaseTrainer):
             raise TypeError(f"train_loop_config={train_loop_config!r}: expected a dict.")
         self.train_loop_per_worker = train_loop_per_worker
         self.train_loop_config = dict(train_loop_config or {})
-        self.backend_config = backend_config or BackendConfig()
+        if backend_config is not None and not isinstance(backend_config, BackendConfig):
+            raise TypeError(f"backend_config={backend_config!r}: expected a BackendConfig.")
+        self.backend_config = backend_config or self._default_backend_config()
         if fault_plan is not None and not callable(fault_plan):
             raise TypeError(f"fault_plan={fault_plan!r}: expected a lockstep.testing.FaultPlan.")
         self.fault_plan = fault_plan
         self._restored_from: Storage | None = None
         self._changed = False
+
+    @classmethod
+    def _default_backend_config(cls) -> BackendConfig:
+        """What ``backend_config`` is when it is not given, to the constructor or to a restore."""
+        return BackendConfig()
 
     def fit(self) -> Result:
         """Run the training function on every worker; return when all have finished.
@@ -221,15 +230,9 @@ class DataParallelTrainer(BaseTrainer):
 
         Raises:
             FileNotFoundError: there is no run, or nothing to restore it with.
-            ValueError: a part of it could not be kept and has to be given.
+            ValueError: a part of it could not be kept, or cannot be loaded here, and has to be
+                given.
         """
-        storage = run_storage(path, storage_filesystem)
-        kept = {} if train_loop_per_worker and not is_saved(storage) else saved_trainer(storage)
-        if kept and "run_config" not in kept and run_config is None:
-            raise ValueError(
-                f"restore({os.fspath(path)!r}): the run's RunConfig(stop=…) could not be pickled; "
-                "give run_config to restore()."
-            )
         given = {
             "train_loop_per_worker": train_loop_per_worker,
             "train_loop_config": train_loop_config,
@@ -238,6 +241,15 @@ class DataParallelTrainer(BaseTrainer):
             "datasets": datasets,
         }
         changes = {name: value for name, value in given.items() if value is not None}
+        storage = run_storage(path, storage_filesystem)
+        kept = {}
+        if train_loop_per_worker is None or is_saved(storage):
+            kept = saved_trainer(storage, changes)
+            if "run_config" not in {**kept, **changes}:
+                raise ValueError(
+                    f"restore({os.fspath(path)!r}): the run's RunConfig(stop=…) could not be "
+                    "pickled; give run_config to restore()."
+                )
         trainer = cls.__new__(cls)
         DataParallelTrainer.__init__(trainer, **{**kept, **changes})
         trainer._restored_from = storage

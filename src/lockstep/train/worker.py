@@ -121,12 +121,26 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
-    """Whether the training function wants the config dict.
+    """Whether the training function wants the config dict: it has one argument, of any name.
+
+    Of several optional arguments, the first gets it if it is called ``config``.
 
     Raises:
+        TypeError: calling it would only make a coroutine or a generator.
         ValueError: it takes more than one argument.
     """
     name = getattr(function, "__name__", repr(function))
+    for called in (function, type(function).__call__):
+        if inspect.iscoroutinefunction(called):
+            raise TypeError(
+                f"{name} is a coroutine function; give a plain function, which may call "
+                "asyncio.run()."
+            )
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise TypeError(
+                f"{name} is a generator function; give a plain function, which calls "
+                "train.report() where this one yields."
+            )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
@@ -148,7 +162,9 @@ def takes_config(function: Callable[..., Any]) -> bool:
             f"{name}({wanted}): a training function takes no argument or one, the config dict; "
             "bind the others with functools.partial or put them into train_loop_config."
         )
-    return bool(positional) or (bool(optional) and optional[0].name == "config")
+    return bool(positional) or (
+        bool(optional) and (len(optional) == 1 or optional[0].name == "config")
+    )
 
 
 def _adopt_main(function: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lockstep.train.backend import Backend, BackendConfig
@@ -35,8 +36,11 @@ class TorchConfig(BackendConfig):
                 f"TorchConfig(init_method={self.init_method!r}): expected 'env', 'tcp' or a URL."
             )
         seconds = self.timeout_s
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds <= 0:
-            raise ValueError(f"TorchConfig(timeout_s={seconds!r}): expected seconds, above 0.")
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not 0 < seconds < math.inf:
+            raise ValueError(
+                f"TorchConfig(timeout_s={seconds!r}): expected seconds, finite and above 0."
+            )
 
     def make_backend(self) -> Backend:
         """The backend to send to the workers."""

@@ -45,7 +45,7 @@ class TorchTrainer(DataParallelTrainer):
     ) -> None:
         if torch_config is not None and torch_backend is not None:
             raise ValueError("torch_backend is the older name of torch_config; give one of them.")
-        config = torch_config or torch_backend or TorchConfig()
+        config = torch_config or torch_backend or self._default_backend_config()
         if not isinstance(config, TorchConfig):
             raise TypeError(f"torch_config={config!r}: expected a TorchConfig.")
         if importlib.util.find_spec("torch") is None:
@@ -63,3 +63,7 @@ class TorchTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             fault_plan=fault_plan,
         )
+
+    @classmethod
+    def _default_backend_config(cls) -> TorchConfig:
+        return TorchConfig()
