@@ -105,6 +105,8 @@ class TestMaking:
         wrong: Any = {"a": 1}
         with pytest.raises(TypeError, match="from_dict"):
             Checkpoint(wrong)
+        with pytest.raises(ValueError, match=r"Checkpoint\(''\): expected a path"):
+            Checkpoint("")
         wrong = [1]
         with pytest.raises(TypeError, match=r"from_dict\(\[1\]\)"):
             Checkpoint.from_dict(wrong)

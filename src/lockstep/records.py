@@ -125,11 +125,13 @@ class RunRecords:
             self.end = record
 
     def _forget(self, record: dict[str, Any]) -> None:
-        gone = record.get("id")
-        if gone is None:  # an older journal has the name only
-            named = (key for key, one in self.checkpoints.items() if one.name == record["name"])
-            gone = next(named, None)
-        self.checkpoints.pop(gone, None)
+        if "id" in record:
+            self.checkpoints.pop(record["id"], None)
+            return
+        # An older journal has the name only.
+        named = (one.id for one in self.checkpoints.values() if one.name == record["name"])
+        for gone in list(named)[:1]:
+            del self.checkpoints[gone]
 
 
 def reported_metrics(report: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -647,13 +647,22 @@ def test_something_that_is_no_callback_is_refused(callback: Any) -> None:
         fit(report_thrice, callbacks=[callback])
 
 
-@pytest.mark.parametrize("call", ["report", "log", "save_checkpoint"])
-def test_a_child_of_the_worker_cannot_report(call: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("report", lambda train: train.report({"from": "the child"})),
+        ("log", lambda train: train.log({"from": "the child"})),
+        ("save_checkpoint", lambda train: train.save_checkpoint(weights=1)),
+    ],
+)
+def test_a_child_of_the_worker_cannot_report(
+    name: str, call: Callable[[Any], None], tmp_path: Path
+) -> None:
     def train_func() -> None:
         child = os.fork()
         if child == 0:
             try:
-                getattr(train, call)({"from": "the child"})
+                call(train)
             except RuntimeError as error:
                 (tmp_path / "error").write_text(str(error))
             finally:
@@ -662,7 +671,7 @@ def test_a_child_of_the_worker_cannot_report(call: str, tmp_path: Path) -> None:
         train.report({"from": "the worker"})
 
     result = fit(train_func, workers=1)
-    assert f"{call}() was called in process" in (tmp_path / "error").read_text()
+    assert f"{name}() was called in process" in (tmp_path / "error").read_text()
     assert result.metrics_dataframe["from"].tolist() == ["the worker"]
     assert result.log_dataframe.empty
     assert result.checkpoint is None

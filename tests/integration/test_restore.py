@@ -285,6 +285,19 @@ print(train.DataParallelTrainer(
             done = run_script(directory, self.SECOND, stdin=path)
             assert "[20, 2]]" in done.stdout
 
+    def test_a_big_module_does_not_come(self, tmp_path: Path) -> None:
+        (tmp_path / "big.py").write_text("DATA = bytes(100 << 20)\nSTEP = 1\n")
+        script = """
+            import big
+            from lockstep import train
+            def train_func():
+                train.report({"step": big.STEP})
+            run_config = train.RunConfig(verbose=0)
+            print(train.DataParallelTrainer(train_func, run_config=run_config).fit().path, end="")
+            """
+        path = run_script(tmp_path, script).stdout
+        assert (Path(path) / TRAINER_FILE).stat().st_size < 1 << 20
+
     def test_what_only_an_import_can_give_has_to_be_given(self, tmp_path: Path) -> None:
         script = """
             from lockstep import train

@@ -486,15 +486,6 @@ def test_stop_by_a_function() -> None:
     assert seen == [result.metrics["trial_id"]] * 5
 
 
-def test_a_stop_function_that_raises_fails_the_run() -> None:
-    def stop(trial_id: str, result: dict[str, Any]) -> bool:
-        return bool(result["misspelt"])
-
-    error = failure(endless, stop=stop)
-    assert type(error.__cause__) is KeyError
-    assert "misspelt" in str(error)
-
-
 def test_a_stopped_function_is_not_kept_by_except_exception() -> None:
     def train_func() -> None:
         while True:

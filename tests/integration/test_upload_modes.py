@@ -80,7 +80,7 @@ def pretend_devices(root: str) -> None:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
         rename(source, destination)
 
-    os.stat = other_device  # type: ignore[assignment]
+    os.stat = other_device
     local._rename = failing
 
 
@@ -571,7 +571,9 @@ def test_a_name_that_is_none(name: Any) -> None:
 
 def test_a_name_that_something_else_has() -> None:
     def train_func() -> None:
-        (Path(train.get_context().get_trial_dir()) / "mine").mkdir()
+        taken = Path(train.get_context().get_trial_dir()) / "mine"
+        taken.mkdir()
+        (taken / "file").touch()
         train.report({}, checkpoint=Checkpoint.from_dict({}), checkpoint_dir_name="mine")
 
     error = failure(train_func, workers=1)

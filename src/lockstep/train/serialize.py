@@ -17,6 +17,8 @@ __all__ = ["dump", "dump_function"]
 _DEPTH = 4
 _MODULES = 100
 """How many local modules travel with a function, at most."""
+_LIMIT = 64 << 20
+"""How many bytes something may have with the modules that its own imports, at most."""
 _registry = threading.RLock()
 """cloudpickle's list of modules is the process's; runs may begin in several threads."""
 
@@ -37,10 +39,12 @@ def dump(value: Any, name: str, *, by_value: bool = False, like: Any = None) -> 
     module = _module_of(value)
     if by_value:
         local = _local_modules(module, _module_of(like))
-        for modules in (local, [near for near in local if near is module]):
-            # It may use something of a module that only an import can give.
+        own = [near for near in local if near is module]
+        for modules, limit in ((local, _LIMIT), (own, None)):
+            # It may use something of a module that only an import can give, or a big one whole.
             with _registered(modules), contextlib.suppress(Exception):
-                return _dumps(value)
+                if modules:
+                    return _dumps(value, limit)
     with _by_value(module):
         try:
             return _dumps(value)
@@ -69,7 +73,7 @@ def dump_function(function: Callable[..., Any], config: dict[str, Any]) -> bytes
             ) from error
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(value: Any, limit: int | None = None) -> bytes:
     import io
 
     import cloudpickle
@@ -83,7 +87,13 @@ def _dumps(value: Any) -> bytes:
                     return importlib.import_module, (name,)
             return super().reducer_override(value)
 
-    buffer = io.BytesIO()
+    class Buffer(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if limit is not None and self.tell() + memoryview(data).nbytes > limit:
+                raise OverflowError(f"more than {limit} bytes")
+            return super().write(data)
+
+    buffer = Buffer()
     Pickler(buffer).dump(value)
     return buffer.getvalue()
 
