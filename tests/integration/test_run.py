@@ -30,7 +30,7 @@ from lockstep.train import (
     api,
 )
 from lockstep.train.torch import TorchConfig
-from tests.integration.runs import failure, fit, trainer
+from tests.integration.runs import fit, trainer
 
 # ------------------------------------------------------------------------- the function's argument
 
