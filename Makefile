@@ -1,6 +1,6 @@
 # Every target sets up what it needs in .venv; a second call starts at once.
 #   make demo    train a small model on two workers
-#   make test    the test suite
+#   make test    the test suite, each framework in its environment (test-main, test-tensorflow, …: one)
 #   make check   ruff and mypy
 #   make bench   the benchmarks, against peers in .venv-peers
 #   make clean   remove environments, caches and build outputs
@@ -10,17 +10,32 @@ PYTHON ?= python3
 TORCH := torch==2.13.0
 PIP := -m pip --disable-pip-version-check install -qq
 PY := .venv/bin/python
+# Frameworks that cannot share an environment with the rest: environments/NAME.txt in .venv-NAME.
+ENVIRONMENTS := tensorflow horovod
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench clean
+.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check bench clean
 
 demo: .venv/.demo
 	@echo "demo: examples/01_quickstart.py"
 	@$(PY) examples/01_quickstart.py
 
-test: .venv/.dev
+test: test-main $(ENVIRONMENTS:%=test-%)
+
+test-main: .venv/.dev
 	@echo "test: pytest"
 	@$(PY) -m pytest $(ARGS)
+
+# An environment that cannot be made here is skipped, with the reason; with ALL=1 that is an error.
+$(ENVIRONMENTS:%=test-%): test-%:
+	@if $(MAKE) --no-print-directory .venv-$*/.done; then \
+		echo "test: pytest --environment=$*"; \
+		.venv-$*/bin/python -m pytest --environment=$* $(ARGS); \
+	elif [ -n "$(ALL)" ]; then \
+		echo "test: the $* environment could not be set up (above), and ALL=1 allows no skipping" >&2; exit 1; \
+	else \
+		echo "test: SKIPPED the $* tests: their environment could not be set up, for the reason above" >&2; \
+	fi
 
 check: .venv/.dev
 	@echo "check: ruff check"
@@ -36,7 +51,7 @@ bench: .venv/.dev .venv-peers/.done
 
 clean:
 	@echo "clean: environments, caches, build outputs"
-	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	@rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
 	@find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.torch:
@@ -54,6 +69,12 @@ clean:
 .venv/.dev: .venv/.torch pyproject.toml constraints-dev.txt
 	@echo "setup: lockstep and the development tools"
 	@$(PY) $(PIP) -c constraints-dev.txt -e ".[dev]"
+	@touch $@
+
+$(ENVIRONMENTS:%=.venv-%/.done): .venv-%/.done: environments/%.txt environments/%.sh pyproject.toml
+	@echo "setup: .venv-$* with environments/$*.txt"
+	@$(PYTHON) -m venv .venv-$*
+	@bash environments/$*.sh .venv-$*/bin/python
 	@touch $@
 
 .venv-peers/.done: benchmarks/requirements-peers.txt

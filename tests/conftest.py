@@ -225,9 +225,36 @@ def no_leaks(session_environment: None) -> Iterator[None]:
     assert not leaks, "this test left behind: " + "; ".join(leaks)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--environment",
+        default="main",
+        help="which environment this is: run the tests marked for it, in main those without a mark",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In an environment of its own, a module that says nothing of it may not be importable."""
+    name = config.getoption("--environment")
+    if name == "main" or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
+        return None
+    return None if f'environment("{name}")' in collection_path.read_text() else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = config.getoption("--environment")
+    elsewhere = [item for item in items if here not in _environments(item)]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if here in _environments(item)]
     if Path("/dev/nvidiactl").exists():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+def _environments(item: pytest.Item) -> tuple[str, ...]:
+    """Where a test runs: its nearest mark's names, or the main environment."""
+    mark = item.get_closest_marker("environment")
+    return mark.args if mark else ("main",)

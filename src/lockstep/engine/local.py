@@ -37,7 +37,7 @@ from lockstep.engine.loop import EventLoop
 from lockstep.engine.output import OutputThread
 from lockstep.engine.processes import kill_family
 from lockstep.engine.resources import check_fits, room_for, worker_environment
-from lockstep.engine.wire import Connection, Terminating, send_with_files
+from lockstep.engine.wire import Connection, Terminating, make_frame, send_with_files
 from lockstep.errors import EngineError
 
 __all__ = ["LocalEngine"]
@@ -198,6 +198,7 @@ class _LocalGroup(WorkerGroup):
         self._alive = set(range(spec.size))
         self._pids: dict[int, int] = {}
         self._workers: list[Connection] = []
+        self._packed: tuple[Any, bytes] = (None, b"")
         pipes: list[int] = []
         with contextlib.ExitStack() as undo:
             session = undo.enter_context(server.open_session())
@@ -228,7 +229,10 @@ class _LocalGroup(WorkerGroup):
         self._session = Connection(session, loop, self._ended, self._server_gone)
 
     def send(self, rank: int, message: Any) -> None:
-        self._workers[rank].send(message)
+        # An answer goes to every rank, one after the other: packed once.
+        if message is not self._packed[0]:
+            self._packed = (message, make_frame(message))
+        self._workers[rank].send_frame(self._packed[1])
 
     def interrupt(self) -> None:
         self._session.send(Interrupt())

@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 from lockstep.engine.base import Channel, Posted
 from lockstep.engine.loop import EventLoop
 
-__all__ = ["Connection", "SocketChannel", "Terminating", "receive_with_files", "send_with_files"]
+__all__ = [
+    "Connection",
+    "SocketChannel",
+    "Terminating",
+    "make_frame",
+    "receive_with_files",
+    "send_with_files",
+]
 
 _LENGTH = struct.Struct("!Q")
 # Small enough that the allocator does not map and unmap memory for each read.
@@ -27,14 +34,15 @@ POST_DELAY_S = 0.05
 """How long a posted item may wait for company."""
 
 
-def _frame(message: Any) -> bytes:
+def make_frame(message: Any) -> bytes:
+    """A message as it goes over the wire."""
     body = pickle.dumps(message, 5)
     return _LENGTH.pack(len(body)) + body
 
 
 def send_with_files(sock: socket.socket, message: Any, files: list[int]) -> None:
     """Send a message and open files along with it, on a blocking socket."""
-    frame = _frame(message)
+    frame = make_frame(message)
     # The files arrive with the first byte, wherever the rest is cut.
     sent = socket.send_fds(sock, [frame[: _LENGTH.size]], files) if files else 0
     sock.sendall(memoryview(frame)[sent:])
@@ -91,12 +99,19 @@ class Connection:
 
     def send(self, message: Any) -> None:
         """Send now what fits, the rest when the other side reads. Dropped after close."""
+        self.send_frame(make_frame(message))
+
+    def send_frame(self, data: bytes) -> None:
+        """The same with a message that ``make_frame`` has packed, for several connections."""
         if self.closed:
             return
-        frame = memoryview(_frame(message))
+        frame = memoryview(data)
         if not self._outgoing:
             try:
-                frame = frame[self._sock.send(frame) :]
+                sent = self._sock.send(data)
+                if sent == len(data):
+                    return
+                frame = frame[sent:]
             except BlockingIOError:
                 pass
             except OSError:
@@ -153,6 +168,11 @@ class Connection:
             self._on_close()
             return False
         incoming = self._incoming
+        if not incoming and len(data) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(data)
+            if len(data) == _LENGTH.size + size:  # one whole message, as usual
+                self._on_message(pickle.loads(memoryview(data)[_LENGTH.size :]))
+                return True
         incoming += data
         start, have = 0, len(incoming)
         while have - start >= _LENGTH.size and not self.closed:
@@ -193,7 +213,7 @@ class SocketChannel(Channel):
 
     def send(self, message: Any) -> None:
         """See :class:`Channel`."""
-        frame = _frame(message)
+        frame = make_frame(message)
         self._undisturbed(lambda: self._send(frame))
 
     def post(self, item: Any) -> None:
@@ -280,7 +300,7 @@ class SocketChannel(Channel):
         self._post_pending = False
         if posted:
             items = [posted.popleft() for _ in range(len(posted))]
-            self._sendall(_frame(Posted(items)))
+            self._sendall(make_frame(Posted(items)))
 
     def _sendall(self, frame: bytes) -> None:
         try:
@@ -305,5 +325,5 @@ class SocketChannel(Channel):
             with self._sending:
                 if self._terminating:
                     self._terminating = False
-                    self._sendall(_frame(Terminating()))
+                    self._sendall(make_frame(Terminating()))
                 self._flush()

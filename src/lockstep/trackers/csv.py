@@ -22,7 +22,7 @@ from lockstep.trackers.files import (
 __all__ = ["CSVLoggerCallback"]
 
 PROGRESS_FILE = "progress.csv"
-_CELLS = (str, int, float, bool, type(None))
+_CELLS = frozenset((str, int, float, bool, type(None)))
 
 
 class CSVLoggerCallback(FileLoggerCallback):
@@ -43,10 +43,13 @@ class _Table(RowFile):
         self._pending: list[dict[str, Any]] = []
 
     def add(self, result: dict[str, Any]) -> None:
-        row = flatten({key: value for key, value in result.items() if key != "config"})
-        for key, value in row.items():
-            if not isinstance(value, _CELLS):
-                row[key] = plain(value)
+        row = dict(result)
+        row.pop("config", None)
+        if not _CELLS.issuperset(map(type, row.values())):
+            row = {
+                key: value if isinstance(value, tuple(_CELLS)) else plain(value)
+                for key, value in flatten(row).items()
+            }
         self._pending.append(row)
 
     def flush(self) -> None:
@@ -56,14 +59,14 @@ class _Table(RowFile):
             self._columns = self._existing_columns()
         columns = dict(self._columns)
         for row in self._pending:
-            if not row.keys() <= columns.keys():
+            if row.keys() != columns.keys() and not row.keys() <= columns.keys():
                 columns.update(dict.fromkeys(row))
         empty = not os.path.exists(self.path) or os.path.getsize(self.path) == 0
         if not empty and len(columns) > len(self._columns):
             self._widen(columns, len(columns) - len(self._columns))
             self._columns = columns
         rows: list[Iterable[Any]] = [columns] if empty else []
-        rows.extend([row.get(column) for column in columns] for row in self._pending)
+        rows.extend(map(row.get, columns) for row in self._pending)
         append(self.path, _encode(rows))
         self._columns = columns
         self._pending.clear()
