@@ -21,9 +21,11 @@ from lockstep.train.torch import (
     enable_reproducibility,
     get_device,
     get_devices,
+    get_grad_scaler,
     prepare_data_loader,
     prepare_model,
     prepare_optimizer,
+    unscale,
 )
 
 pytestmark = pytest.mark.gpu
@@ -122,6 +124,26 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale() -> None:
     metrics = fit(function).metrics
     assert metrics["moved"] == pytest.approx(1.0)
     assert metrics["scale"] == 2.0**15
+
+
+def test_gradients_are_clipped_before_the_step() -> None:
+    def function() -> None:
+        accelerate(amp=True, amp_dtype="fp16")
+        model = prepare_model(nn.Linear(1, 1, bias=False))
+        optimizer = prepare_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+        [weight] = model.parameters()
+        before = weight.item()
+        backward(weight.sum() * 5.0)
+        unscale(optimizer)
+        norm = nn.utils.clip_grad_norm_(weight, 0.5).item()
+        optimizer.step()
+        scaler = get_grad_scaler()
+        assert scaler is not None
+        train.report({"norm": norm, "moved": before - weight.item(), **scaler.state_dict()})
+
+    metrics = fit(function).metrics
+    assert (metrics["norm"], metrics["moved"]) == (pytest.approx(5.0), pytest.approx(0.5))
+    assert metrics["scale"] == 2.0**16
 
 
 class Rows(Dataset[dict[str, Any]]):

@@ -16,9 +16,11 @@ from lockstep.train.torch import (
     accelerate,
     amp,
     backward,
+    get_grad_scaler,
     prepare_data_loader,
     prepare_model,
     prepare_optimizer,
+    unscale,
 )
 from tests.train.torch.ranks import as_rank, fit
 
@@ -260,3 +262,53 @@ def test_a_step_that_overflowed_is_skipped(fused: bool) -> None:
         assert scaler.get_scale() == 4.0
         optimizer.step()
         assert weight.item() == 0.5
+
+
+def test_gradients_can_be_clipped_between_backward_and_step() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with as_rank():
+        amp.acceleration().scaler = FakeScaler()
+        optimizer = prepare_optimizer(torch.optim.SGD([weight], lr=1.0))
+        backward(weight.sum() * 3.0)
+        unscale(optimizer)
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [3.0, 3.0]
+        torch.nn.utils.clip_grad_value_(weight, 0.25)
+        optimizer.step()
+    assert weight.tolist() == [0.75, 0.75], "unscaled once, not twice"
+
+
+def test_unscale_without_scaling_does_nothing() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    with as_rank():
+        optimizer = prepare_optimizer(torch.optim.SGD([weight], lr=1.0))
+        backward(weight.sum())
+        unscale(optimizer)
+        assert get_grad_scaler() is None
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1.0]
+
+
+def test_unscale_names_an_optimizer_that_was_not_prepared() -> None:
+    with as_rank():
+        amp.acceleration().scaler = FakeScaler()
+        with pytest.raises(ValueError, match=r"unscale\(SGD\).*prepare_optimizer\(\) first"):
+            unscale(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0))
+
+
+def test_the_scale_goes_on_after_a_resume() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    with as_rank():
+        amp.acceleration().scaler = FakeScaler()
+        optimizer = prepare_optimizer(torch.optim.SGD([weight], lr=0.5))
+        backward(weight.sum() * float("inf"))
+        optimizer.step()
+        scaler = get_grad_scaler()
+        assert scaler is not None
+        saved = scaler.state_dict()
+    with as_rank():
+        amp.acceleration().scaler = FakeScaler()
+        resumed = get_grad_scaler()
+        assert resumed is not None
+        resumed.load_state_dict(saved)
+        assert resumed.get_scale() == 4.0, "lowered by the overflow before it was saved"

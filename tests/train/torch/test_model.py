@@ -111,6 +111,13 @@ def test_shards_train_as_the_whole_does() -> None:
         train.report({"loss": loss.item(), "local": local})
 
     ranks = fit(function).metrics_by_rank
+    size, loss = _trained_whole()
+    assert [rank["loss"] for rank in ranks] == pytest.approx([loss] * 2)
+    assert sum(rank["local"] for rank in ranks) == size
+
+
+def _trained_whole() -> tuple[int, float]:
+    """How many weights the same model has in one piece, and its loss after the same steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -119,5 +126,29 @@ def test_shards_train_as_the_whole_does() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert [rank["loss"] for rank in ranks] == pytest.approx([loss.item()] * 2)
-    assert sum(rank["local"] for rank in ranks) == sum(p.numel() for p in model.parameters())
+    return sum(p.numel() for p in model.parameters()), loss.item()
+
+
+def test_an_older_torch_shards_with_the_class_it_has() -> None:
+    def function() -> None:
+        import torch.distributed.fsdp as fsdp
+
+        del fsdp.fully_shard  # as before torch 2.6
+        torch.manual_seed(0)
+        model = prepare_model(
+            nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)), parallel_strategy="fsdp"
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            loss = model(torch.ones(2, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        local = sum(p.numel() for p in model.parameters())
+        train.report({"kind": type(model).__name__, "loss": loss.item(), "local": local})
+
+    ranks = fit(function).metrics_by_rank
+    assert {rank["kind"] for rank in ranks} == {"FullyShardedDataParallel"}
+    whole = _trained_whole()
+    assert [rank["loss"] for rank in ranks] == pytest.approx([whole[1]] * 2)
+    assert sum(rank["local"] for rank in ranks) >= whole[0]

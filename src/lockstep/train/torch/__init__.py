@@ -1,6 +1,12 @@
 """PyTorch: the trainer, its config, and helpers for the training function."""
 
-from lockstep.train.torch.amp import accelerate, backward, prepare_optimizer
+from lockstep.train.torch.amp import (
+    accelerate,
+    backward,
+    get_grad_scaler,
+    prepare_optimizer,
+    unscale,
+)
 from lockstep.train.torch.checkpoint import TorchCheckpoint
 from lockstep.train.torch.config import TorchConfig
 from lockstep.train.torch.data_loader import prepare_data_loader
@@ -21,7 +27,9 @@ __all__ = [
     "enable_reproducibility",
     "get_device",
     "get_devices",
+    "get_grad_scaler",
     "prepare_data_loader",
     "prepare_model",
     "prepare_optimizer",
+    "unscale",
 ]

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: ``accelerate``, ``prepare_optimizer``, ``backward``.
+"""Automatic mixed precision: ``accelerate``, ``prepare_optimizer``, ``backward``, ``unscale``.
 
 What ``accelerate`` chose holds for one run of the training function, in this worker.
 """
@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
     _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
-__all__ = ["Acceleration", "accelerate", "acceleration", "backward", "prepare_optimizer", "wrap"]
+__all__ = [
+    "Acceleration",
+    "accelerate",
+    "acceleration",
+    "backward",
+    "get_grad_scaler",
+    "prepare_optimizer",
+    "unscale",
+    "wrap",
+]
 
 _DTYPES = {
     "bf16": "bfloat16",
@@ -126,7 +135,7 @@ def prepare_optimizer(optimizer: _Optimizer) -> _Optimizer:
     gradients overflowed is skipped.
     """
     scaler = acceleration("prepare_optimizer").scaler
-    if scaler is not None and not hasattr(optimizer.step, "_lockstep_scaled"):
+    if scaler is not None and not hasattr(optimizer.step, "_lockstep_unscaled"):
         step = _scaled_step(_Unscaled(optimizer), scaler)
         # A bound method, as learning-rate schedulers expect.
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
@@ -147,6 +156,38 @@ def backward(loss: torch.Tensor) -> None:
         state.scaler.update()
         state.stepped = False
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+
+def unscale(optimizer: torch.optim.Optimizer) -> None:
+    """Undo the scaling of the gradients now, to look at them or clip them before the step.
+
+    Call it after the last ``backward`` of a step; ``step`` does not do it again. Without scaling
+    (bfloat16, or no mixed precision) it does nothing, so that the same code runs everywhere.
+
+    Raises:
+        ValueError: the optimizer did not come from ``prepare_optimizer``.
+    """
+    scaler = acceleration("unscale").scaler
+    if scaler is None:
+        return
+    unscaled = getattr(optimizer.step, "_lockstep_unscaled", None)
+    if unscaled is None:
+        raise ValueError(
+            f"unscale({type(optimizer).__name__}): its gradients are scaled by backward(), but "
+            "nothing unscales them; pass the optimizer through prepare_optimizer() first."
+        )
+    scaler.unscale_(unscaled)
+
+
+def get_grad_scaler() -> torch.amp.GradScaler | None:
+    """What scales the loss, None where nothing does: its ``state_dict()`` belongs in a checkpoint
+    that is to go on exactly as before."""
+    state = acceleration("get_grad_scaler")
+    if state.scaler is not None and state.stepped:
+        # A scale that is due for a change would be saved as it was.
+        state.scaler.update()
+        state.stepped = False
+    return state.scaler
 
 
 class _Unscaled:
@@ -174,7 +215,7 @@ def _scaled_step(unscaled: _Unscaled, scaler: torch.amp.GradScaler) -> Callable[
         return scaler.step(unscaled, *args, **kwargs)  # type: ignore[arg-type]
 
     # Among its attributes is the mark by which a scheduler made earlier knows its optimizer.
-    vars(step).update(unscaled.step.__dict__, _lockstep_scaled=True)
+    vars(step).update(unscaled.step.__dict__, _lockstep_unscaled=unscaled)
     return step
 
 
