@@ -209,16 +209,16 @@ def test_a_plain_trainer_is_left_to_itself(tmp_path: Path) -> None:
             }
         )
 
-    result = fit(function, tmp_path, workers=3)
+    result = fit(function, tmp_path, workers=4)
 
     table = result.metrics_dataframe
     assert table is not None
     assert list(table["loss"].notna()) == [True, True, False]
     ranks = result.metrics_by_rank
-    assert [rank["rows"] for rank in ranks] == [32, 32, 32]
-    assert [rank["longer"] for rank in ranks] == [16, 32, 48]
+    assert [rank["rows"] for rank in ranks] == [32] * 4
+    assert [rank["longer"] for rank in ranks] == [16, 32, 48, 64]
     assert {rank["strategy"] for rank in ranks} == {"SingleDeviceStrategy"}
-    assert ranks[1]["world"] == [1, "3"]
+    assert ranks[1]["world"] == [1, "4"]
     # Lightning's loggers write on the process of rank 0 only.
     assert "loss" in _only(tmp_path.glob("csv/version_*/metrics.csv")).read_text()
 

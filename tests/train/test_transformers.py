@@ -122,6 +122,53 @@ def test_each_save_is_reported_and_a_failure_goes_on_from_it(
     assert os.listdir(tmp_path / "trainer") == ["checkpoint-4"]
 
 
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def function(config: dict[str, Any]) -> None:
+        import torch.distributed as dist
+
+        from lockstep.train.huggingface.transformers import LockstepReportCallback
+
+        trainer = language_model(config["directory"], fp16=True)
+        trainer.add_callback(LockstepReportCallback())
+        trainer = prepare_trainer(trainer)
+        checkpoint = train.get_checkpoint()
+        if checkpoint is None:
+            trainer.train()
+        else:
+            trainer.args.num_train_epochs = 3
+            with checkpoint.as_directory() as directory:
+                trainer.train(resume_from_checkpoint=os.path.join(directory, "checkpoint"))
+        train.report(
+            {
+                "device": str(next(trainer.model.parameters()).device),
+                "group": dist.get_backend(),
+                "steps": trainer.state.global_step,
+            }
+        )
+
+    def run(checkpoint: train.Checkpoint | None) -> train.Result:
+        return TorchTrainer(
+            function,
+            train_loop_config={"directory": str(tmp_path)},
+            scaling_config=ScalingConfig(num_workers=1, use_gpu=True),
+            run_config=RunConfig(storage_path=str(tmp_path / "runs"), verbose=0),
+            resume_from_checkpoint=checkpoint,
+        ).fit()
+
+    first = run(None)
+    assert first.metrics is not None
+    assert [first.metrics[key] for key in ("device", "group", "steps")] == ["cuda:0", "nccl", 8]
+    second = run(first.checkpoint)
+    assert second.metrics is not None
+    assert second.metrics["steps"] == 12
+    table = second.metrics_dataframe
+    assert table is not None
+    assert list(table["step"].dropna()) == [12]  # the third epoch only
+
+
 def test_prepare_trainer_without_a_process_group(tmp_path: Path) -> None:
     class Arguments:
         world_size = 1
