@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.engine.loop import EventLoop
+from lockstep.engine.loop import BRISK_WAITS, EventLoop
 
 
 @pytest.fixture
@@ -193,3 +193,23 @@ def test_an_unwatched_file_is_not_called_in_the_same_round(loop: EventLoop) -> N
     for end in (*first, *second):
         loop.unwatch(end.fileno())
         end.close()
+
+
+def test_after_a_brisk_exchange_it_sleeps_again(
+    loop: EventLoop, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    here, there = pair
+    seen: list[bytes] = []
+    here.send(b"x")
+    loop.watch(there.fileno(), lambda: (seen.append(there.recv(1)), here.send(b"x"))[0])
+    loop.run_until(lambda: len(seen) > 2 * BRISK_WAITS)
+    loop.unwatch(there.fileno())
+    woken: list[int] = []
+    thread = threading.Timer(0.05, lambda: loop.call_soon(note(woken, 1)))
+    thread.start()
+    cpu = time.thread_time()
+    loop.run_until(lambda: bool(woken))
+    assert time.thread_time() - cpu < 0.03, "it looked for a moment, then slept"
+    thread.join()
+    loop.call_later(0.01, note(woken, 2))
+    loop.run_until(lambda: len(woken) == 2)

@@ -19,6 +19,14 @@ from typing import Any
 __all__ = ["EventLoop", "Timer"]
 
 
+BRISK_S = 2e-4
+BRISK_WAITS = 16
+"""After so many waits that were shorter than ``BRISK_S``, the next one does not sleep at once."""
+
+# Lets the workers run that are waited for, where there are fewer cores than processes.
+_yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
 class Timer:
     """A pending call; ``cancel()`` makes it never happen."""
 
@@ -45,6 +53,7 @@ class EventLoop:
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
+        self._short_waits = 0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -88,11 +97,7 @@ class EventLoop:
 
     def run_once(self) -> None:
         """Wait for something to happen and handle it."""
-        ready = [
-            (fd, mask, self._watched[fd])
-            for fd, mask in self._poller.poll(self._timeout())
-            if fd in self._watched
-        ]
+        ready = [(fd, mask, self._watched[fd]) for fd, mask in self._poll() if fd in self._watched]
         for fd, mask, callbacks in ready:
             on_read, on_write = callbacks
             # A callback before this one may have closed the file, and opened another in its place.
@@ -123,6 +128,23 @@ class EventLoop:
             self._poller.close()
         for fd in pipe:
             os.close(fd)
+
+    def _poll(self) -> list[tuple[int, int]]:
+        timeout = self._timeout()
+        if self._short_waits >= BRISK_WAITS and timeout != 0:
+            # To fall asleep and be woken would take longer than what is waited for: reports come
+            # one after the other.
+            patience = time.perf_counter() + BRISK_S
+            while time.perf_counter() < patience:
+                found: list[tuple[int, int]] = self._poller.poll(0)
+                if found:
+                    return found
+                _yield_cpu()
+            self._short_waits = 0
+        begun = time.perf_counter()
+        found = self._poller.poll(timeout)
+        self._short_waits = self._short_waits + 1 if time.perf_counter() - begun < BRISK_S else 0
+        return found
 
     def _timeout(self) -> float | None:
         if self._soon:
