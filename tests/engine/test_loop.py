@@ -200,8 +200,13 @@ def test_after_a_brisk_exchange_it_sleeps_again(
 ) -> None:
     here, there = pair
     seen: list[bytes] = []
+
+    def exchange() -> None:
+        seen.append(there.recv(1))
+        here.send(b"x")
+
     here.send(b"x")
-    loop.watch(there.fileno(), lambda: (seen.append(there.recv(1)), here.send(b"x"))[0])
+    loop.watch(there.fileno(), exchange)
     loop.run_until(lambda: len(seen) > 2 * BRISK_WAITS)
     loop.unwatch(there.fileno())
     woken: list[int] = []
