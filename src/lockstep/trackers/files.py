@@ -36,6 +36,7 @@ class FileLoggerCallback(LoggerCallback, ABC):
     """Writes each result to a file in the trial's directory, going on with one that is there."""
 
     batched: ClassVar[bool] = True
+    max_waiting: ClassVar[int | None] = None
     _files: dict[str, RowFile]
 
     @abstractmethod

@@ -1,0 +1,123 @@
+"""Where the trackers' libraries are, and the keys for their services: asked before a run starts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import netrc
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from lockstep import runtime, settings
+
+__all__ = [
+    "check_comet_key",
+    "check_databricks",
+    "check_wandb_key",
+    "read_key",
+    "require",
+    "variable",
+]
+
+
+def require(module: str, extra: str, who: str) -> None:
+    """Refuse to go on without a library.
+
+    Raises:
+        ImportError: it is not installed; says how to install it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise ImportError(
+            f"{who} needs the package {module}, which is not installed: "
+            f"pip install 'lockstep[{extra}]'."
+        )
+
+
+def variable(name: str) -> str | None:
+    """An environment variable as workers see it: ``lockstep.init()``'s, or this process's."""
+    return runtime.current().env_vars.get(name) or settings.library_variable(name)
+
+
+def read_key(api_key: str | None, api_key_file: str | os.PathLike[str] | None) -> str | None:
+    """The key that was given, itself or in a file; None where neither was.
+
+    Raises:
+        ValueError: both were given, or what was given is empty.
+        FileNotFoundError: there is no such file.
+    """
+    if api_key is not None and api_key_file is not None:
+        raise ValueError("api_key and api_key_file were both given; give one of them.")
+    if api_key_file is not None:
+        path = Path(api_key_file).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"api_key_file={os.fspath(api_key_file)!r}: there is no such file; write the key "
+                "into it, where every node can read it."
+            )
+        api_key = path.read_text().strip()
+        if not api_key:
+            raise ValueError(f"api_key_file={os.fspath(api_key_file)!r} is empty.")
+    if api_key is not None and (not isinstance(api_key, str) or not api_key.strip()):
+        raise ValueError("api_key is empty; leave it out to use the environment's.")
+    return api_key
+
+
+def check_wandb_key(mode: str | None) -> None:
+    """Refuse a Weights & Biases run that would find no key.
+
+    Raises:
+        ValueError: there is none, and ``mode`` needs one.
+    """
+    mode = mode or variable("WANDB_MODE") or "online"
+    if mode in ("offline", "disabled", "dryrun") or variable("WANDB_API_KEY"):
+        return
+    host = urlsplit(variable("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    file = Path(variable("NETRC") or "~/.netrc").expanduser()
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        if netrc.netrc(str(file)).authenticators(host):
+            return
+    raise ValueError(
+        "Weights & Biases has no API key: give api_key or api_key_file, run `wandb login`, set it "
+        "for all workers with lockstep.init(runtime_env={'env_vars': {'WANDB_API_KEY': …}}), or "
+        "log to files with mode='offline'."
+    )
+
+
+def check_comet_key() -> None:
+    """Refuse a Comet experiment that would find no key.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if variable("COMET_API_KEY"):
+        return
+    named = variable("COMET_CONFIG")
+    for file in (Path(named or "~/.comet.config").expanduser(), Path(".comet.config")):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if "api_key" in file.read_text():
+                return
+    raise ValueError(
+        "Comet has no API key: give api_key, run `comet login`, set it for all workers with "
+        "lockstep.init(runtime_env={'env_vars': {'COMET_API_KEY': …}}), or write an archive with "
+        "online=False."
+    )
+
+
+def check_databricks(tracking_uri: str | None) -> None:
+    """Refuse a Databricks tracking URI that nothing here can log in to.
+
+    Raises:
+        ValueError: there are neither variables nor a config file.
+    """
+    uri = tracking_uri or variable("MLFLOW_TRACKING_URI") or ""
+    if not uri.startswith("databricks") or variable("DATABRICKS_HOST"):
+        return
+    file = Path(variable("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg").expanduser()
+    if file.is_file():
+        return
+    raise ValueError(
+        f"tracking_uri={uri!r}: {file} does not exist, so MLflow cannot log in; run `databricks "
+        "configure --token`, move ~/.databrickscfg to storage that all nodes share, and name it in "
+        "the variable DATABRICKS_CONFIG_FILE."
+    )

@@ -1,0 +1,226 @@
+"""MLflow: a run's parameters, metrics and checkpoints on a tracking server or in a local store."""
+
+from __future__ import annotations
+
+import csv
+import getpass
+import json
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from lockstep.callback import Trial
+from lockstep.checkpoint import Checkpoint
+from lockstep.errors import StorageError
+from lockstep.storage.base import MANIFEST
+from lockstep.trackers.credentials import check_databricks, require, variable
+from lockstep.trackers.csv import PROGRESS_FILE
+from lockstep.trackers.json import RESULT_FILE
+from lockstep.trackers.mlflow_client import (
+    MLFLOW_STATUS,
+    earlier_run,
+    experiment_id_of,
+    file_store_allowed,
+    mlflow_name,
+    mlflow_parameters,
+    run_tags,
+    use_token,
+)
+from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
+from lockstep.trackers.values import Outcome, numbers_in
+
+__all__ = ["MLflowLoggerCallback"]
+
+CONNECT_S = 5.0
+FILES_S = 5.0
+_METRICS_AT_ONCE = 1000
+_PARAMETERS_AT_ONCE = 100
+
+
+class MLflowLoggerCallback(ServiceLoggerCallback):
+    """Logs every trial to MLflow: config as parameters, each report as metrics, how it ended.
+
+    The step of a metric is the training iteration. A restored trial goes on in its MLflow run.
+
+    Args:
+        tracking_uri: the server or store; MLflow's own default without.
+        registry_uri: the model registry.
+        experiment_name: made if there is none; without: ``MLFLOW_EXPERIMENT_NAME``, or MLflow's
+            default experiment.
+        tags: set on each run.
+        tracking_token: sets ``MLFLOW_TRACKING_TOKEN`` in this process when the run starts.
+        save_artifact: upload each checkpoint when it is committed, and at the end the run's small
+            files.
+        log_params_on_trial_end: log the parameters at the end instead of at the start.
+
+    Raises:
+        ImportError: mlflow is not installed.
+    """
+
+    secrets: ClassVar[tuple[str, ...]] = ("tracking_token",)
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        *,
+        registry_uri: str | None = None,
+        experiment_name: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        tracking_token: str | None = None,
+        save_artifact: bool = False,
+        log_params_on_trial_end: bool = False,
+    ) -> None:
+        require("mlflow", "mlflow", "MLflowLoggerCallback")
+        super().__init__()
+        if tags is not None and not isinstance(tags, Mapping):
+            raise TypeError(f"MLflowLoggerCallback(tags={tags!r}): expected a dict.")
+        self.tracking_uri = None if tracking_uri is None else os.fspath(tracking_uri)
+        self.registry_uri = registry_uri
+        self.experiment_name = experiment_name
+        self.tags = dict(tags or {})
+        self.tracking_token = tracking_token
+        self.save_artifact = save_artifact
+        self.log_params_on_trial_end = log_params_on_trial_end
+
+    def check_before_run(self) -> None:
+        """Refuses ``databricks`` without a login."""
+        check_databricks(self.tracking_uri)
+
+    def open_run(self, trial: Trial) -> TrackedRun:
+        """Creates the run, or finds the one of a restored trial."""
+        use_token(self.tracking_token)
+        return _MLflowRun(self, trial)
+
+    def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
+        """The numbers."""
+        return numbers_in(result)
+
+
+class _MLflowRun(TrackedRun):
+    def __init__(self, callback: MLflowLoggerCallback, trial: Trial) -> None:
+        import mlflow
+
+        self._callback = callback
+        self._trial = trial
+        self._last_step: int | None = None
+        self._uri = callback.tracking_uri or variable("MLFLOW_TRACKING_URI")
+        self._check_reachable()
+        with file_store_allowed(self._uri):
+            self._client = mlflow.MlflowClient(self._uri, callback.registry_uri)
+            experiment = experiment_id_of(self._client, None, callback.experiment_name, create=True)
+        earlier = (
+            earlier_run(self._client, experiment, trial.experiment_name, trial.trial_id)
+            if trial.restored
+            else None
+        )
+        if earlier is None:
+            tags = {
+                "mlflow.user": _user(),
+                "trial_name": str(trial),
+                **run_tags(trial.experiment_name, trial.trial_id),
+                **callback.tags,
+            }
+            run = self._client.create_run(experiment, run_name=str(trial), tags=tags)
+            self._id, self._known = run.info.run_id, frozenset[str]()
+        else:
+            self._id, self._known = earlier.info.run_id, frozenset(earlier.data.params)
+            self._client.update_run(self._id, status="RUNNING")
+        if not callback.log_params_on_trial_end:
+            self._log_parameters()
+
+    def log(self, rows: list[Row]) -> None:
+        from mlflow.entities import Metric
+
+        self._check_reachable()
+        self._last_step = rows[-1].step
+        metrics = [
+            Metric(mlflow_name(key), float(value), round(row.time * 1000), row.step)
+            for row in rows
+            for key, value in row.values.items()
+        ]
+        for start in range(0, len(metrics), _METRICS_AT_ONCE):
+            self._client.log_batch(self._id, metrics[start : start + _METRICS_AT_ONCE])
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        if not self._callback.save_artifact or checkpoint.path is None:
+            return
+        try:
+            with checkpoint.as_directory() as directory:
+                name = Path(checkpoint.path).name
+                self._client.log_artifacts(self._id, directory, artifact_path=name)
+        except (FileNotFoundError, StorageError):
+            pass  # CheckpointConfig(num_to_keep=…) has deleted it meanwhile
+
+    def end(self, outcome: Outcome) -> None:
+        self._check_reachable()
+        if self._callback.log_params_on_trial_end:
+            self._log_parameters()
+        try:
+            if self._callback.save_artifact:
+                self._save_small_files()
+        finally:
+            self._client.set_terminated(self._id, MLFLOW_STATUS[outcome])
+
+    def _log_parameters(self) -> None:
+        from mlflow.entities import Param
+
+        # A parameter cannot change in MLflow: what a restored run had before stays.
+        named = mlflow_parameters(self._trial.config)
+        new = [Param(key, value) for key, value in named.items() if key not in self._known]
+        for start in range(0, len(new), _PARAMETERS_AT_ONCE):
+            self._client.log_batch(self._id, params=new[start : start + _PARAMETERS_AT_ONCE])
+
+    def _save_small_files(self) -> None:
+        run_directory = Path(self._trial.path)
+        _wait_for_rows(run_directory, self._last_step)
+        for path in sorted(run_directory.rglob("*")):
+            relative = path.relative_to(run_directory)
+            top = run_directory / relative.parts[0]
+            hidden = any(part.startswith(".") for part in relative.parts)
+            if path.is_file() and not hidden and path.suffix != ".pkl" and not _is_checkpoint(top):
+                folder = None if len(relative.parts) == 1 else str(relative.parent)
+                self._client.log_artifact(self._id, str(path), artifact_path=folder)
+
+    def _check_reachable(self) -> None:
+        # MLflow itself tries for minutes, and the end of the run would wait for that.
+        parts = urlsplit(self._uri or "")
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            return
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname, port), CONNECT_S).close()
+        except OSError as error:
+            raise ConnectionError(
+                f"no MLflow server answers at {parts.scheme}://{parts.hostname}:{port} ({error})"
+            ) from None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / MANIFEST).exists()
+
+
+def _wait_for_rows(run_directory: Path, step: int | None) -> None:
+    """Wait, for a moment at most, until the last report is in the files: others write them."""
+    deadline = time.monotonic() + FILES_S
+    while step is not None and time.monotonic() < deadline:
+        with suppress(OSError, ValueError, IndexError, KeyError):
+            with open(run_directory / PROGRESS_FILE, newline="") as rows:
+                newest = deque(csv.DictReader(rows), maxlen=1)[0]
+            lines = (run_directory / RESULT_FILE).read_bytes().splitlines()
+            iterations = int(newest["training_iteration"]), json.loads(lines[-1])
+            if iterations[0] == iterations[1]["training_iteration"] == step:
+                return
+        time.sleep(0.05)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except Exception:
+        return "unknown"

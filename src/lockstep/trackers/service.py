@@ -1,0 +1,166 @@
+"""The base of callbacks that hand a run to a tracking service which may be slow, or down.
+
+Rows wait here until the service takes them, so an outage costs none of them if it ends before the
+run does. What goes wrong is raised once, for the dispatcher to tell; what follows is the same news.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+from lockstep.callback import LoggerCallback, Trial
+from lockstep.checkpoint import Checkpoint
+from lockstep.trackers.values import Outcome, outcome_of, report_time
+
+__all__ = ["Row", "ServiceLoggerCallback", "TrackedRun"]
+
+RETRY_S = 10.0
+"""How long to leave a service alone that did not answer."""
+
+MAX_ROWS = 10_000
+"""How many rows wait for a service that is down."""
+
+
+class Row(NamedTuple):
+    """One report."""
+
+    step: int
+    time: float
+    values: dict[str, Any]
+
+
+class TrackedRun(ABC):
+    """One run at the service. Used from one thread; each method may take long, or raise."""
+
+    rows_at_once: ClassVar[int] = 100
+
+    @abstractmethod
+    def log(self, rows: list[Row]) -> None:
+        """Hand over rows. After an exception they all come again."""
+
+    @abstractmethod
+    def end(self, outcome: Outcome) -> None:
+        """Say how it ended and release everything."""
+
+    @abstractmethod
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Upload a checkpoint, if that was asked for."""
+
+
+class ServiceLoggerCallback(LoggerCallback, ABC):
+    """Follows each trial with a ``TrackedRun``; where opening one failed, it is tried again."""
+
+    batched: ClassVar[bool] = True
+    secrets: ClassVar[tuple[str, ...]] = ()
+    """Attributes that do not go to disk with the run's trainer."""
+
+    def __init__(self) -> None:
+        self._followed: dict[str, _Followed] = {}
+        self._told = False
+
+    @abstractmethod
+    def open_run(self, trial: Trial) -> TrackedRun:
+        """Begin a run at the service, or go on with it where ``trial.restored``."""
+
+    @abstractmethod
+    def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
+        """What of a result goes to the service."""
+
+    def log_trial_start(self, trial: Trial) -> None:
+        """Begins the run at the service, or goes on with it."""
+        if trial.trial_id not in self._followed:
+            self._followed[trial.trial_id] = _Followed(trial)
+            self._told = False
+        self._attempt(self._followed[trial.trial_id].connect, self.open_run)
+
+    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+        """Takes the row; it is sent with the next batch."""
+        followed = self._followed.get(trial.trial_id)
+        if followed is not None:
+            followed.add(Row(iteration, report_time(result), self.values_of(result)))
+
+    def flush_batch(self) -> None:
+        """Sends the rows taken so far."""
+        for followed in self._followed.values():
+            if followed.rows and time.monotonic() >= followed.try_again:
+                self._attempt(followed.send, self.open_run)
+
+    def log_trial_save(self, trial: Trial) -> None:
+        """Uploads ``trial.checkpoint``, if that was asked for."""
+        followed = self._followed.get(trial.trial_id)
+        if followed is not None and followed.run is not None and trial.checkpoint is not None:
+            self._attempt(followed.run.save, trial.checkpoint)
+
+    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+        """Sends what is left and says how it ended."""
+        followed = self._followed.pop(trial.trial_id, None)
+        if followed is not None:
+            self._attempt(followed.end, self.open_run, outcome_of(trial, failed))
+
+    def _attempt(self, action: Callable[..., object], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except Exception:
+            if not self._told:
+                self._told = True
+                raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {**vars(self), "_followed": {}, "_told": False}
+        return {**kept, **dict.fromkeys(self.secrets)}
+
+
+class _Followed:
+    """A trial, its run once that is open, and the rows that were not sent yet."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.run: TrackedRun | None = None
+        self.rows: deque[Row] = deque()
+        self.try_again = 0.0
+        self._full = False
+
+    def add(self, row: Row) -> None:
+        if len(self.rows) < MAX_ROWS:
+            self.rows.append(row)
+        elif not self._full:
+            self._full = True
+            raise OverflowError(
+                f"{MAX_ROWS} rows wait for the service and no more are kept for it; progress.csv "
+                "has every report"
+            )
+
+    def connect(self, open_run: Callable[[Trial], TrackedRun]) -> TrackedRun:
+        if self.run is None:
+            with self._leaving_alone_on_error():
+                self.run = open_run(self.trial)
+        return self.run
+
+    def send(self, open_run: Callable[[Trial], TrackedRun]) -> None:
+        run = self.connect(open_run)
+        while self.rows:
+            count = min(len(self.rows), run.rows_at_once)
+            with self._leaving_alone_on_error():
+                run.log([self.rows[index] for index in range(count)])
+            for _ in range(count):
+                self.rows.popleft()
+
+    def end(self, open_run: Callable[[Trial], TrackedRun], outcome: Outcome) -> None:
+        try:
+            self.send(open_run)
+        finally:
+            if self.run is not None:
+                self.run.end(outcome)
+
+    @contextmanager
+    def _leaving_alone_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self.try_again = time.monotonic() + RETRY_S
+            raise

@@ -1,0 +1,148 @@
+"""TensorBoard: event files in the run's directory, written by tensorboardX or by torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any, ClassVar, NamedTuple
+
+from lockstep.callback import LoggerCallback, Trial
+from lockstep.metrics import flatten
+from lockstep.trackers.values import Outcome, numbers_in, outcome_of, parameters_in, report_time
+
+__all__ = ["TBXLoggerCallback"]
+
+_END_STATUS: dict[Outcome, int] = {"finished": 1, "failed": 2}
+"""SUCCESS and FAILURE of TensorBoard's hparams plugin."""
+
+
+class TBXLoggerCallback(LoggerCallback):
+    """Writes event files into the run's directory, for ``tensorboard --logdir <experiment>``.
+
+    Each number of a report is a scalar under its flattened key, at the training iteration; a list
+    of numbers is a histogram; the config is the run's hyperparameters. Where a retry or a restore
+    went back to a checkpoint, TensorBoard shows the later values.
+
+    Raises:
+        ImportError: neither tensorboardX nor tensorboard with torch is installed.
+    """
+
+    batched: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("tensorboardX") is None and not (
+            importlib.util.find_spec("tensorboard") and importlib.util.find_spec("torch")
+        ):
+            raise ImportError(
+                "TBXLoggerCallback needs tensorboardX, or tensorboard with torch, to write event "
+                "files: pip install tensorboardX."
+            )
+        self._open: dict[str, _EventFile] = {}
+
+    def log_trial_start(self, trial: Trial) -> None:
+        """Begins an event file with the hyperparameters."""
+        if trial.trial_id not in self._open:
+            self._open[trial.trial_id] = _EventFile(trial)
+
+    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+        """Writes the scalars."""
+        if trial.trial_id in self._open:
+            self._open[trial.trial_id].add(iteration, result)
+
+    def flush_batch(self) -> None:
+        """Makes what was written so far visible."""
+        for file in self._open.values():
+            file.flush()
+
+    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+        """Closes the event file."""
+        file = self._open.pop(trial.trial_id, None)
+        if file is not None:
+            file.close(outcome_of(trial, failed))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": {}}
+
+
+class _Library(NamedTuple):
+    """The same classes as tensorboardX and torch name them."""
+
+    SummaryWriter: Any
+    Summary: Any
+    hparams: Any
+    HParamsPluginData: Any
+
+
+def _library() -> _Library:
+    if importlib.util.find_spec("tensorboardX") is not None:
+        places = ("tensorboardX", "tensorboardX.proto.summary_pb2", "tensorboardX.summary")
+        plugin = "tensorboardX.proto.plugin_hparams_pb2"
+    else:
+        torch = "torch.utils.tensorboard"
+        places = (torch, "tensorboard.compat.proto.summary_pb2", f"{torch}.summary")
+        plugin = "tensorboard.plugins.hparams.plugin_data_pb2"
+    writer, summary, hparams, data = map(importlib.import_module, (*places, plugin))
+    return _Library(writer.SummaryWriter, summary.Summary, hparams.hparams, data.HParamsPluginData)
+
+
+class _EventFile:
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._library = _library()
+        self._last_step = 0
+        self._tags: dict[str, None] = {}
+        # What a restored run had written beyond the iteration it now starts from is void.
+        self._writer: Any = None if trial.restored else self._begin(None)
+
+    def add(self, step: int, result: dict[str, Any]) -> None:
+        if self._writer is None or step <= self._last_step:
+            self.flush()
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = self._begin(step)
+        self._last_step = step
+        numbers = numbers_in(result)
+        value = self._library.Summary.Value
+        values = [value(tag=key, simple_value=float(number)) for key, number in numbers.items()]
+        now = report_time(result)
+        self._writer.file_writer.add_summary(self._library.Summary(value=values), step, now)
+        self._tags.update(dict.fromkeys(numbers))
+        for key, items in flatten(result).items():
+            if isinstance(items, list) and items and all(map(_is_number, items)):
+                self._writer.add_histogram(key, items, step, walltime=now)
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self, outcome: Outcome) -> None:
+        if self._writer is None:
+            self._writer = self._begin(None)
+        experiment, _, end = self._hparams()
+        self._writer.file_writer.add_summary(experiment)
+        if outcome in _END_STATUS:  # TensorBoard keeps the first end: one that was stopped has none
+            plugin_data = end.value[0].metadata.plugin_data
+            data = self._library.HParamsPluginData.FromString(plugin_data.content)
+            data.session_end_info.status = _END_STATUS[outcome]
+            plugin_data.content = data.SerializeToString()
+            self._writer.file_writer.add_summary(end)
+        self._writer.close()
+
+    def _begin(self, purge_step: int | None) -> Any:
+        # Two files begun in the same second would have the same name; they are read in its order.
+        earlier = sum("tfevents" in name for name in os.listdir(self._trial.path))
+        writer = self._library.SummaryWriter(
+            self._trial.path, purge_step=purge_step, filename_suffix=f".{earlier:03d}"
+        )
+        _, start, _ = self._hparams()
+        writer.file_writer.add_summary(start)
+        writer.flush()
+        return writer
+
+    def _hparams(self) -> Any:
+        return self._library.hparams(parameters_in(self._trial.config), self._tags)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))

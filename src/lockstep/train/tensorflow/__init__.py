@@ -1,0 +1,13 @@
+"""TensorFlow: the trainer, its config, and helpers for the training function."""
+
+from lockstep.train.tensorflow.checkpoint import TensorflowCheckpoint
+from lockstep.train.tensorflow.config import TensorflowConfig
+from lockstep.train.tensorflow.dataset import prepare_dataset_shard
+from lockstep.train.tensorflow.trainer import TensorflowTrainer
+
+__all__ = [
+    "TensorflowCheckpoint",
+    "TensorflowConfig",
+    "TensorflowTrainer",
+    "prepare_dataset_shard",
+]

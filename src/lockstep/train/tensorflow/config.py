@@ -1,0 +1,62 @@
+"""TensorflowConfig: how TensorFlow is set up between workers, and whether it can be."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from lockstep import settings
+from lockstep.train.backend import Backend, BackendConfig
+from lockstep.train.tensorflow.backend import TensorflowBackend
+
+__all__ = ["TensorflowConfig", "check_installed"]
+
+# What importing TensorFlow imports, without anything of its own: heavy, and safe to fork.
+_AHEAD = (
+    "numpy",
+    "pandas",
+    "h5py",
+    "absl.logging",
+    "google.protobuf.descriptor_pool",
+    "ml_dtypes",
+    "opt_einsum",
+    "requests",
+    "unittest.mock",
+    "flatbuffers",
+    "gast",
+    "wrapt",
+    "astunparse",
+    "lockstep.train.tensorflow",
+)
+
+
+@dataclass(frozen=True)
+class TensorflowConfig(BackendConfig):
+    """How TensorFlow is set up: there is nothing to choose, ports are free ones."""
+
+    def make_backend(self) -> Backend:
+        """The backend to send to the workers."""
+        check_installed("TensorflowTrainer")
+        ahead = tuple(name for name in _AHEAD if _is_installed(name.partition(".")[0]))
+        variables = {"TF_CPP_MIN_LOG_LEVEL": settings.tensorflow_log_level()}
+        if settings.legacy_keras():
+            variables["TF_USE_LEGACY_KERAS"] = "1"
+        return TensorflowBackend(ahead, variables)
+
+
+def check_installed(wanted_by: str) -> None:
+    """Raise ImportError if TensorFlow, or the Keras to go with it, is not installed."""
+    if not _is_installed("tensorflow"):
+        raise ImportError(
+            f"{wanted_by} needs TensorFlow; install it: pip install 'lockstep[tensorflow]'"
+        )
+    if settings.legacy_keras() and not _is_installed("tf_keras"):
+        raise ImportError(
+            f"{wanted_by} needs tf-keras, the Keras that TensorFlow's multi-worker strategies work "
+            "with; install it: pip install 'lockstep[tensorflow]', or choose Keras 3 with the "
+            "variable TF_USE_LEGACY_KERAS=0."
+        )
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

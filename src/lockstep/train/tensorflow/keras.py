@@ -1,0 +1,175 @@
+"""Keras: a callback that reports metrics and checkpoints while ``model.fit`` runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.train import api
+from lockstep.train.session import SNAPSHOT_PREFIX
+from lockstep.train.tensorflow.checkpoint import MODEL_FILE
+from lockstep.train.tensorflow.config import check_installed
+
+__all__ = ["ReportCheckpointCallback"]
+
+_EVENTS = (
+    "epoch_begin",
+    "epoch_end",
+    *(
+        f"{phase}_{moment}"
+        for phase in ("train", "test", "predict")
+        for moment in ("begin", "end", "batch_begin", "batch_end")
+    ),
+)
+
+
+class ReportCheckpointCallback:
+    """Reports what Keras logs, and a checkpoint of the model, at the events it is told.
+
+    An instance is a ``tf.keras.callbacks.Callback``, of the Keras that ``tf.keras`` is where the
+    instance is made. Make it inside the training function, and give it to ``model.fit`` on every
+    rank. The checkpoint is a directory with ``model.keras``;
+    ``TensorflowCheckpoint.from_checkpoint(checkpoint).get_model()`` loads it.
+
+    Args:
+        checkpoint_on: the event or events at which to save, such as ``"epoch_end"`` or
+            ``"train_batch_end"``: Keras's hooks without ``on_``. Metrics are reported with every
+            checkpoint. An empty list: never.
+        report_metrics_on: the event or events at which to report metrics.
+        metrics: which of Keras's logs to report: a name, a list of names, or a dict from the name
+            to report to Keras's; by default all of them.
+        frequency: save at every n-th event only; a list has one number for each of
+            ``checkpoint_on``.
+    """
+
+    def __init__(
+        self,
+        checkpoint_on: str | Sequence[str] = "epoch_end",
+        report_metrics_on: str | Sequence[str] = "epoch_end",
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+        *,
+        frequency: int | Sequence[int] = 1,
+    ) -> None:
+        saves = _events("checkpoint_on", checkpoint_on)
+        self._every = dict(zip(saves, _frequencies(frequency, len(saves)), strict=True))
+        self._report_on = frozenset(_events("report_metrics_on", report_metrics_on))
+        self._names = _names(metrics)
+        self._seen: Counter[str] = Counter()
+        self._become_callback()
+        super().__init__()
+
+    def _become_callback(self) -> None:
+        # Keras is chosen, and imported, no sooner than here; and it calls, and prepares logs for,
+        # only the hooks that a class has.
+        cls: Any = type(self)
+        self.__class__ = _on_keras(cls, self._report_on.union(self._every))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: value for name, value in vars(self).items() if name in _OWN_STATE}
+        return _again, (type(self).__mro__[1], state)
+
+    def _happened(self, event: str, logs: Mapping[str, Any] | None) -> None:
+        self._seen[event] += 1
+        saves = event in self._every and self._seen[event] % self._every[event] == 0
+        if saves:
+            self._save_and_report(self._chosen(logs))
+        elif event in self._report_on:
+            api.report(self._chosen(logs))
+
+    def _chosen(self, logs: Mapping[str, Any] | None) -> dict[str, Any]:
+        logs = dict(logs or {})
+        if self._names is None:
+            return logs
+        missing = [name for name in self._names.values() if name not in logs]
+        if missing:
+            raise KeyError(
+                f"ReportCheckpointCallback(metrics=…): Keras logged no {missing[0]!r} here, only "
+                f"{sorted(logs)}; name one of those, or compile the model with that metric."
+            )
+        return {key: logs[name] for key, name in self._names.items()}
+
+    def _save_and_report(self, metrics: dict[str, Any]) -> None:
+        # Every rank saves, because a strategy may have to combine variables across them for that;
+        # rank 0's is the run's. Beside the checkpoints where possible, so that it is moved there.
+        parent = api.get_trial_dir()
+        directory = tempfile.mkdtemp(
+            prefix=f"{SNAPSHOT_PREFIX}keras-", dir=parent if os.path.isdir(parent) else None
+        )
+        try:
+            self.model.save(os.path.join(directory, MODEL_FILE))  # type: ignore[attr-defined]
+            api.report(
+                metrics,
+                checkpoint=Checkpoint(directory) if api.world_rank() == 0 else None,
+                delete_local_checkpoint_after_upload=True,
+            )
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+_OWN_STATE = ("_every", "_report_on", "_names", "_seen")
+
+
+def _again(cls: type[ReportCheckpointCallback], state: dict[str, Any]) -> ReportCheckpointCallback:
+    made = cls.__new__(cls)
+    vars(made).update(state)
+    made._become_callback()
+    super(ReportCheckpointCallback, made).__init__()
+    return made
+
+
+@cache
+def _on_keras(cls: Any, events: frozenset[str]) -> Any:
+    """The class over one with the hooks of these events, over Keras's own."""
+    check_installed("ReportCheckpointCallback")
+    import tensorflow as tf
+
+    base = tf.keras.callbacks.Callback
+    hooks = type("_Hooks", (base,), {f"on_{event}": _hook(event) for event in events})
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls, hooks), named)
+
+
+def _hook(event: str) -> Any:
+    def hook(self: Any, *place_and_logs: Any, logs: Any = None) -> None:
+        self._happened(event, place_and_logs[-1] if place_and_logs else logs)
+
+    return hook
+
+
+def _events(argument: str, given: str | Sequence[str]) -> list[str]:
+    events = [given] if isinstance(given, str) else list(given)
+    for event in events:
+        if event not in _EVENTS:
+            raise ValueError(
+                f"ReportCheckpointCallback({argument}={given!r}): {event!r} is no event of Keras; "
+                f"expected some of {', '.join(_EVENTS)}."
+            )
+    return events
+
+
+def _frequencies(given: int | Sequence[int], count: int) -> list[int]:
+    every = [given] * count if isinstance(given, int) else list(given)
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in every)
+    if not whole or len(every) != count or isinstance(given, bool):
+        raise ValueError(
+            f"ReportCheckpointCallback(frequency={given!r}): expected a whole number above 0, or "
+            f"one for each of the {count} event(s) of checkpoint_on."
+        )
+    return every
+
+
+def _names(given: str | Sequence[str] | Mapping[str, str] | None) -> dict[str, str] | None:
+    if given is None:
+        return None
+    names = dict(given) if isinstance(given, Mapping) else None
+    if names is None:
+        names = {name: name for name in ([given] if isinstance(given, str) else given)}
+    if not all(isinstance(name, str) for pair in names.items() for name in pair):
+        raise TypeError(f"ReportCheckpointCallback(metrics={given!r}): expected names of metrics.")
+    return names

@@ -1,0 +1,76 @@
+"""TensorflowTrainer: a data-parallel trainer whose workers find each other in ``TF_CONFIG``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import RunConfig, ScalingConfig
+from lockstep.train.backend import only_config
+from lockstep.train.session import Faults
+from lockstep.train.tensorflow.config import TensorflowConfig, check_installed
+from lockstep.train.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    from lockstep.data import DataConfig, DatasetConfig
+
+__all__ = ["TensorflowTrainer"]
+
+
+class TensorflowTrainer(DataParallelTrainer):
+    """Runs a TensorFlow training function on every worker, with ``TF_CONFIG`` set.
+
+    Inside the function ``tf.distribute.MultiWorkerMirroredStrategy()`` spans the workers, and
+    ``tf.keras`` is Keras 2, the one that it works with.
+
+    Args:
+        train_loop_per_worker: the training function, with no argument or one, the config.
+        train_loop_config: handed to the function; ``{}`` by default.
+        tensorflow_config: how TensorFlow is set up (``tensorflow_backend`` is its older name).
+        scaling_config: how many workers, with what; one by default.
+        run_config: where the run lives and how it behaves.
+        datasets: names to what ``get_dataset_shard(name)`` gives each worker its share of.
+        dataset_config: how they are shared out: a ``DataConfig``, or names to ``DatasetConfig``.
+        metadata: kept for ``get_context().get_metadata()``.
+        resume_from_checkpoint: what ``get_checkpoint()`` returns at the beginning.
+        fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        tensorflow_config: TensorflowConfig | None = None,
+        tensorflow_backend: TensorflowConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | Mapping[str, DatasetConfig] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        fault_plan: Faults | None = None,
+    ) -> None:
+        config = only_config(
+            TensorflowConfig,
+            tensorflow_config=tensorflow_config,
+            tensorflow_backend=tensorflow_backend,
+        )
+        check_installed("TensorflowTrainer")
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=config,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            fault_plan=fault_plan,
+        )
+
+    @classmethod
+    def _default_backend_config(cls) -> TensorflowConfig:
+        return TensorflowConfig()

@@ -1,0 +1,95 @@
+"""Trackers in tests: a real MLflow server on loopback, no telemetry, nothing left running."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+OFFLINE = {
+    "LOCKSTEP_CALLBACK_FLUSH_S": "100",  # a busy machine is no reason to lose what a test looks at
+    "COMET_DISABLE_AUTO_LOGGING": "1",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_NO_OBSERVABILITY": "true",
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def offline_trackers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Neither keys nor settings of the machine are found, and nothing is sent anywhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [*os.environ]:
+            if name.startswith(("WANDB_", "COMET_", "MLFLOW_", "DATABRICKS_")):
+                patch.delenv(name)
+        home = tmp_path_factory.mktemp("home")
+        for name in ("HOME", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+            patch.setenv(name, str(home))
+        for name, value in OFFLINE.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def imported(offline_trackers: None) -> None:
+    """The trackers' libraries, imported before a test looks at what it leaves behind."""
+    for name in ("comet_ml", "mlflow", "tensorboardX.record_writer", "wandb"):
+        importlib.import_module(name)
+
+
+@pytest.fixture
+def libraries(imported: None) -> Iterator[None]:
+    """What the trackers' libraries keep open is closed after the test."""
+    yield
+    from mlflow.utils.request_utils import _cached_get_request_session
+
+    importlib.import_module("wandb").teardown()
+    _cached_get_request_session.cache_clear()
+    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(
+    tmp_path_factory: pytest.TempPathFactory, offline_trackers: None
+) -> Iterator[str]:
+    """The URI of an MLflow server with a SQLite store."""
+    directory = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{directory}/mlflow.db"]
+    command += ["--artifacts-destination", str(directory / "artifacts")]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    uri = f"http://127.0.0.1:{port}"
+    with open(directory / "log.txt", "wb") as log:
+        server = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
+    try:
+        _wait_until_healthy(server, uri, directory / "log.txt")
+        yield uri
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _wait_until_healthy(server: subprocess.Popen[bytes], uri: str, log: Path) -> None:
+    deadline = time.monotonic() + 50
+    while True:
+        try:
+            with urllib.request.urlopen(f"{uri}/health", timeout=5):
+                return
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)

@@ -1,0 +1,157 @@
+"""A missing library or credential is an error in the driver, before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep
+from lockstep.callback import Callback
+from lockstep.trackers import (
+    CometLoggerCallback,
+    MLflowLoggerCallback,
+    TBXLoggerCallback,
+    WandbLoggerCallback,
+)
+from tests.integration.runs import trainer
+from tests.trackers.installed import need
+
+need("comet_ml", "mlflow", "tensorboardX", "wandb")
+
+
+@pytest.fixture(autouse=True)
+def no_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield
+    lockstep.shutdown()
+
+
+def never() -> None:
+    raise AssertionError("no worker may start")
+
+
+def refused(callback: Callback, error: type[Exception], match: str) -> None:
+    storage = Path(os.environ["LOCKSTEP_STORAGE"], "refused")
+    with pytest.raises(error, match=match):
+        trainer(never, callbacks=[callback], name="refused").fit()
+    assert not storage.exists()
+
+
+def init(**variables: str) -> None:
+    lockstep.init(runtime_env={"env_vars": variables})
+
+
+def test_wandb_without_a_key_is_refused() -> None:
+    advice = r"no API key: give api_key or api_key_file, run `wandb login`.*runtime_env.*offline"
+    refused(WandbLoggerCallback(project="p"), ValueError, advice)
+
+
+def test_comet_without_a_key_is_refused() -> None:
+    refused(CometLoggerCallback(), ValueError, r"Comet has no API key.*COMET_API_KEY.*online=False")
+
+
+def test_databricks_without_a_login_is_refused() -> None:
+    advice = r"databricks configure --token.*DATABRICKS_CONFIG_FILE"
+    refused(MLflowLoggerCallback("databricks"), ValueError, advice)
+
+
+def test_a_key_file_that_was_deleted_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("k" * 40)
+    callback = WandbLoggerCallback(api_key_file=file)
+    file.unlink()
+    refused(callback, FileNotFoundError, "there is no such file")
+
+
+def test_where_wandb_finds_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "k" * 40
+    file = tmp_path / "key"
+    file.write_text(f"{key}\n")
+    WandbLoggerCallback(api_key=key).check_before_run()
+    WandbLoggerCallback(api_key_file="~/key").check_before_run()
+    WandbLoggerCallback(mode="offline").check_before_run()
+    with monkeypatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", key)
+        WandbLoggerCallback().check_before_run()
+    with monkeypatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        WandbLoggerCallback().check_before_run()
+    init(WANDB_API_KEY=key)
+    WandbLoggerCallback().check_before_run()
+    lockstep.shutdown()
+    (tmp_path / ".netrc").write_text(f"machine api.wandb.ai login user password {key}\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    WandbLoggerCallback().check_before_run()
+
+
+def test_where_comet_finds_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CometLoggerCallback(api_key="k").check_before_run()
+    CometLoggerCallback(online=False).check_before_run()
+    with monkeypatch.context() as patch:
+        patch.setenv("COMET_API_KEY", "k")
+        CometLoggerCallback().check_before_run()
+    init(COMET_API_KEY="k")
+    CometLoggerCallback().check_before_run()
+    lockstep.shutdown()
+    (tmp_path / ".comet.config").write_text("[comet]\napi_key=k\n")
+    CometLoggerCallback().check_before_run()
+
+
+def test_where_mlflow_finds_a_databricks_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MLflowLoggerCallback("http://127.0.0.1:1").check_before_run()
+    MLflowLoggerCallback().check_before_run()
+    (tmp_path / "shared.cfg").write_text("[DEFAULT]\nhost = https://example.com\ntoken = t\n")
+    init(DATABRICKS_CONFIG_FILE=str(tmp_path / "shared.cfg"))
+    MLflowLoggerCallback("databricks").check_before_run()
+    lockstep.shutdown()
+    monkeypatch.setenv("DATABRICKS_HOST", "https://example.com")
+    MLflowLoggerCallback("databricks://profile").check_before_run()
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "error", "match"),
+    [
+        (WandbLoggerCallback, {"api_key": "k", "api_key_file": "f"}, ValueError, "both given"),
+        (WandbLoggerCallback, {"api_key": " "}, ValueError, "api_key is empty"),
+        (WandbLoggerCallback, {"api_key_file": "nowhere"}, FileNotFoundError, "no such file"),
+        (WandbLoggerCallback, {"id": "mine"}, ValueError, "the callback chooses it"),
+        (WandbLoggerCallback, {"excludes": "loss"}, TypeError, "expected a list"),
+        (CometLoggerCallback, {"experiment_key": "k"}, ValueError, "the callback chooses it"),
+        (CometLoggerCallback, {"tags": "one"}, TypeError, "expected a list"),
+        (MLflowLoggerCallback, {"tags": ["one"]}, TypeError, "expected a dict"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_given(
+    make: Any, arguments: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        make(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "package"),
+    [
+        (MLflowLoggerCallback, "mlflow"),
+        (WandbLoggerCallback, "wandb"),
+        (CometLoggerCallback, "comet_ml"),
+        (TBXLoggerCallback, "tensorboardX"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_install_command(
+    make: Any, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    absent = {package, "tensorboard"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in absent else find(name)
+    )
+    with pytest.raises(ImportError, match=rf"{package}.*pip install"):
+        make()

@@ -1,0 +1,203 @@
+"""A tracking service that is slow, down or raising: the run does not care, and it is said once."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lockstep.trackers.service as module
+from lockstep import train
+from lockstep.callback import Trial
+from lockstep.checkpoint import Checkpoint
+from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
+from lockstep.trackers.values import Outcome, numbers_in
+from tests.integration.runs import fit
+
+TRIAL = Trial("4913f_00000", "TorchTrainer", "/results/run", "experiment")
+
+
+class Service(ServiceLoggerCallback):
+    """A service that can be down; what it was told is in ``steps`` and ``outcome``."""
+
+    secrets = ("key",)
+
+    def __init__(self, up: bool = True) -> None:
+        super().__init__()
+        self.up = up
+        self.key = "secret"
+        self.opened = 0
+        self.steps: list[int] = []
+        self.outcome: Outcome | None = None
+
+    def open_run(self, trial: Trial) -> TrackedRun:
+        self.need()
+        self.opened += 1
+        return _Told(self)
+
+    def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
+        return numbers_in(result)
+
+    def need(self) -> None:
+        if not self.up:
+            raise ConnectionError("the service is down")
+
+
+class _Told(TrackedRun):
+    rows_at_once = 4
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def log(self, rows: list[Row]) -> None:
+        self._service.need()
+        self._service.steps += [row.step for row in rows]
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        self._service.need()
+
+    def end(self, outcome: Outcome) -> None:
+        self._service.need()
+        self._service.outcome = outcome
+
+
+def report(service: Service, *steps: int) -> None:
+    for step in steps:
+        service.log_trial_result(step, TRIAL, {"loss": 1.0, "timestamp": int(time.time())})
+
+
+def test_an_outage_costs_nothing_if_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    service = Service(up=False)
+    with pytest.raises(ConnectionError):
+        service.log_trial_start(TRIAL)
+    report(service, 1, 2)
+    service.flush_batch()  # the same news
+    service.up = True
+    report(service, 3, 4, 5)
+    service.flush_batch()
+    assert service.steps == [1, 2, 3, 4, 5]
+    service.up = False
+    report(service, 6)
+    service.flush_batch()
+    service.up = True
+    service.log_trial_end(TRIAL)
+    assert service.steps == [1, 2, 3, 4, 5, 6]
+    assert (service.opened, service.outcome) == (1, "finished")
+
+
+def test_a_service_that_is_down_is_left_alone_for_a_while() -> None:
+    service = Service(up=False)
+    with pytest.raises(ConnectionError):
+        service.log_trial_start(TRIAL)
+    service.up = True
+    report(service, 1)
+    service.flush_batch()
+    assert service.opened == 0
+    service.log_trial_end(TRIAL, failed=True)  # the last chance is taken
+    assert (service.steps, service.outcome) == ([1], "failed")
+
+
+def test_what_waits_is_bounded_and_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROWS", 3)
+    service = Service(up=False)
+    with pytest.raises(ConnectionError):
+        service.log_trial_start(TRIAL)
+    report(service, 1, 2, 3)
+    with pytest.raises(OverflowError, match=r"3 rows wait.*progress.csv"):
+        report(service, 4)
+    report(service, 5, 6)
+    service.up = True
+    service.log_trial_end(TRIAL)
+    assert service.steps == [1, 2, 3]
+
+
+def test_a_trial_that_starts_again_keeps_its_open_run() -> None:
+    service = Service()
+    service.log_trial_start(TRIAL)
+    service.log_trial_start(TRIAL)
+    assert service.opened == 1
+
+
+def test_neither_secrets_nor_open_runs_are_pickled() -> None:
+    service = Service()
+    service.log_trial_start(TRIAL)
+    copy = pickle.loads(pickle.dumps(service))
+    assert (copy.key, copy.opened, copy._followed) == (None, 1, {})
+    assert b"secret" not in pickle.dumps(service)
+
+
+def three_reports() -> None:
+    for step in range(3):
+        train.report({"loss": 1 / (step + 1)})
+
+
+class Raising(Service):
+    def need(self) -> None:
+        raise RuntimeError("no quota left")
+
+
+def test_a_raising_tracker_is_named_once_and_costs_the_run_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    result = fit(three_reports, workers=1, callbacks=[Raising()], verbose=1)
+    assert len(result.metrics_dataframe) == 3
+    shown = capfd.readouterr()
+    text = shown.out + shown.err
+    assert text.count("no quota left") == 1
+    assert "Callback Raising.on_trial_start raised RuntimeError" in text
+    assert "training goes on" in text
+
+
+class Hanging(Service):
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def need(self) -> None:
+        self.thread = threading.current_thread()
+        self.go.wait()
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    service = Hanging()
+    yield service
+    service.go.set()
+    if service.thread is not None:
+        service.thread.join(10)
+
+
+def test_the_end_of_a_run_waits_a_bounded_time_for_a_tracker_that_hangs(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_CALLBACK_FLUSH_S", "0.2")
+    begun = time.monotonic()
+    result = fit(three_reports, workers=1, callbacks=[hanging], verbose=1)
+    assert time.monotonic() - begun < 20
+    assert len(result.metrics_dataframe) == 3
+    shown = capfd.readouterr()
+    assert "Not finished 0.2 s after the run ended" in shown.out + shown.err
+
+
+def test_mlflow_that_refuses_the_connection(capfd: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        pytest.skip("mlflow is not installed")
+    from lockstep.air.integrations.mlflow import MLflowLoggerCallback
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        result = fit(three_reports, workers=1, callbacks=[MLflowLoggerCallback(uri)], verbose=1)
+    assert len(result.metrics_dataframe) == 3
+    shown = capfd.readouterr()
+    text = shown.out + shown.err
+    assert text.count("no MLflow server answers at") == 1
+    assert "Not finished" not in text

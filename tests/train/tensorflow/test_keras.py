@@ -1,0 +1,214 @@
+"""The Keras callback and checkpoints of Keras models."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import train
+from lockstep.errors import CheckpointError
+from lockstep.train import Checkpoint, Result, RunConfig, ScalingConfig
+from lockstep.train.tensorflow import TensorflowCheckpoint, TensorflowTrainer
+from lockstep.train.tensorflow.keras import ReportCheckpointCallback
+from tests.integration.runs import run_script
+
+# Each worker imports TensorFlow, which takes a while on a busy machine.
+pytestmark = [pytest.mark.environment("tensorflow"), pytest.mark.timeout(180)]
+
+
+def fit(
+    function: Any,
+    workers: int = 1,
+    config: dict[str, Any] | None = None,
+    stop: dict[str, Any] | None = None,
+) -> Result:
+    return TensorflowTrainer(
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(verbose=0, stop=stop),
+    ).fit()
+
+
+def model_for(strategy: Any) -> Any:
+    """With variables that every replica has its own of: saving combines them across workers."""
+    import tensorflow as tf
+
+    with strategy.scope():
+        model = tf.keras.Sequential(
+            [
+                tf.keras.layers.Dense(3, input_shape=(2,)),
+                tf.keras.layers.BatchNormalization(),
+                tf.keras.layers.Dense(1),
+            ]
+        )
+        model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+    return model
+
+
+def train_with_callback(config: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    model = model_for(tf.distribute.MultiWorkerMirroredStrategy())
+    inputs = tf.reshape(tf.range(32, dtype=tf.float32), (16, 2)) / 32
+    callback = ReportCheckpointCallback(**config["callback"])
+    assert isinstance(callback, tf.keras.callbacks.Callback)
+    assert isinstance(callback, ReportCheckpointCallback)
+    model.fit(
+        inputs,
+        tf.reduce_sum(inputs, axis=1),
+        batch_size=8,
+        epochs=config["epochs"],
+        validation_data=(inputs, tf.reduce_sum(inputs, axis=1)),
+        verbose=0,
+        callbacks=[callback],
+    )
+
+
+def test_metrics_and_a_model_at_each_epoch(tmp_path: Path) -> None:
+    result = fit(train_with_callback, workers=2, config={"callback": {}, "epochs": 3})
+    frame = result.metrics_dataframe
+    assert len(frame) == 3
+    assert {"loss", "mae", "val_loss", "val_mae"} <= set(frame)
+    assert result.checkpoint is not None
+    assert set(result.checkpoint.files()) == {"model.keras"}
+    assert not [name for name in os.listdir(result.path) if name.startswith(".snapshot")]
+    # Here, where nothing has chosen Keras 2, the model loads all the same.
+    done = run_script(
+        tmp_path,
+        f"""
+        import tensorflow as tf
+        from lockstep.train import Result
+        from lockstep.train.tensorflow import TensorflowCheckpoint
+        checkpoint = Result.from_path({result.path!r}).checkpoint
+        model = TensorflowCheckpoint.from_checkpoint(checkpoint).get_model()
+        inputs = tf.reshape(tf.range(32, dtype=tf.float32), (16, 2)) / 32
+        loss, mae = model.evaluate(inputs, tf.reduce_sum(inputs, axis=1), verbose=0)
+        print(loss, tf.keras.__version__)
+        """,
+    )
+    loss, driver_keras = done.stdout.split()
+    # Not quite the same: each replica validates with its own averages, the mean of which is saved.
+    assert float(loss) == pytest.approx(result.metrics["val_loss"], rel=0.02)
+    assert driver_keras.startswith("3.")
+
+
+def test_batches_frequencies_and_chosen_metrics() -> None:
+    callback = {
+        "checkpoint_on": ["train_batch_end", "train_end"],
+        "report_metrics_on": "train_batch_end",
+        "metrics": {"error": "mae"},
+        "frequency": [3, 1],
+    }
+    result = fit(train_with_callback, config={"callback": callback, "epochs": 2})
+    rows = result.metrics_dataframe
+    # Two batches an epoch, and the end of training; saved at the third batch and at the end.
+    assert len(rows) == 5
+    assert rows["error"].notna().all()
+    assert "loss" not in rows
+    assert len(result.best_checkpoints) == 2
+
+
+def test_a_stop_condition_ends_the_fit_on_all_ranks() -> None:
+    config = {"callback": {"checkpoint_on": []}, "epochs": 1000}
+    result = fit(train_with_callback, workers=2, config=config, stop={"training_iteration": 2})
+    assert result.state == "finished"
+    assert len(result.metrics_dataframe) == 2
+    assert result.checkpoint is None
+
+
+class Loud(ReportCheckpointCallback):
+    """A subclass with arguments and a hook of its own."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(checkpoint_on=[], metrics="loss")
+        self.word = word
+        self.heard: list[str] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.heard.append(f"{self.word} {epoch}")
+        super().on_epoch_end(epoch, logs)  # type: ignore[misc]
+
+
+def callbacks_and_checkpoints() -> None:
+    """What needs TensorFlow but no second worker, in one process."""
+    import numpy as np
+    import tensorflow as tf
+
+    model = model_for(tf.distribute.get_strategy())
+    inputs = np.ones((8, 2), "float32")
+    answers = np.ones((8, 1), "float32")
+
+    loud = Loud("epoch")
+    # Hooks that are not asked for stay Keras's own, so that it does not prepare logs for them.
+    assert not loud._implements_train_batch_hooks()  # type: ignore[attr-defined]
+    model.fit(inputs, answers, epochs=2, verbose=0, callbacks=[loud])
+    assert loud.heard == ["epoch 0", "epoch 1"]
+
+    unknown = ReportCheckpointCallback(metrics=["nothing"])
+    with pytest.raises(KeyError, match="Keras logged no 'nothing' here, only \\['loss', 'mae'\\]"):
+        model.fit(inputs, answers, verbose=0, callbacks=[unknown])
+
+    expected = model.predict(inputs, verbose=0)
+
+    def same(loaded: Any) -> bool:
+        return bool(np.allclose(loaded.predict(inputs, verbose=0), expected))
+
+    in_memory = TensorflowCheckpoint.from_model(model)
+    assert set(in_memory.files()) == {"model.keras", ".metadata.json"}
+    assert same(in_memory.get_model())
+    weights = TensorflowCheckpoint.from_checkpoint(
+        Checkpoint.from_dict({"model_weights": model.get_weights()})
+    )
+    fresh = model_for(tf.distribute.get_strategy())
+    assert weights.get_model(fresh) is fresh
+    assert same(fresh)
+    assert same(weights.get_model(lambda: model_for(tf.distribute.get_strategy())))
+    with pytest.raises(ValueError, match=r"give the model to load them into: get_model\(model\)"):
+        weights.get_model()
+    with tempfile.TemporaryDirectory() as directory:
+        model.save(f"{directory}/model.h5")
+        model.save(f"{directory}/saved", save_format="tf")
+        assert same(TensorflowCheckpoint.from_h5(f"{directory}/model.h5").get_model())
+        assert same(TensorflowCheckpoint.from_saved_model(f"{directory}/saved").get_model())
+    train.report({"files": sorted(in_memory.files())}, checkpoint=in_memory)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_subclasses_and_kinds_of_checkpoints() -> None:
+    result = fit(callbacks_and_checkpoints)
+    assert len(result.metrics_dataframe) == 3
+    assert result.checkpoint is not None
+    assert set(result.checkpoint.files()) == {"model.keras", ".metadata.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoint_on": "epoch"}, "'epoch' is no event of Keras"),
+        ({"report_metrics_on": ["epoch_end", "x"]}, "'x' is no event of Keras"),
+        ({"frequency": 0}, "expected a whole number above 0"),
+        ({"frequency": True}, "expected a whole number above 0"),
+        ({"frequency": [1, 2]}, r"one for each of the 1 event\(s\)"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ReportCheckpointCallback(**arguments)
+
+
+def test_things_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="expected a Keras model"):
+        TensorflowCheckpoint.from_model({"a": 1})
+    with pytest.raises(ValueError, match=r"expected the path of an \.h5 file"):
+        TensorflowCheckpoint.from_h5(tmp_path / "none.h5")
+    with pytest.raises(ValueError, match=r"expected a directory with saved_model\.pb"):
+        TensorflowCheckpoint.from_saved_model(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no Keras model"):
+        TensorflowCheckpoint.from_checkpoint(Checkpoint(tmp_path)).get_model()
+    with pytest.raises(CheckpointError, match="is a dict without 'model_weights'"):
+        TensorflowCheckpoint.from_checkpoint(Checkpoint.from_dict({"a": 1})).get_model()

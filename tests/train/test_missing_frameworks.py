@@ -1,0 +1,64 @@
+"""Trainers whose frameworks are not installed here: what they say, and what needs none of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.train.horovod import HorovodConfig, HorovodTrainer
+from lockstep.train.horovod.backend import Layout
+from lockstep.train.tensorflow import TensorflowConfig, TensorflowTrainer
+from lockstep.train.tensorflow.keras import ReportCheckpointCallback
+
+
+def function() -> None:
+    pass
+
+
+def test_tensorflow() -> None:
+    for make in (lambda: TensorflowTrainer(function), TensorflowConfig().make_backend):
+        with pytest.raises(ImportError, match=r"pip install 'lockstep\[tensorflow\]'"):
+            make()
+    with pytest.raises(ImportError, match="ReportCheckpointCallback needs TensorFlow"):
+        ReportCheckpointCallback()
+
+
+def test_horovod() -> None:
+    for make in (lambda: HorovodTrainer(function), HorovodConfig().make_backend):
+        with pytest.raises(ImportError, match=r"lockstep\[horovod\].*scripts/install_horovod\.py"):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"nics": "eth0"}, r"nics='eth0'\): expected names"),
+        ({"nics": []}, r"nics=\[\]\): expected names"),
+        ({"verbose": 9}, r"verbose=9\): expected a number from 0"),
+        ({"verbose": True}, r"verbose=True\): expected a number from 0"),
+        ({"timeout_s": 0}, r"timeout_s=0\): expected seconds"),
+        ({"ssh_port": 22}, r"ssh_port=…\) is for launchers"),
+        ({"key": "k"}, r"key=…\) is for launchers"),
+    ],
+)
+def test_horovods_config_is_checked_when_made(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HorovodConfig(**arguments)
+
+
+def test_who_shares_a_machine() -> None:
+    """Three machines with two workers, one and two; ranks in the order workers started."""
+    layout = Layout(["a", "b", "a", "c", "c"])
+    assert [layout.local_rank(rank) for rank in range(5)] == [0, 0, 1, 0, 1]
+    assert [layout.local_size(rank) for rank in range(5)] == [2, 1, 2, 2, 2]
+    assert [layout.cross_rank(rank) for rank in range(5)] == [0, 1, 0, 2, 1]
+    assert [layout.cross_size(local) for local in (0, 1)] == [3, 2]
+    assert layout.scope_sizes() == {
+        "global": 5,
+        "local_a": 2,
+        "local_b": 1,
+        "local_c": 2,
+        "cross_0": 3,
+        "cross_1": 2,
+    }
