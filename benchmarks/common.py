@@ -44,7 +44,12 @@ def play(roles: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
     roles[sys.argv[1]](json.loads(sys.argv[2]))
 
 
-def lockstep_fit(function: Callable[..., Any], config: dict[str, Any], **run_options: Any) -> None:
+def lockstep_fit(
+    function: Callable[..., Any],
+    config: dict[str, Any],
+    datasets: dict[str, Any] | None = None,
+    **run_options: Any,
+) -> None:
     """One fit() on two torch workers, everything else at its default."""
     from lockstep.train import RunConfig, ScalingConfig
     from lockstep.train.torch import TorchTrainer
@@ -52,16 +57,15 @@ def lockstep_fit(function: Callable[..., Any], config: dict[str, Any], **run_opt
     TorchTrainer(
         function,
         train_loop_config=config,
+        datasets=datasets,
         scaling_config=ScalingConfig(num_workers=WORKERS),
         run_config=RunConfig(storage_path=config["work"] + "/runs", **run_options),
     ).fit()
 
 
-def ray_fit(function: Callable[..., Any], config: dict[str, Any], **run_options: Any) -> None:
-    """The same under Ray Train, on a Ray of its own that listens on loopback only."""
+def start_ray(config: dict[str, Any]) -> None:
+    """A Ray of its own that listens on loopback only, unless there is one already."""
     import ray
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
 
     if not ray.is_initialized():
         ray.init(
@@ -70,9 +74,23 @@ def ray_fit(function: Callable[..., Any], config: dict[str, Any], **run_options:
             num_cpus=WORKERS + 2,
             _temp_dir=config["work"] + "/ray",
         )
+
+
+def ray_fit(
+    function: Callable[..., Any],
+    config: dict[str, Any],
+    datasets: dict[str, Any] | None = None,
+    **run_options: Any,
+) -> None:
+    """The same under Ray Train."""
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    start_ray(config)
     TorchTrainer(
         function,
         train_loop_config=config,
+        datasets=datasets,
         scaling_config=ScalingConfig(num_workers=WORKERS),
         run_config=RunConfig(storage_path=config["work"] + "/runs", **run_options),
     ).fit()
@@ -159,6 +177,10 @@ class Program:
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
         return found
+
+    def running(self) -> bool:
+        """Whether the program itself has not ended."""
+        return self._process.poll() is None
 
     def kill(self) -> None:
         """End every process of the program."""
@@ -342,6 +364,17 @@ class Bench:
         except ProgramFailed as error:
             self.say(f"  {system}: {error}")
             return Against(system, [], reach, str(error).splitlines()[0])
+
+
+def pss_megabytes(pids: Sequence[int]) -> float:
+    """The proportional set size of these processes: a page that n share counts 1/n in each."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1])
+    return total / 1024
 
 
 def foreign_load(seconds: float = 1.0) -> float | None:

@@ -83,21 +83,13 @@ def _megabytes(bench: Bench, system: str, launcher: str) -> float:
         program.wait_for_records(common.WORKERS)
         time.sleep(SETTLE_S)
         pids = program.processes()
-        total = sum(_pss_kb(pid) for pid in pids) / 1024
+        total = common.pss_megabytes(pids)
         bench.say(f"    {system}: {len(pids)} processes, {total:.0f} MB")
         (program.work / "release").touch()
         program.wait()
     if not total:
         raise ProgramFailed("no process of it could be read in /proc")
     return total
-
-
-def _pss_kb(pid: int) -> int:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1])
-    return 0
 
 
 def _with_torch() -> list[int]:

@@ -79,6 +79,8 @@ ENVIRONMENT_WRITERS = {
     "testing/engines.py",
     "engine/forkserver.py",
     "engine/inprocess.py",
+    "train/horovod/backend.py",
+    "train/tensorflow/backend.py",
     "train/torch/backend.py",
     "train/torch/reproducibility.py",
 }
@@ -257,6 +259,7 @@ def in_fresh_interpreter(code: str) -> object:
         "lockstep, lockstep.train",
         "lockstep, lockstep.train.torch",
         "lockstep.train.lightning, lockstep.train.huggingface.transformers",
+        "lockstep.train.tensorflow.keras, lockstep.train.horovod, lockstep.testing",
     ],
 )
 def test_import_loads_no_framework(modules: str) -> None:

@@ -35,6 +35,8 @@ SHOWS = {
     ],
     "09_lightning.py": ["3    64  0.9", "0.9 > 0.1: True"],
     "10_transformers.py": ["4.0    32 0.", "3 4 5 6 7"],
+    "15_tensorflow.py": ["epochs: 2 and 3 more", "learned: [ 2. -1.]", "loaded: [ 2. -1.] 2"],
+    "16_horovod.py": ["killed by SIGKILL", "4        2", "learned: [2.0, -1.0]"],
 }
 
 # What a third party warns about on its own account.
@@ -44,13 +46,21 @@ IGNORES = {
 
 NEEDS = {"09_lightning.py": "lightning", "10_transformers.py": "transformers"}
 
+# Those whose framework has an environment of its own.
+ELSEWHERE = {
+    "15_tensorflow.py": pytest.mark.environment("tensorflow"),
+    "16_horovod.py": pytest.mark.environment("horovod"),
+}
+
 
 def test_every_example_is_listed() -> None:
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(SHOWS)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", sorted(SHOWS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=ELSEWHERE.get(name, ())) for name in sorted(SHOWS)]
+)
 def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")

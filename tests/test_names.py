@@ -63,6 +63,10 @@ SPELLINGS = [
             "get_world_size",
         )
     ),
+    [
+        "train.tensorflow.keras.ReportCheckpointCallback",
+        "air.integrations.keras.ReportCheckpointCallback",
+    ],
     ["errors.WorkerDiedError", "exceptions.WorkerDiedError", "exceptions.RayActorError"],
     ["errors.TrainingFailedError", "exceptions.TrainingFailedError"],
 ]

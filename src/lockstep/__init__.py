@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 __all__ = ["__version__", "init", "shutdown"]
 
-_SUBPACKAGES = ("air", "train", "tune")
+_SUBPACKAGES = ("air", "data", "train", "tune")
 
 
 def init(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "LoggerCallback", "RunContext", "Trial", "TrialStatus", "UserCallback"]
 
-TrialStatus = Literal["PENDING", "RUNNING", "TERMINATED", "ERROR"]
+TrialStatus = Literal["PENDING", "RUNNING", "PAUSED", "TERMINATED", "ERROR"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,6 +35,8 @@ class Trial:
         last_result: the result *before* the one being reported.
         path: the run directory.
         checkpoint: the newest committed checkpoint.
+        restored: this driver goes on with a run that an earlier one began.
+        stopped: it ended before its time, interrupted or preempted, and can be restored.
     """
 
     trial_id: str
@@ -46,6 +48,8 @@ class Trial:
     last_result: dict[str, Any] = field(default_factory=dict)
     status: TrialStatus = "PENDING"
     checkpoint: Checkpoint | None = None
+    restored: bool = False
+    stopped: bool = False
 
     @property
     def local_path(self) -> str:
@@ -92,8 +96,18 @@ class Callback:
     batched: ClassVar[bool] = False
     """Internal: collect events for a moment, then deliver them and call ``flush_batch``."""
 
+    max_waiting: ClassVar[int | None] = 10_000
+    """How many events may wait for a callback that is slow; further reports are left out, which is
+    said once. None: any number."""
+
+    end_timeout_s: float | None = None
+    """How long the end of a run may wait for this callback; None: LOCKSTEP_CALLBACK_FLUSH_S."""
+
     def flush_batch(self) -> None:
         """Internal: called after each batch of events of a ``batched`` callback."""
+
+    def check_before_run(self) -> None:
+        """Called by ``fit()`` in its own thread, before anything starts; raise to refuse the run."""
 
     def setup(
         self,

@@ -171,13 +171,28 @@ class CheckpointConfig:
         checkpoint_score_attribute: what ranks them: a key of a dict checkpoint or else of the
             reported metrics; ``"a/b"`` reaches into nested dicts.
         checkpoint_score_order: ``"max"`` or ``"min"``: which score is best.
+        checkpoint_frequency: a ``tune.Trainable`` class saves at every so many steps; 0: never. A
+            training function decides by itself when it reports a checkpoint.
+        checkpoint_at_end: a ``tune.Trainable`` class saves when its trial ends.
     """
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
     checkpoint_score_order: Literal["max", "min"] = "max"
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.checkpoint_frequency is None:
+            object.__setattr__(self, "checkpoint_frequency", 0)
+        _whole_number(
+            "CheckpointConfig", "checkpoint_frequency", self.checkpoint_frequency, 0, " 0: never."
+        )
+        if self.checkpoint_at_end not in (None, True, False):
+            raise TypeError(
+                f"CheckpointConfig(checkpoint_at_end={self.checkpoint_at_end!r}): "
+                "expected True or False."
+            )
         if self.num_to_keep is not None:
             _whole_number(
                 "CheckpointConfig", "num_to_keep", self.num_to_keep, 0, " None keeps them all."

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["first_result", "flatten", "full_row", "look_up", "normalise"]
+__all__ = ["describable", "first_result", "flatten", "full_row", "look_up", "normalise"]
 
 _PLAIN = frozenset((float, int, str, bool, type(None)))
 
@@ -28,6 +28,18 @@ def normalise(metrics: Mapping[str, Any]) -> dict[str, Any]:
         plain[key if type(key) is str else str(key)] = (
             value if type(value) in _PLAIN else _plain_value(value, str(key))
         )
+    return plain
+
+
+def describable(config: Mapping[Any, Any]) -> dict[str, Any]:
+    """A config as a journal keeps it: what JSON cannot hold, as its repr."""
+    plain = {}
+    for key, value in config.items():
+        try:
+            plain.update(normalise({key: value}))
+        except (TypeError, ValueError):
+            nested = isinstance(value, Mapping)
+            plain[str(key)] = describable(value) if nested else repr(value)
     return plain
 
 
@@ -117,6 +129,7 @@ def full_row(
         "warmup_time": attempt["warmup_time"],
         "experiment_tag": run["experiment_tag"],
         "checkpoint_dir_name": report["checkpoint"],
+        **({"data_wait": max(report["data_wait"])} if "data_wait" in report else {}),
         **reported,
     }
 

@@ -53,7 +53,12 @@ class Result:
         self._storage = storage
         records = RunRecords(storage)
         self.state: str = records.state
-        self.config: dict[str, Any] = dict(records.run["config"].get("train_loop_config") or {})
+        config = records.run["config"]
+        # A trial's config is what was searched; a run's own, what its function got.
+        is_trial = "trial" in records.run
+        self.config: dict[str, Any] = dict(
+            config if is_trial else config.get("train_loop_config") or {}
+        )
         self.metrics: dict[str, Any] = {}
         self.reported_metrics: dict[str, Any] = {}
         self.metrics_by_rank: list[dict[str, Any]] = []

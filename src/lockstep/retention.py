@@ -30,6 +30,8 @@ class CheckpointRecord:
     """The ``training_iteration`` of the newest row then: an attempt from here counts on."""
     trained_s: float = 0.0
     """How long the run had trained by then."""
+    positions: dict[str, Any] | None = None
+    """How far the datasets had been read by all ranks then: an attempt from here goes on there."""
 
 
 def _quality(record: CheckpointRecord, config: CheckpointConfig) -> tuple[float, int]:

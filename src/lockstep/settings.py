@@ -15,10 +15,14 @@ __all__ = [
     "child_environment",
     "cuda_visible_devices",
     "engine_name",
+    "library_variable",
+    "legacy_keras",
     "omp_threads",
     "preemption_grace_seconds",
     "results_root",
     "stop_grace_seconds",
+    "tracker_environment",
+    "tensorflow_log_level",
     "user_thread_setting",
 ]
 
@@ -68,6 +72,16 @@ def cuda_visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def legacy_keras() -> bool:
+    """``TF_USE_LEGACY_KERAS``: whether ``tf.keras`` is to be Keras 2 in workers; yes when unset."""
+    return os.environ.get("TF_USE_LEGACY_KERAS", "1").lower() in ("1", "true")
+
+
+def tensorflow_log_level() -> str:
+    """``TF_CPP_MIN_LOG_LEVEL`` for workers; when unset "1", which leaves out what is no warning."""
+    return os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")
+
+
 def user_thread_setting(extra: Mapping[str, str]) -> str | None:
     """The thread count the user chose through the usual variables, None where they did not."""
     for name in THREAD_VARIABLES:
@@ -86,3 +100,14 @@ def omp_threads() -> int | None:
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with ``extra`` laid over it, for a child process."""
     return {**os.environ, **extra}
+
+
+def library_variable(name: str) -> str | None:
+    """A variable of another library, such as ``WANDB_API_KEY``; None when unset or empty."""
+    return os.environ.get(name) or None
+
+
+def tracker_environment() -> dict[str, str]:
+    """What MLflow needs in the environment before it accepts a store of files, unless it is set."""
+    name = "MLFLOW_ALLOW_FILE_STORE"
+    return {} if os.environ.get(name) else {name: "true"}

@@ -204,11 +204,6 @@ def test_configs_are_the_same_classes_under_every_name() -> None:
     assert RunConfig(failure_config=None, callbacks=None) == RunConfig()  # type: ignore[arg-type]
 
 
-def test_datasets_have_to_wait() -> None:
-    with pytest.raises(ValueError, match="datasets=\\['train'\\]"):
-        DataParallelTrainer(lambda: None, datasets={"train": []})
-
-
 # ----------------------------------------------------------------------------- what a worker sees
 
 

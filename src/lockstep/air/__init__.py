@@ -5,11 +5,13 @@ from __future__ import annotations
 from lockstep.air import session
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from lockstep.data import DatasetConfig
 from lockstep.result import Result
 
 __all__ = [
     "Checkpoint",
     "CheckpointConfig",
+    "DatasetConfig",
     "FailureConfig",
     "Result",
     "RunConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lockstep.train.api import (
     get_checkpoint,
+    get_dataset_shard,
     get_experiment_name,
     get_local_rank,
     get_local_world_size,
@@ -20,6 +21,7 @@ from lockstep.train.api import (
 
 __all__ = [
     "get_checkpoint",
+    "get_dataset_shard",
     "get_experiment_name",
     "get_local_rank",
     "get_local_world_size",

@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lockstep.console.status import RunStatus
+from lockstep.console.text import ranks_label
 
-__all__ = ["Display", "Level", "SilentDisplay", "make_display", "write_line"]
+__all__ = [
+    "Display",
+    "Level",
+    "SilentDisplay",
+    "choose_surface",
+    "make_display",
+    "write_line",
+]
 
 Level = Literal["info", "warning", "error"]
 
@@ -22,7 +30,7 @@ class Display(ABC):
     out, exceptions and Ctrl-C included.
 
     Threads: ``start``, ``update``, ``report``, ``refresh`` and ``finish`` are called from one
-    thread, the driver's; ``message`` and ``output`` from any.
+    thread, the driver's; ``message``, ``output`` and ``labelled`` from any.
 
     A display never raises because of what it shows or of where it shows it: text a stream cannot
     encode is replaced, and a stream that is gone is written to no more.
@@ -49,9 +57,13 @@ class Display(ABC):
     def message(self, text: str, level: Level = "info") -> None:
         """Shows one line of lockstep's own."""
 
-    @abstractmethod
     def output(self, ranks: tuple[int, ...], world_size: int, line: str) -> None:
         """Shows a line that the workers ``ranks`` of ``world_size`` wrote."""
+        self.labelled(ranks_label(ranks, world_size), line)
+
+    @abstractmethod
+    def labelled(self, label: str, line: str) -> None:
+        """Shows a line of somebody's output, after who wrote it."""
 
     @abstractmethod
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
@@ -79,7 +91,7 @@ class SilentDisplay(Display):
         if level != "info":
             write_line(text, error=True)
 
-    def output(self, ranks: tuple[int, ...], world_size: int, line: str) -> None:
+    def labelled(self, label: str, line: str) -> None:
         """Shows nothing; the line is in the rank's log file."""
 
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
@@ -114,21 +126,35 @@ def make_display(verbose: int, *, interactive_function: bool = False) -> Display
         interactive_function: the training function runs in this process and may open a debugger,
             so nothing may redraw the screen.
     """
-    if verbose == 0:
-        return SilentDisplay()
+    surface = choose_surface(verbose, interactive_function=interactive_function)
     every_report = verbose >= 2
-    if not interactive_function:
-        if _in_notebook():
-            from lockstep.console.notebook import NotebookDisplay
+    if surface == "none":
+        return SilentDisplay()
+    if surface == "notebook":
+        from lockstep.console.notebook import NotebookDisplay
 
-            return NotebookDisplay(every_report=every_report)
-        if _on_capable_terminal():
-            from lockstep.console.live import LiveDisplay
+        return NotebookDisplay(every_report=every_report)
+    if surface == "terminal":
+        from lockstep.console.live import LiveDisplay
 
-            return LiveDisplay(every_report=every_report)
+        return LiveDisplay(every_report=every_report)
     from lockstep.console.plain import PlainDisplay
 
     return PlainDisplay(every_report=every_report)
+
+
+def choose_surface(
+    verbose: int, *, interactive_function: bool
+) -> Literal["none", "notebook", "terminal", "plain"]:
+    """What there is to draw on; the arguments are those of ``make_display``."""
+    if verbose == 0:
+        return "none"
+    if not interactive_function:
+        if _in_notebook():
+            return "notebook"
+        if _on_capable_terminal():
+            return "terminal"
+    return "plain"
 
 
 def _in_notebook() -> bool:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from lockstep.console.display import Display, Level, write_line
 from lockstep.console.reports import ReportLines
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import encodable, ranks_label, without_controls
+from lockstep.console.text import encodable, without_controls
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import ConsoleDimensions, RenderableType
     from rich.live import Live
     from rich.text import Text
 
@@ -107,9 +107,8 @@ class LiveDisplay(Display):
             self._lines.append(Text(encodable(text), style=_LEVEL_STYLES[level]))
             self._print_lines()
 
-    def output(self, ranks: tuple[int, ...], world_size: int, line: str) -> None:
+    def labelled(self, label: str, line: str) -> None:
         """Prints the line above the panel with the next redraw; its colours stay."""
-        label = ranks_label(ranks, world_size)
         with self._lock:
             if self._live is None:
                 write_line(f"{label} {line}")
@@ -161,17 +160,20 @@ class LiveDisplay(Display):
             self._live.console.print(*lines, sep="\n", soft_wrap=True)
 
     def _draw(self, *, last: bool = False) -> None:
-        from lockstep.console.panel import render_panel
-
         if self._live is None or self._progress is None:
             return
         self._drawn, self._drawn_at = self._progress.status, self._clock()
-        self._frame.panel = render_panel(self._progress, self._live.console.size, last=last)
+        self._frame.panel = self._render(self._progress, self._live.console.size, last=last)
         if self._lines:
             self._print_lines()
         else:
             with self._giving_up_without_terminal():
                 self._live.refresh()
+
+    def _render(self, progress: Progress, size: ConsoleDimensions, *, last: bool) -> RenderableType:
+        from lockstep.console.panel import render_panel
+
+        return render_panel(progress, size, last=last)
 
     def _close(self) -> None:
         atexit.unregister(self._close)

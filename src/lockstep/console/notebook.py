@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.console.display import Display, Level, write_line
 from lockstep.console.reports import ReportLines
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import clean, facts, format_metrics, ranks_label
+from lockstep.console.text import clean, facts, format_metrics
 
 __all__ = ["NotebookDisplay"]
 
@@ -69,9 +69,9 @@ class NotebookDisplay(Display):
         """Prints the line; warnings and errors to stderr."""
         self._print([text], error=level != "info")
 
-    def output(self, ranks: tuple[int, ...], world_size: int, line: str) -> None:
-        """Prints the line after the ranks it is from."""
-        self._print([f"{ranks_label(ranks, world_size)} {line}"])
+    def labelled(self, label: str, line: str) -> None:
+        """Prints the line after who wrote it."""
+        self._print([f"{label} {line}"])
 
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Prints a line, with ``verbose=2``."""
@@ -99,17 +99,21 @@ class NotebookDisplay(Display):
         assert self._progress is not None
         status = self._progress.status
         self._drawn, self._drawn_at = status, self._clock()
-        rate = self._progress.rate()
-        about = " · ".join(facts(status, self._progress.elapsed(), rate))
+        about, rows = self._facts(self._progress)
+        return {
+            "text/plain": _as_text(clean(status.name), status.state, about, rows),
+            "text/html": _as_html(clean(status.name), status.state, about, rows),
+        }
+
+    def _facts(self, progress: Progress) -> tuple[str, list[tuple[str, str]]]:
+        status = progress.status
+        about = " · ".join(facts(status, progress.elapsed(), progress.rate()))
         shown, left = format_metrics(status.metrics)
         rows = shown + ([("…", f"and {left:,} more")] if left else [])
         none = "none" if status.over else "none yet"
         rows.append(("checkpoint", clean(status.checkpoint) if status.checkpoint else none))
         rows.append(("run", clean(status.path)))
-        return {
-            "text/plain": _as_text(clean(status.name), status.state, about, rows),
-            "text/html": _as_html(clean(status.name), status.state, about, rows),
-        }
+        return about, rows
 
 
 def _as_text(name: str, state: str, about: str, rows: list[tuple[str, str]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.console.display import Display, Level, write_line
 from lockstep.console.reports import ReportLines
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import clean, facts, metrics_line, ranks_label
+from lockstep.console.text import clean, facts, metrics_line
 
 __all__ = ["PlainDisplay"]
 
@@ -65,9 +65,9 @@ class PlainDisplay(Display):
         """Writes the line; warnings and errors to stderr."""
         write_line(_PREFIX + text, error=level != "info")
 
-    def output(self, ranks: tuple[int, ...], world_size: int, line: str) -> None:
-        """Writes the line, unchanged, after the ranks it is from."""
-        write_line(f"{ranks_label(ranks, world_size)} {line}")
+    def labelled(self, label: str, line: str) -> None:
+        """Writes the line, unchanged, after who wrote it."""
+        write_line(f"{label} {line}")
 
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Writes a line, with ``verbose=2``."""
@@ -94,13 +94,14 @@ class PlainDisplay(Display):
     def _tell(self, now: float) -> None:
         if self._progress is None:
             return
-        status = self._progress.status
-        rate = self._progress.rate()
-        parts = [status.state, *facts(status, self._progress.elapsed(), rate)]
-        line = _PREFIX + " · ".join(parts)
+        write_line(_PREFIX + self._line(self._progress))
+        self._told, self._told_at = self._progress.status, now
+
+    def _line(self, progress: Progress) -> str:
+        status = progress.status
+        line = " · ".join([status.state, *facts(status, progress.elapsed(), progress.rate())])
         if status.metrics:
             line += " · " + metrics_line(status.metrics)
         if status.checkpoint:
             line += " · " + clean(status.checkpoint)
-        write_line(line)
-        self._told, self._told_at = status, now
+        return line

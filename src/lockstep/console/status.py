@@ -26,6 +26,8 @@ class RunStatus:
         num_workers: 0 when the function runs in this process.
         name: the run's name.
         path: the run's directory or URI.
+        data_wait: the share of its time that the slowest rank waited for data before the newest
+            report; None without datasets.
     """
 
     state: str
@@ -37,6 +39,7 @@ class RunStatus:
     num_workers: int
     name: str
     path: str
+    data_wait: float | None = None
 
     @property
     def over(self) -> bool:

@@ -159,4 +159,6 @@ def facts(status: RunStatus, elapsed: float, rate: float | None) -> list[str]:
     reports = _plural(status.reports, "report")
     parts.append(f"{reports}, {format_rate(rate)}" if rate and not status.over else reports)
     parts.append(_plural(status.num_workers, "worker") if status.num_workers else "in this process")
+    if status.data_wait is not None and status.reports:
+        parts.append(f"{status.data_wait:.0%} waiting for data")
     return parts

@@ -58,6 +58,8 @@ class GroupSpec:
     """Laid over the driver's environment before anything of the user's is imported."""
     cpus_per_worker: float | None = None
     gpus_per_worker: int = 0
+    gpus: tuple[str, ...] | None = None
+    """The devices these workers share out; None: all that are visible."""
 
 
 class WorkerInfo(NamedTuple):

@@ -198,7 +198,7 @@ class _LocalGroup(WorkerGroup):
         self._alive = set(range(spec.size))
         self._pids: dict[int, int] = {}
         self._workers: list[Connection] = []
-        self._packed: tuple[Any, bytes] = (None, b"")
+        self._packed: tuple[Any, bytes] = (object(), b"")
         pipes: list[int] = []
         with contextlib.ExitStack() as undo:
             session = undo.enter_context(server.open_session())

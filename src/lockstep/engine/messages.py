@@ -24,6 +24,8 @@ from lockstep.engine.base import WorkerInfo
 __all__ = [
     "Answer",
     "CheckpointReport",
+    "DataReport",
+    "Ending",
     "Exit",
     "Failed",
     "Finished",
@@ -55,6 +57,8 @@ class Launch(NamedTuple):
     """The checkpoint to start from, or None."""
     reported: list[tuple[Any, dict[str, Any]]]
     """Every checkpoint the run has kept so far, with its metrics."""
+    positions: dict[str, Any] | None = None
+    """Where the datasets' shards go on, as kept with the checkpoint; None: they begin."""
 
 
 class CheckpointReport(NamedTuple):
@@ -70,6 +74,15 @@ class CheckpointReport(NamedTuple):
     """In NO_UPLOAD mode: the checkpoint itself."""
 
 
+class DataReport(NamedTuple):
+    """How a rank stands with its datasets."""
+
+    positions: dict[str, Any]
+    """Dataset → the state of its shard, for those that were asked for."""
+    waited: float
+    """The share of the time since the last report that it waited for batches."""
+
+
 class Report(NamedTuple):
     """One rank's i-th report. ``metrics`` is None for a checkpoint that is no report."""
 
@@ -79,6 +92,8 @@ class Report(NamedTuple):
     reduce: str | Mapping[str, str] | None
     time: float
     time_this_iter: float
+    data: DataReport | None = None
+    """None in a run without datasets."""
 
 
 class SaveOrder(NamedTuple):
@@ -123,6 +138,10 @@ class LogRow(NamedTuple):
 
 class Finished(NamedTuple):
     """The function returned and every upload is done."""
+
+
+class Ending(NamedTuple):
+    """The function is over early; ending what it has open may take a moment."""
 
 
 class Failed(NamedTuple):

@@ -53,7 +53,7 @@ def _may_be_device(name: str, count: int) -> bool:
 def check_fits(spec: GroupSpec) -> list[str]:
     """Raise if the GPUs asked for are not here; return a warning if CPUs are oversubscribed."""
     need = spec.gpus_per_worker * spec.size
-    have = len(visible_gpus(spec.environment))
+    have = len(visible_gpus(spec.environment)) if need else 0
     if need > have:
         raise InsufficientResourcesError(
             f"{spec.size} worker(s) with {spec.gpus_per_worker} GPU(s) each need {need}, but this "
@@ -88,6 +88,7 @@ def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
         environment["OMP_NUM_THREADS"] = str(max(1, int(share)))
     if spec.gpus_per_worker:
         first = rank * spec.gpus_per_worker
-        mine = visible_gpus(spec.environment)[first : first + spec.gpus_per_worker]
+        devices = visible_gpus(spec.environment) if spec.gpus is None else spec.gpus
+        mine = devices[first : first + spec.gpus_per_worker]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
     return environment

@@ -3,6 +3,9 @@
 from lockstep.testing.engines import EngineConformance
 from lockstep.testing.faults import FaultPlan, InjectedError
 from lockstep.testing.resume import Difference, ResumeReport, verify_resume
+from lockstep.testing.schedulers import SchedulerConformance
+from lockstep.testing.searchers import SearcherConformance
+from lockstep.testing.trainers import TrainerConformance
 
 __all__ = [
     "Difference",
@@ -10,5 +13,8 @@ __all__ = [
     "FaultPlan",
     "InjectedError",
     "ResumeReport",
+    "SchedulerConformance",
+    "SearcherConformance",
+    "TrainerConformance",
     "verify_resume",
 ]

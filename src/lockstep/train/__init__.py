@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from lockstep.callback import UserCallback
 from lockstep.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from lockstep.train.api import (
     get_all_reported_checkpoints,
     get_checkpoint,
     get_context,
+    get_dataset_shard,
     get_preemption_info,
     load_checkpoint,
     local_rank,
@@ -35,6 +36,9 @@ from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer
 
+if TYPE_CHECKING:
+    from lockstep.data import DataConfig, DatasetConfig
+
 __all__ = [
     "Backend",
     "BackendConfig",
@@ -42,7 +46,9 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointUploadMode",
+    "DataConfig",
     "DataParallelTrainer",
+    "DatasetConfig",
     "FailureConfig",
     "PreemptionInfo",
     "Result",
@@ -56,6 +62,7 @@ __all__ = [
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
+    "get_dataset_shard",
     "get_preemption_info",
     "load_checkpoint",
     "local_rank",
@@ -67,14 +74,19 @@ __all__ = [
     "world_size",
 ]
 
-_FRAMEWORKS = ("huggingface", "lightning", "torch")
+_FRAMEWORKS = ("horovod", "huggingface", "lightning", "tensorflow", "torch")
 
 
-def __getattr__(name: str) -> ModuleType:
+_OF_DATA = ("DataConfig", "DatasetConfig")
+
+
+def __getattr__(name: str) -> Any:
     if name in _FRAMEWORKS:
         return importlib.import_module(f"lockstep.train.{name}")
+    if name in _OF_DATA:
+        return getattr(importlib.import_module("lockstep.data"), name)
     raise AttributeError(f"module 'lockstep.train' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FRAMEWORKS})
+    return sorted({*globals(), *_FRAMEWORKS, *_OF_DATA})

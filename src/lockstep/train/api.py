@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
@@ -13,15 +13,20 @@ from lockstep.journal import JOURNAL_FILE
 from lockstep.trackers.csv import PROGRESS_FILE
 from lockstep.trackers.json import PARAMS_FILE, RESULT_FILE
 from lockstep.train.context import PreemptionInfo, TrainContext
+from lockstep.train.datasets import Shards
 from lockstep.train.output import LOG_DIRECTORY
 from lockstep.train.saved import TRAINER_FILE
 from lockstep.train.session import Session, current
+
+if TYPE_CHECKING:
+    from lockstep.data import DataShard
 
 __all__ = [
     "checkpoint_requested",
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
+    "get_dataset_shard",
     "get_experiment_name",
     "get_local_rank",
     "get_local_world_size",
@@ -148,6 +153,20 @@ def get_checkpoint() -> Checkpoint | None:
     return None if session is None else session.checkpoint
 
 
+def get_dataset_shard(dataset_name: str | None = None) -> DataShard:
+    """This worker's part of one of the trainer's ``datasets``; without a name, of the only one.
+
+    A checkpoint that is reported while it is iterated carries its position: after a failure or a
+    restore the iteration goes on there, with as many workers as there are then.
+
+    Raises:
+        KeyError: the trainer has no such dataset; lists those it has.
+        RuntimeError: this is no training function.
+    """
+    shards = _session("get_dataset_shard()").shards
+    return (shards or Shards({}, 0, 1, None)).get(dataset_name)
+
+
 def get_all_reported_checkpoints() -> list[tuple[Checkpoint, dict[str, Any]]]:
     """Every checkpoint committed so far that this rank knows of, oldest first, with its metrics.
 
@@ -271,7 +290,7 @@ def local_world_size() -> int:
 
 def save_checkpoint(**data: Any) -> None:
     """The old way to keep a checkpoint: rank 0's keyword arguments, without a report."""
-    _session("save_checkpoint()").save_checkpoint(data)
+    _session("save_checkpoint()").save_checkpoint(Checkpoint.from_dict(data))
 
 
 def load_checkpoint() -> dict[str, Any] | None:

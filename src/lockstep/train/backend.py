@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.train.context import TrainContext
 
-__all__ = ["Backend", "BackendConfig", "Wiring"]
+__all__ = ["Backend", "BackendConfig", "Wiring", "loopback_interface", "only_config"]
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,29 @@ class BackendConfig:
     def make_backend(self) -> Backend:
         """The backend to send to the workers."""
         return Backend()
+
+
+Config = TypeVar("Config", bound=BackendConfig)
+
+
+def only_config(kind: type[Config], **given: Config | None) -> Config:
+    """The config given under one of its names; a plain one where none is.
+
+    Raises:
+        ValueError: it is given under more than one.
+        TypeError: it is something else.
+    """
+    chosen = {name: config for name, config in given.items() if config is not None}
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)} are names of one argument; give one of them.")
+    for name, config in chosen.items():
+        if not isinstance(config, kind):
+            raise TypeError(f"{name}={config!r}: expected a {kind.__name__}.")
+        return config
+    return kind()
+
+
+def loopback_interface() -> str:
+    """The name of this machine's loopback interface."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name in ("lo", "lo0")), "lo")

@@ -1,4 +1,4 @@
-"""Delivers a run's events to its callbacks, each from a thread of its own.
+"""Delivers the events of a run, or of all trials, to callbacks, each from a thread of its own.
 
 The hooks themselves are in ``lockstep.callback``. One callback that raises, stalls or floods its
 queue costs neither the run nor the other callbacks anything.
@@ -7,19 +7,21 @@ queue costs neither the run nor the other callbacks anything.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.callback import Callback, RunContext, Trial, UserCallback
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
+    from lockstep.config import StopCondition
 
-__all__ = ["CallbackDispatcher"]
+__all__ = ["CallbackDispatcher", "RunListener"]
 
 
 def __getattr__(name: str) -> Any:
@@ -40,41 +42,84 @@ _FLUSH_EVERY = 64
 _PAUSE_S = 1e-4
 
 
-class CallbackDispatcher:
-    """The callbacks of one run.
+class RunListener(Protocol):
+    """What a controller tells of its run, in this order; see ``CallbackDispatcher``."""
 
-    ``start`` first and once, ``close`` last; all calls from one thread, and all but ``close``
-    return at once. The values handed in must not be changed afterwards, except ``result``.
+    def start(self, trial: Trial, run_context: RunContext, restored: bool = False) -> None:
+        """Its function is about to run."""
+
+    def report(
+        self,
+        iteration: int,
+        trial: Trial,
+        result: dict[str, Any],
+        metrics_by_rank: list[dict[str, Any]],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """A report is recorded and answered."""
+
+    def checkpoint(self, iteration: int, trial: Trial, checkpoint: Checkpoint) -> None:
+        """A checkpoint is committed."""
+
+    def failure(self, run_context: RunContext, errors: dict[int, Exception]) -> None:
+        """An attempt failed."""
+
+    def end(self, iteration: int, trial: Trial, failed: bool) -> None:
+        """It is over."""
+
+
+class CallbackDispatcher:
+    """The callbacks of one run, or with ``trials`` of an experiment's.
+
+    ``start`` first and ``end`` for each trial, ``close`` last; an experiment calls ``begin`` before
+    and ``finish`` after its trials. All calls from one thread, and all but ``close`` return at
+    once. The values handed in must not be changed afterwards, except ``result``.
 
     Args:
         callbacks: ``Callback`` and ``UserCallback`` objects, mixed. An object listed twice is
             called once.
         on_problem: told in one sentence what went wrong; called from any thread.
         flush_s: how long ``close`` waits in all.
+        trials: every trial of the experiment, as it grows; None: there is only the one run. Read
+            by the callbacks, in their threads.
 
     Raises:
         TypeError: an entry is not a callback.
+        Exception: what a callback's ``check_before_run`` raises.
     """
 
     def __init__(
-        self, callbacks: Sequence[object], on_problem: Callable[[str], None], flush_s: float
+        self,
+        callbacks: Sequence[object],
+        on_problem: Callable[[str], None],
+        flush_s: float,
+        trials: Sequence[Trial] | None = None,
     ) -> None:
         for callback in callbacks:
             _check(callback)
         unique = {id(callback): callback for callback in callbacks}
         self._on_problem = on_problem
         self._flush_s = flush_s
-        self._lanes = [_Lane(callback, on_problem) for callback in unique.values()]
+        self._alone = trials is None
+        self._lanes = [_Lane(callback, on_problem, trials) for callback in unique.values()]
         self._trial_lanes = [lane for lane in self._lanes if isinstance(lane.callback, Callback)]
         self._user_lanes = [lane for lane in self._lanes if isinstance(lane.callback, UserCallback)]
+        self._contexts: dict[str, RunContext] = {}
         self._closed = False
 
-    def start(self, trial: Trial, run_context: RunContext, restored: bool = False) -> None:
-        """``setup``, ``on_trial_start`` and, for a restored trial, ``on_trial_restore``."""
+    def begin(self, stop: StopCondition | None, num_samples: int) -> None:
+        """``setup``."""
         for lane in self._lanes:
-            lane.run_context = run_context
-            lane.put((_Lane.started, trial, restored and trial.checkpoint is not None))
+            lane.put((_Lane.begun, stop, num_samples))
             lane.thread.start()
+
+    def start(self, trial: Trial, run_context: RunContext, restored: bool = False) -> None:
+        """``on_trial_start``, ``on_trial_restore`` if it was; before them ``begin`` if alone."""
+        if self._alone:
+            self.begin(run_context.run_config.stop, 1)
+        self._contexts[trial.trial_id] = run_context
+        for lane in self._trial_lanes:
+            lane.put((_Lane.started, trial, restored and trial.checkpoint is not None))
 
     def report(
         self,
@@ -85,14 +130,16 @@ class CallbackDispatcher:
         checkpoint: Checkpoint | None,
     ) -> None:
         """``on_trial_result`` and ``after_report``."""
-        event = (_Lane.reported, iteration, trial, dict(result), metrics_by_rank, checkpoint)
+        context = self._contexts.get(trial.trial_id)
+        values = (iteration, trial, dict(result), metrics_by_rank, checkpoint)
+        event = (_Lane.reported, context, *values)
         for lane in self._lanes:
-            lane.put(event)
+            lane.offer(event)
 
     def checkpoint(self, iteration: int, trial: Trial, checkpoint: Checkpoint) -> None:
         """``on_checkpoint``."""
         for lane in self._trial_lanes:
-            lane.put((_Lane.saved, iteration, trial, checkpoint))
+            lane.offer((_Lane.saved, iteration, trial, checkpoint))
 
     def failure(self, run_context: RunContext, errors: dict[int, Exception]) -> None:
         """``after_exception``."""
@@ -100,9 +147,26 @@ class CallbackDispatcher:
             lane.put((_Lane.failed, run_context, errors))
 
     def end(self, iteration: int, trial: Trial, failed: bool) -> None:
-        """``on_trial_complete`` or ``on_trial_error``, then ``on_experiment_end``."""
+        """``on_trial_complete`` or ``on_trial_error``; then ``finish`` if alone."""
+        self._contexts.pop(trial.trial_id, None)
         for lane in self._trial_lanes:
             lane.put((_Lane.ended, iteration, trial, failed))
+        if self._alone:
+            self.finish([trial])
+
+    def finish(self, trials: Sequence[Trial]) -> None:
+        """``on_experiment_end``."""
+        for lane in self._trial_lanes:
+            lane.put((_Lane.finished, trials))
+
+    def after_all(self, done: Callable[[], None]) -> None:
+        """Call ``done``, from another thread, when everything so far is delivered and written."""
+        waiting = [lane for lane in self._lanes if lane.thread.is_alive()]
+        left = itertools.count(len(waiting) - 1, -1)
+        if not waiting:
+            done()
+        for lane in waiting:
+            lane.put((_Lane.passed, lambda: done() if next(left) == 0 else None))
 
     def close(self) -> None:
         """Waits up to ``flush_s`` for what is queued, names the callbacks that are not done.
@@ -114,12 +178,13 @@ class CallbackDispatcher:
             return
         self._closed = True
         lanes = [lane for lane in self._lanes if lane.thread.ident is not None]
-        deadline = time.monotonic() + self._flush_s
+        now = time.monotonic()
         for lane in lanes:
             lane.finish()
         try:
             for lane in lanes:
-                lane.thread.join(max(0.0, deadline - time.monotonic()))
+                wait_s = self._flush_s if lane.end_timeout_s is None else lane.end_timeout_s
+                lane.thread.join(max(0.0, now + wait_s - time.monotonic()))
         finally:
             late = [lane for lane in lanes if lane.thread.is_alive()]
             for lane in lanes:
@@ -133,6 +198,8 @@ class CallbackDispatcher:
 
 
 def _check(callback: object) -> None:
+    if isinstance(callback, Callback):
+        callback.check_before_run()
     if isinstance(callback, (Callback, UserCallback)):
         return
     if isinstance(callback, type) and issubclass(callback, (Callback, UserCallback)):
@@ -154,15 +221,23 @@ def _own(trial: Trial) -> Trial:
 class _Lane:
     """One callback: its queue, its thread, and the timer that notices a hook that stalls."""
 
-    def __init__(self, callback: object, on_problem: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        callback: object,
+        on_problem: Callable[[str], None],
+        trials: Sequence[Trial] | None = None,
+    ) -> None:
         self.callback = callback
         self.name = type(callback).__name__
-        self.run_context: RunContext | None = None
+        self._trials = trials
         self.thread = threading.Thread(
             target=self._run, name=f"lockstep-callback-{self.name}", daemon=True
         )
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self.put = self._queue.put
+        self.end_timeout_s = callback.end_timeout_s if isinstance(callback, Callback) else None
+        self._limit = getattr(callback, "max_waiting", Callback.max_waiting)
+        self.offer = self.put if self._limit is None else self._put_if_room
         self._batched = isinstance(callback, Callback) and callback.batched
         self._on_problem = on_problem
         self._told: set[tuple[str, str]] = set()
@@ -171,6 +246,14 @@ class _Lane:
         self._running: tuple[str, float] | None = None
         self._timer: threading.Timer | None = None
         self._timer_lock = threading.Lock()
+
+    def _put_if_room(self, event: tuple[Any, ...]) -> None:
+        assert self._limit is not None
+        if self._queue.qsize() < self._limit:
+            self.put(event)
+        else:
+            what = f"is {self._limit} events behind and misses some; progress.csv has every report"
+            self._tell("late", "on_trial_result", what)
 
     def finish(self) -> None:
         """Lets the thread end once the queue is drained."""
@@ -186,18 +269,20 @@ class _Lane:
             timer.cancel()
             timer.join(1.0)
 
+    def begun(self, stop: StopCondition | None, num_samples: int) -> None:
+        if isinstance(self.callback, Callback):
+            self._call("setup", stop=stop, num_samples=num_samples, total_num_samples=num_samples)
+
     def started(self, trial: Trial, restored: bool) -> None:
-        if not isinstance(self.callback, Callback) or self.run_context is None:
-            return
         trial = _own(trial)
-        stop = self.run_context.run_config.stop
-        self._call("setup", stop=stop, num_samples=1, total_num_samples=1)
-        self._call("on_trial_start", iteration=0, trials=[trial], trial=trial)
+        trials = self._all(trial)
+        self._call("on_trial_start", iteration=0, trials=trials, trial=trial)
         if restored:
-            self._call("on_trial_restore", iteration=0, trials=[trial], trial=trial)
+            self._call("on_trial_restore", iteration=0, trials=trials, trial=trial)
 
     def reported(
         self,
+        run_context: RunContext | None,
         iteration: int,
         trial: Trial,
         result: dict[str, Any],
@@ -214,14 +299,14 @@ class _Lane:
             self._call(
                 "on_trial_result",
                 iteration=iteration,
-                trials=[trial],
+                trials=self._all(trial),
                 trial=trial,
                 result=dict(result),
             )
         if isinstance(self.callback, UserCallback):
             self._call(
                 "after_report",
-                run_context=self.run_context,
+                run_context=run_context,
                 metrics=[dict(metrics) for metrics in metrics_by_rank],
                 checkpoint=checkpoint,
             )
@@ -231,7 +316,7 @@ class _Lane:
         self._call(
             "on_checkpoint",
             iteration=iteration,
-            trials=[trial],
+            trials=self._all(trial),
             trial=trial,
             checkpoint=checkpoint,
         )
@@ -242,8 +327,18 @@ class _Lane:
     def ended(self, iteration: int, trial: Trial, failed: bool) -> None:
         trial = _own(trial)
         hook = "on_trial_error" if failed else "on_trial_complete"
-        self._call(hook, iteration=iteration, trials=[trial], trial=trial)
-        self._call("on_experiment_end", trials=[trial])
+        self._call(hook, iteration=iteration, trials=self._all(trial), trial=trial)
+
+    def finished(self, trials: Sequence[Trial]) -> None:
+        self._call("on_experiment_end", trials=list(map(_own, trials)))
+
+    def passed(self, done: Callable[[], None]) -> None:
+        if self._batched:
+            self._call("flush_batch")
+        done()
+
+    def _all(self, trial: Trial) -> Sequence[Trial]:
+        return [trial] if self._trials is None else self._trials
 
     def _run(self) -> None:
         event: tuple[Any, ...] | None = ()

@@ -21,7 +21,7 @@ from typing import Any
 from lockstep import settings
 from lockstep.callback import RunContext, Trial
 from lockstep.checkpoint import Checkpoint
-from lockstep.config import CheckpointUploadMode, RunConfig
+from lockstep.config import CheckpointUploadMode, RunConfig, StopCondition
 from lockstep.console import Display, RunStatus
 from lockstep.engine import Engine, GroupSpec, WorkerGroup
 from lockstep.engine import messages as m
@@ -32,13 +32,13 @@ from lockstep.engine.base import (
     WorkerMessage,
     WorkerPreempted,
 )
-from lockstep.engine.loop import EventLoop
+from lockstep.engine.loop import EventLoop, Timer
 from lockstep.error_record import pack_error, unpack_error
 from lockstep.errors import LockstepError, StopConditionError, StorageError
 from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
 from lockstep.train import events as e
-from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.callbacks import RunListener
 from lockstep.train.checkpoints import differing_files
 from lockstep.train.failure import FailurePolicy, describe, name_ranks
 from lockstep.train.hangs import HangWatch
@@ -47,7 +47,7 @@ from lockstep.train.run import Run
 from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.state import RunState, transition
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "reaches"]
 
 COLLECT_S = 0.1
 """After the first failure, how long the other ranks may take to tell theirs."""
@@ -74,7 +74,7 @@ class Controller:
         group_spec: GroupSpec,
         run_config: RunConfig,
         run_context: RunContext,
-        callbacks: CallbackDispatcher,
+        callbacks: RunListener,
         display: Display,
         start_from: Checkpoint | None,
         scaling: ScalingPolicy,
@@ -95,6 +95,7 @@ class Controller:
         self._storage_thread = ThreadPoolExecutor(1, thread_name_prefix="lockstep-storage")
         self._events: deque[e.Event] = deque()
         self._afterwards: deque[Callable[[], None]] = deque()
+        self._timers: list[Timer] = []
         self._handling = False
         self._started_at = 0.0
         self._newest: Checkpoint | None = None
@@ -169,6 +170,7 @@ class Controller:
             num_workers=self._group_spec.size if self._engine.name != "inprocess" else 0,
             name=self._run.name,
             path=self._run.storage.uri,
+            data_wait=self._run.data_wait,
         )
 
     def close(self) -> None:
@@ -225,6 +227,8 @@ class Controller:
             self._feed(e.Ready(rank, message.info, message.announcement))
         elif kind is m.Finished:
             self._feed(e.Returned(rank))
+        elif kind is m.Ending:
+            self._feed(e.Ending(rank))
         elif kind is m.Failed:
             self._feed(e.Raised(rank, message.error))
         elif kind is m.Interrupted:
@@ -268,7 +272,12 @@ class Controller:
         self._reported = [(run.open_checkpoint(r), r.metrics) for r in run.checkpoints]
         self._known_to = [len(self._reported)] * self.state.world_size
         launch = m.Launch(
-            action.workers, action.announcements, self.state.attempt, checkpoint, self._reported[:]
+            action.workers,
+            action.announcements,
+            self.state.attempt,
+            checkpoint,
+            self._reported[:],
+            newest.positions if newest else None,
         )
         for rank in range(self.state.world_size):
             self._send(rank, launch)
@@ -364,10 +373,15 @@ class Controller:
                 self._warn_once("discard", f"Could not clear away the unfinished {name}: {error}")
 
     def _answer(self, action: e.Answer) -> None:
+        known = len(self._reported)
+        answer = m.Answer(action.stop, [], action.notice)
         for rank in action.ranks:
-            news = self._reported[self._known_to[rank] :]
-            self._known_to[rank] = len(self._reported)
-            self._send(rank, m.Answer(action.stop, news, action.notice))
+            if self._known_to[rank] < known:
+                news = self._reported[self._known_to[rank] :]
+                self._known_to[rank] = known
+                self._send(rank, answer._replace(committed=news))
+            else:
+                self._send(rank, answer)
 
     def _release_workers(self, action: e.ReleaseWorkers) -> None:
         for rank in range(self.state.world_size):
@@ -390,7 +404,7 @@ class Controller:
             "preemption": settings.preemption_grace_seconds(),
         }[action.kind]
         fired = e.TimerFired(action.kind, self.state.attempt)
-        self._loop.call_later(seconds, lambda: self._feed(fired))
+        self._later(seconds, lambda: self._feed(fired))
 
     def _record_failure(self, action: e.RecordFailure) -> None:
         failures, retry = action
@@ -442,6 +456,8 @@ class Controller:
 
     def _end(self, action: e.End) -> None:
         self._unwatch_capacity()
+        for timer in self._timers:
+            timer.cancel()
         if self._group is not None:
             self._group.close()
             self._group = None
@@ -450,9 +466,17 @@ class Controller:
         failed = action.phase is e.Phase.FAILED
         if self._callbacks_started:
             status = "ERROR" if failed else "TERMINATED"
-            self._callbacks.end(self._run.iteration, self._trial(status), failed)
+            stopped = action.phase in (e.Phase.INTERRUPTED, e.Phase.PREEMPTED)
+            trial = replace(self._trial(status), stopped=stopped)
+            self._callbacks.end(self._run.iteration, trial, failed)
 
     # ----------------------------------------------------------------------------------- helpers
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        # Forgotten at the end: a timer that is still to fire would keep all of this in memory.
+        now = time.monotonic()
+        self._timers = [timer for timer in self._timers if timer.when > now]
+        self._timers.append(self._loop.call_later(seconds, call))
 
     def _send(self, rank: int, message: Any) -> None:
         if self._group is not None:
@@ -464,25 +488,24 @@ class Controller:
             trainable_name=self._run.trainer_name,
             path=self._run.directory,
             experiment_name=self._run.experiment_name,
+            experiment_tag=self._run.record["experiment_tag"],
             config=self._run.record["config"],
             last_result=self._last_result,
             status=status,
             checkpoint=self._newest,
+            restored=self._run.restored,
         )
 
     def _should_stop(self, row: dict[str, Any]) -> bool:
-        if callable(self._stop):
-            try:
-                return bool(self._stop(self._run.trial_id, dict(row)))
-            except Exception as error:
-                failed = StopConditionError(
-                    f"RunConfig(stop=…) raised {type(error).__name__}: {error}."
-                )
-                failed.__cause__ = error
-                self._feed(e.Raised(0, pack_error(failed)))
-                return False
-        bounds = self._stop or {}
-        return any(_reached(look_up(row, key), bound) for key, bound in bounds.items())
+        try:
+            return reaches(self._stop, self._run.trial_id, row)
+        except Exception as error:
+            failed = StopConditionError(
+                f"RunConfig(stop=…) raised {type(error).__name__}: {error}."
+            )
+            failed.__cause__ = error
+            self._feed(e.Raised(0, pack_error(failed)))
+            return False
 
     def _tell_differing(self, save: e.Save) -> None:
         names = differing_files(save.fingerprints)
@@ -504,7 +527,7 @@ class Controller:
             return
         self._display.update(self.status())
         self._display.refresh()
-        self._loop.call_later(interval, self._draw)
+        self._later(interval, self._draw)
 
     def _preemption_deadline(self) -> float:
         return time.time() + settings.preemption_grace_seconds()
@@ -521,12 +544,12 @@ class Controller:
         stuck = self._hangs.stuck(self.state, now)
         if stuck is not None:
             self._feed(stuck)
-        self._loop.call_later(self._hangs.interval_s, self._watch_for_hangs)
+        self._later(self._hangs.interval_s, self._watch_for_hangs)
 
     def _sync_regularly(self) -> None:
         if not self.state.phase.ended:
             self._storage_thread.submit(self._sync)
-            self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)
+            self._later(SYNC_INTERVAL_S, self._sync_regularly)
 
     def _sync(self) -> None:
         try:
@@ -537,8 +560,14 @@ class Controller:
             )
 
 
-def _reached(value: object, bound: float) -> bool:
-    return isinstance(value, (int, float)) and value >= bound
+def reaches(stop: StopCondition | None, trial_id: str, row: dict[str, Any]) -> bool:
+    """Whether a row meets a stop condition. A function of the user's own may raise."""
+    if stop is None:
+        return False
+    if callable(stop):
+        return bool(stop(trial_id, dict(row)))
+    values = ((look_up(row, key), bound) for key, bound in stop.items())
+    return any(isinstance(value, (int, float)) and value >= bound for value, bound in values)
 
 
 def _outcome(action: Callable[[], None]) -> BaseException | None:

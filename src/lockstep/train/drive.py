@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -22,7 +22,13 @@ from lockstep.train.failure import describe, first_cause
 from lockstep.train.run import Run
 from lockstep.train.state import RunState
 
-__all__ = ["drive", "failure_text", "install_quiet_excepthook", "resume_advice"]
+__all__ = [
+    "drive",
+    "driver_signals",
+    "failure_text",
+    "install_quiet_excepthook",
+    "resume_advice",
+]
 
 
 def drive(
@@ -48,7 +54,11 @@ def drive(
         )
         cleanup.callback(lambda: display.finish(controller.status()))
         cleanup.callback(controller.close)
-        with _signals(controller, engine):
+        # In-process the function itself is to be interrupted, so there Python's handlers stay.
+        signals: Any = nullcontext()
+        if engine.name != "inprocess":
+            signals = driver_signals(controller.interrupt, controller.preempt)
+        with signals:
             controller.start()
             loop.run_until(lambda: controller.state.phase.ended)
         callbacks.close()
@@ -60,16 +70,12 @@ def drive(
 
 
 @contextmanager
-def _signals(controller: Controller, engine: Engine) -> Iterator[None]:
-    """While a run is driven, Ctrl-C and SIGTERM are events of it instead of ending this process.
-
-    In-process the function itself is to be interrupted, so there Python's own handlers stay.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or engine.name == "inprocess":
+def driver_signals(interrupt: Callable[[], None], preempt: Callable[[], None]) -> Iterator[None]:
+    """While runs are driven, Ctrl-C and SIGTERM call these instead of ending this process."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    reactions = {signal.SIGINT: controller.interrupt, signal.SIGTERM: controller.preempt}
+    reactions = {signal.SIGINT: interrupt, signal.SIGTERM: preempt}
 
     def react(signum: int, frame: FrameType | None) -> None:
         reactions[signal.Signals(signum)]()

@@ -20,6 +20,7 @@ __all__ = [
     "Committed",
     "Discard",
     "End",
+    "Ending",
     "Event",
     "ExplainHang",
     "Gone",
@@ -154,6 +155,12 @@ class Returned(NamedTuple):
     rank: int
 
 
+class Ending(NamedTuple):
+    """A rank's function is over early, and what it has open is being ended: a tracker's run."""
+
+    rank: int
+
+
 class Raised(NamedTuple):
     """A rank's function raised."""
 
@@ -217,6 +224,7 @@ Event = (
     | Committed
     | SaveFailed
     | Returned
+    | Ending
     | Raised
     | Gone
     | Interrupt

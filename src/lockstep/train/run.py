@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lockstep import settings
@@ -28,6 +28,7 @@ from lockstep.result import Result
 from lockstep.retention import CheckpointRecord, surplus
 from lockstep.storage import Storage, open_storage
 from lockstep.train.checkpoints import is_numbered
+from lockstep.train.datasets import merge_positions
 from lockstep.train.events import Notice, Phase, Save
 from lockstep.train.failure import WorkerFailure, first_cause
 from lockstep.train.output import LOG_DIRECTORY, log_file
@@ -35,13 +36,22 @@ from lockstep.train.reports import combine
 from lockstep.train.saved import TRAINER_FILE
 from lockstep.train.session import SNAPSHOT_PREFIX
 
-__all__ = ["SPOOL_PREFIX", "Run", "experiment_storage"]
+__all__ = ["SPOOL_PREFIX", "Run", "RunPlace", "experiment_storage"]
 
 SPOOL_PREFIX = "lockstep-run-"
 """How the local directories of runs on remote storage are called."""
 
 _TAIL_BYTES = 1 << 16
 _TAIL_WIDTH = 400
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Where a trial's run lies and what it is called: chosen by the experiment it belongs to."""
+
+    storage: Storage
+    identity: Mapping[str, Any]
+    """trial_id, experiment_id, experiment_tag, experiment_name, and ``trial``, the experiment's."""
 
 
 class Run:
@@ -73,7 +83,7 @@ class Run:
         self.trial_id: str = self.record["trial_id"]
         self.trainer_name: str = self.record["trainer"]
         self.experiment_name: str = self.record["experiment_name"]
-        self.name = f"{self.trainer_name}_{self.trial_id}"
+        self.name: str = self.record.get("name") or f"{self.trainer_name}_{self.trial_id}"
         self.checkpoint_config = CheckpointConfig(**self.record["checkpoint_config"])
         self._started = time.perf_counter()
         self.checkpoints: list[CheckpointRecord] = []
@@ -89,6 +99,7 @@ class Run:
             self._attempts = max(past.attempts, default=0)
         self.iteration = 0
         self.last_metrics: dict[str, Any] = {}
+        self.data_wait: float | None = None
         self._last_record: dict[str, Any] = {}
         self._rows: dict[str, dict[str, Any]] = {}
         self._journal.append("restore" if past else "run", **record, directory=self.directory)
@@ -99,9 +110,26 @@ class Run:
         self._last_report = 0.0
 
     @classmethod
-    def create(cls, trainer_name: str, run_config: RunConfig, config: Mapping[str, Any]) -> Run:
-        """A new run in a directory of its own."""
+    def create(
+        cls,
+        trainer_name: str,
+        run_config: RunConfig,
+        config: Mapping[str, Any],
+        place: RunPlace | None = None,
+    ) -> Run:
+        """A new run in a directory of its own; ``place``: in that one, with that identity."""
         now = time.time()
+        if place is not None:
+            place.storage.make_directory("")
+            record = {
+                "version": 1,
+                **place.identity,
+                "trainer": trainer_name,
+                "config": dict(config),
+                "checkpoint_config": asdict(run_config.checkpoint_config),
+                "time": now,
+            }
+            return cls(place.storage, record, restored=False)
         date = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
         trial_id = f"{uuid.uuid4().hex[:5]}_00000"
         experiment_name = run_config.name or f"{trainer_name}_{date}"
@@ -176,7 +204,10 @@ class Run:
         lead = reports[0]
         metrics = combine(reports)
         self.last_metrics = metrics
-        reduced = {} if lead.reduce is None else {"reduced": metrics}
+        also: dict[str, Any] = {} if lead.reduce is None else {"reduced": metrics}
+        if lead.data is not None:
+            also["data_wait"] = [report.data.waited for report in reports if report.data]
+            self.data_wait = max(also["data_wait"])
         part = next((r.checkpoint for r in reports if r.checkpoint is not None), None)
         self._last_record = self._journal.append(
             "report",
@@ -191,7 +222,7 @@ class Run:
             worker_time_this_iter=lead.time_this_iter,
             checkpoint=None if checkpoint is None else self._place(part, checkpoint),
             ranks=[report.metrics for report in reports],
-            **reduced,
+            **also,
         )
         self._last_report = now
         if checkpoint is not None:
@@ -226,6 +257,7 @@ class Run:
             uploaded=save.mode is not CheckpointUploadMode.NO_UPLOAD,
             iteration=self.iteration - (self.rows - save.report_number),
             trained_s=self._total_before + time.perf_counter() - self._attempt_started,
+            positions=merge_positions(save.reports),
         )
 
     def publish(self, record: CheckpointRecord) -> None:
@@ -313,8 +345,11 @@ class Run:
         shown = [shorten(without_controls(line), _TAIL_WIDTH) for line in printed if line.strip()]
         return shown[-lines:]
 
-    def end(self, phase: Phase) -> StorageError | None:
-        """Journal the end and clear away what was not published; returns why if that failed."""
+    def end(self, phase: Phase, *, flush: bool = True) -> StorageError | None:
+        """Journal the end and clear away what was not published; returns why if that failed.
+
+        ``flush=False``: ``flush`` is called later, so that the end survives a power cut, too.
+        """
         failed = None
         try:
             # Whoever has not finished may go on, and needs something to go on from.
@@ -324,8 +359,13 @@ class Run:
         except StorageError as error:
             failed = error
         self._journal.append("end", state=phase.value, time=time.time())
-        self._journal.flush()
+        if flush:
+            self._journal.flush()
         return failed
+
+    def flush(self) -> None:
+        """Make the journal survive a power cut. May run in another thread."""
+        self._journal.flush()
 
     def hand_over(self) -> None:
         """Copy the small files to remote storage for the last time.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Container
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,19 +26,30 @@ __all__ = ["TRAINER_FILE", "is_saved", "run_storage", "save_trainer", "saved_tra
 
 TRAINER_FILE = "trainer.pkl"
 
-_GIVEN_ANEW = ("train_loop_per_worker", "train_loop_config", "scaling_config", "run_config")
+_GIVEN_ANEW = (
+    "train_loop_per_worker",
+    "train_loop_config",
+    "scaling_config",
+    "run_config",
+    "datasets",
+)
 """What ``restore()`` takes."""
+
+DATASET_BYTES = 64 << 20
+"""How much a dataset may hold in memory to be kept with the run."""
 
 
 def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
     """Keep the trainer's arguments, each pickled by itself.
 
-    Callbacks that cannot be are left out, and so is a run config whose ``stop`` cannot be.
+    Callbacks that cannot be are left out, and so is a run config whose ``stop`` cannot be, and a
+    dataset that holds too much in memory.
     """
     arguments = {
         "train_loop_per_worker": trainer.train_loop_per_worker,
         "train_loop_config": trainer.train_loop_config,
         "backend_config": trainer.backend_config,
+        "dataset_config": trainer.dataset_config,
         "scaling_config": trainer.scaling_config,
         "metadata": trainer.metadata,
         "resume_from_checkpoint": trainer.resume_from_checkpoint,
@@ -59,7 +70,14 @@ def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
             callbacks.append(dump(callback, "callback", by_value=True, like=function))
         except TypeError:
             continue  # it holds a connection or a file; give it to restore() again
-    storage.write(TRAINER_FILE, pickle.dumps({**kept, "callbacks": callbacks}))
+    datasets: dict[str, bytes | None] = {}
+    for name, dataset in trainer.datasets.items():
+        datasets[name] = None
+        if callable(dataset) or dataset.memory_bytes() <= DATASET_BYTES:
+            pickled = dump(dataset, f"datasets[{name!r}]", by_value=True, like=function)
+            datasets[name] = pickled if len(pickled) <= DATASET_BYTES else None
+    kept_apart = {"callbacks": callbacks, "datasets": datasets}
+    storage.write(TRAINER_FILE, pickle.dumps({**kept, **kept_apart}))
 
 
 def run_storage(path: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None) -> Storage:
@@ -77,12 +95,14 @@ def is_saved(storage: Storage) -> bool:
     return storage.exists(TRAINER_FILE)
 
 
-def saved_trainer(storage: Storage, given: Container[str] = ()) -> dict[str, Any]:
+def saved_trainer(storage: Storage, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a run's trainer, without those that could not be kept and those ``given``.
+
+    Of datasets those that are not given are added to those that are.
 
     Raises:
         FileNotFoundError: it is not there.
-        ValueError: one of them cannot be loaded; names it and what is missing.
+        ValueError: one of them cannot be loaded, or a dataset was not kept; names it.
     """
     if not is_saved(storage):
         raise FileNotFoundError(
@@ -92,15 +112,29 @@ def saved_trainer(storage: Storage, given: Container[str] = ()) -> dict[str, Any
         )
     kept = pickle.loads(storage.read(TRAINER_FILE))
     callbacks = kept.pop("callbacks")
+    datasets = dict(given.get("datasets") or {})
+    for name, pickled in kept.pop("datasets", {}).items():
+        if name not in datasets:
+            datasets[name] = _load_dataset(pickled, name, storage)
     arguments = {
         name: _load(value, name, storage) for name, value in kept.items() if name not in given
     }
+    arguments["datasets"] = datasets
     if "run_config" in arguments:
         arguments["run_config"] = replace(
             arguments["run_config"],
             callbacks=[_load(callback, "run_config", storage) for callback in callbacks],
         )
     return arguments
+
+
+def _load_dataset(pickled: bytes | None, name: str, storage: Storage) -> Any:
+    if pickled is None:
+        raise ValueError(
+            f"restore({storage.uri!r}): the run's dataset {name!r} was in memory and too large to "
+            f"be kept with it; give datasets={{{name!r}: …}} to restore()."
+        )
+    return _load(pickled, "datasets", storage)
 
 
 def _load(pickled: bytes, name: str, storage: Storage) -> Any:

@@ -45,7 +45,7 @@ def dump(value: Any, name: str, *, by_value: bool = False, like: Any = None) -> 
             with _registered(modules), contextlib.suppress(Exception):
                 if modules:
                     return _dumps(value, limit)
-    with _by_value(module):
+    with _by_value(module), _by_value(_module_of(like)):
         try:
             return _dumps(value)
         except Exception as error:

@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -19,6 +19,7 @@ from lockstep.engine.base import Channel
 from lockstep.engine.messages import (
     Answer,
     CheckpointReport,
+    Ending,
     Failed,
     LogRow,
     Report,
@@ -30,7 +31,9 @@ from lockstep.error_record import pack_error
 from lockstep.errors import CheckpointError, StopTraining
 from lockstep.metrics import normalise
 from lockstep.storage import Storage, open_storage
+from lockstep.trackers.values import Outcome
 from lockstep.train.context import PreemptionInfo, TrainContext
+from lockstep.train.datasets import Shards
 from lockstep.train.reports import check_reduce
 from lockstep.train.uploads import Uploader
 
@@ -58,8 +61,10 @@ class Session:
         checkpoint: Checkpoint | None,
         reported: list[tuple[Checkpoint, dict[str, Any]]],
         faults: Faults | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.context = context
+        self.shards = shards
         self.checkpoint = checkpoint
         self.reported_checkpoints = list(reported)
         self._channel = channel
@@ -74,6 +79,7 @@ class Session:
         self.preemption: PreemptionInfo | None = None
         self._last_time = time.time()
         self._pid = os.getpid()
+        self._end_hooks: list[Callable[[Outcome], None]] = []
 
     def report(
         self,
@@ -97,16 +103,20 @@ class Session:
             if self._faults is not None:
                 self._faults(self.context.world_rank, self._number, self.context.attempt)
             now = time.time()
-            report = Report(self._number, plain, part, reduce, now, now - self._last_time)
+            elapsed = now - self._last_time
+            data = None if self.shards is None else self.shards.stand(elapsed)
+            report = Report(self._number, plain, part, reduce, now, elapsed, data)
             self._last_time = now
             self._exchange(report, checkpoint, take_over)
 
-    def save_checkpoint(self, data: dict[str, Any]) -> None:
-        """Keep a checkpoint without a report. Only rank 0's counts, and it waits for nobody."""
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint without a report. Only rank 0's counts, and it waits for nobody.
+
+        It may follow a report that raised ``StopTraining``.
+        """
         self._check_process("save_checkpoint()")
         if self.context.world_rank != 0:
             return
-        checkpoint = Checkpoint.from_dict(data)
         part = self._describe(checkpoint, None, CheckpointUploadMode.SYNC)
         with self._lock:
             report = Report(self._number, None, part, None, time.time(), 0.0)
@@ -121,6 +131,32 @@ class Session:
     def keep_file(self, name: str, source: str) -> None:
         """Store a local file in the run directory, under a name that no other rank uses."""
         self._storage.put(name, source)
+
+    def at_end(self, hook: Callable[[Outcome], None]) -> None:
+        """Call ``hook`` on the function's thread, with how it went, when the function has ended."""
+        self._end_hooks.append(hook)
+
+    @contextlib.contextmanager
+    def end_hooks(self) -> Iterator[None]:
+        """Around the training function: what ``at_end`` was given is called, whatever happens."""
+        outcome: Outcome = "finished"
+        try:
+            yield
+        except BaseException as error:
+            outcome = self._outcome(error)
+            raise
+        finally:
+            if self._end_hooks and outcome != "finished":
+                self._channel.send(Ending())
+            for hook in self._end_hooks:
+                hook(outcome)
+
+    def _outcome(self, error: BaseException) -> Outcome:
+        if isinstance(error, StopTraining):
+            return "stopped" if self.checkpoint_requested else "finished"
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return "finished"
+        return "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
 
     def finish(self) -> bool:
         """Wait for uploads; False if one failed (and has been reported)."""

@@ -50,6 +50,7 @@ from lockstep.train.events import (
     Committed,
     Discard,
     End,
+    Ending,
     Event,
     ExplainHang,
     Gone,
@@ -118,6 +119,7 @@ class RunState(NamedTuple):
     told_rows: int | None = None
     leaving: bool = False
     returned: frozenset[int] = frozenset()
+    ending: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
     failures: tuple[WorkerFailure, ...] = ()
     interrupted: bool = False
@@ -158,6 +160,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         recording=False,
         saves=(),
         returned=frozenset(),
+        ending=frozenset(),
         gone=frozenset(),
         failures=(),
         killed=False,
@@ -381,6 +384,10 @@ def _returned(state: RunState, event: Returned) -> tuple[RunState, list[Action]]
     return _check_counts(state)
 
 
+def _ending(state: RunState, event: Ending) -> tuple[RunState, list[Action]]:
+    return state._replace(ending=state.ending | {event.rank}), []
+
+
 def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
     """Ranks that returned will never report again: those who wait would wait forever."""
     if not state.returned or not state.arrived:
@@ -520,7 +527,15 @@ def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Act
         state = state._replace(phase=Phase.STOPPING, leaving=state.leaving or not finished)
     elif state.phase is not Phase.STOPPING:
         return state, []
+    elif event.kind in ("cause", "collect") and _silent(state) & state.ending:
+        return state, [SetTimer("grace")]
     return state._replace(killed=True), [KillWorkers()]
+
+
+def _silent(state: RunState) -> set[int]:
+    """The ranks whose last word is still to come."""
+    told = {failure.rank for failure in state.failures}
+    return set(range(state.world_size)) - state.gone - state.returned - told
 
 
 def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
@@ -528,9 +543,7 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     if state.phase is not Phase.STOPPING:
         return state, []
     if len(state.gone) < state.world_size:
-        silent = set(range(state.world_size)) - state.gone - state.returned
-        silent -= {failure.rank for failure in state.failures}
-        if state.failures and not silent and not state.killed:
+        if state.failures and not _silent(state) and not state.killed:
             return state._replace(killed=True), [KillWorkers()]
         return state, []
     if any(save.committing for save in state.saves):
@@ -639,6 +652,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] 
     Committed: _committed,
     SaveFailed: _save_failed,
     Returned: _returned,
+    Ending: _ending,
     Raised: _raised,
     Gone: _gone,
     Interrupt: _interrupt,

@@ -7,9 +7,9 @@ import os
 import pickle
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep import runtime, settings
@@ -24,7 +24,7 @@ from lockstep.errors import (
     TrainingPreempted,
     WorkerGroupError,
 )
-from lockstep.metrics import normalise
+from lockstep.metrics import describable
 from lockstep.records import RunRecords, newest_run
 from lockstep.result import Result
 from lockstep.storage import Storage
@@ -32,6 +32,13 @@ from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.context import TrainContext
+from lockstep.train.datasets import (
+    PRELOADED,
+    check_dataset_config,
+    check_datasets,
+    check_positions,
+    plan_datasets,
+)
 from lockstep.train.drive import (
     drive,
     failure_text,
@@ -51,7 +58,20 @@ if TYPE_CHECKING:
     import pyarrow.fs
     from typing_extensions import Self
 
-__all__ = ["BaseTrainer", "DataParallelTrainer"]
+    from lockstep.data import DataConfig, DatasetConfig
+
+__all__ = ["BaseTrainer", "DataParallelTrainer", "Package"]
+
+
+@dataclass(frozen=True)
+class Package:
+    """What the runs of one trainer share: what workers are sent, where they run, how many."""
+
+    engine: Engine
+    sent: Mapping[str, Any]
+    scaling: ScalingPolicy
+    spec: GroupSpec
+    warnings: Sequence[str]
 
 
 class BaseTrainer(ABC):
@@ -68,11 +88,7 @@ class BaseTrainer(ABC):
     ) -> None:
         self.scaling_config = _checked(scaling_config, ScalingConfig, "scaling_config")
         self.run_config = _checked(run_config, RunConfig, "run_config")
-        if datasets:
-            raise ValueError(
-                f"datasets={sorted(datasets)}: this version has no lockstep.data yet; "
-                "load the data inside the training function."
-            )
+        self.datasets = check_datasets(datasets)
         if metadata is not None and not isinstance(metadata, Mapping):
             raise TypeError(f"metadata={metadata!r}: expected a dict.")
         self.metadata = dict(metadata or {})
@@ -99,6 +115,10 @@ class DataParallelTrainer(BaseTrainer):
         backend_config: the framework to set up between workers; none by default.
         scaling_config: how many workers, with what; one by default.
         run_config: where the run lives and how it behaves.
+        datasets: names to what ``get_dataset_shard(name)`` gives each worker its share of:
+            datasets of lockstep, Ray Data, Hugging Face or torch, pandas frames, Arrow tables, or
+            functions that return one, called by ``fit``.
+        dataset_config: how they are shared out: a ``DataConfig``, or names to ``DatasetConfig``.
         metadata: kept for ``get_context().get_metadata()``.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the beginning.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
@@ -113,6 +133,7 @@ class DataParallelTrainer(BaseTrainer):
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | Mapping[str, DatasetConfig] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
         fault_plan: Faults | None = None,
@@ -124,6 +145,7 @@ class DataParallelTrainer(BaseTrainer):
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )
+        self.dataset_config = check_dataset_config(dataset_config, self.datasets)
         if not callable(train_loop_per_worker):
             raise TypeError(
                 f"train_loop_per_worker={train_loop_per_worker!r}: expected a function."
@@ -157,18 +179,8 @@ class DataParallelTrainer(BaseTrainer):
             InsufficientResourcesError: there are fewer GPUs than asked for.
             TypeError: the function or its config cannot be sent to workers.
         """
-        in_process = self.scaling_config.num_workers == 0
-        engine = choose_engine("inprocess" if in_process else runtime.current().engine)
-        backend = self.backend_config.make_backend()
-        sent = {
-            "function": dump_function(self.train_loop_per_worker, self.train_loop_config),
-            "backend": dump(backend, "backend"),
-            "metadata": dump(self.metadata, "metadata"),
-            "faults": dump(self.fault_plan, "fault_plan") if self.fault_plan else b"",
-        }
-        scaling = ScalingPolicy(*self.scaling_config.sizes)
-        spec = self._group_spec(engine, backend, scaling)
-        warnings = engine.check(spec)
+        package = self.package()
+        in_process = package.engine.name == "inprocess"
         display = make_display(self.run_config.verbose, interactive_function=in_process)
         callbacks = CallbackDispatcher(
             [*self.run_config.callbacks, CSVLoggerCallback(), JsonLoggerCallback()],
@@ -179,29 +191,63 @@ class DataParallelTrainer(BaseTrainer):
         if isinstance(run, Result):
             return run
         with closing(run):
-            setup = WorkerSetup(
-                **sent,
-                context=self._context(run),
-                storage=run.storage,
-                score_attribute=self.run_config.checkpoint_config.checkpoint_score_attribute,
-                single_machine=engine.single_machine,
-                use_gpu=self.scaling_config.use_gpu,
-                working_dir=self.run_config.working_dir,
-            )
-            for text in warnings:
+            for text in package.warnings:
                 display.message(text, "warning")
             state = drive(
-                engine=engine,
-                run=run,
-                group_spec=replace(spec, payload=pickle.dumps(setup, 5)),
-                run_config=self.run_config,
-                run_context=self._run_context(run),
-                callbacks=callbacks,
-                display=display,
-                start_from=self.resume_from_checkpoint,
-                scaling=scaling,
+                callbacks=callbacks, display=display, **self.controller_arguments(package, run)
             )
             return self._conclude(run, state)
+
+    def package(self) -> Package:
+        """Internal: what all runs of this trainer share. Tune makes it once for all trials.
+
+        Raises:
+            InsufficientResourcesError, TypeError: see ``fit``.
+        """
+        in_process = self.scaling_config.num_workers == 0
+        engine = choose_engine("inprocess" if in_process else runtime.current().engine)
+        backend = self.backend_config.make_backend()
+        scaling = ScalingPolicy(*self.scaling_config.sizes)
+        sent = {
+            "function": dump_function(self.train_loop_per_worker, self.train_loop_config),
+            "backend": dump(backend, "backend"),
+            "metadata": dump(self.metadata, "metadata"),
+            "faults": dump(self.fault_plan, "fault_plan") if self.fault_plan else b"",
+            "datasets": plan_datasets(
+                self.datasets, self.dataset_config, scaling.largest, self.train_loop_per_worker
+            ),
+        }
+        spec = self._group_spec(engine, backend, scaling)
+        return Package(engine, sent, scaling, spec, engine.check(spec))
+
+    def controller_arguments(
+        self, package: Package, run: Run, overrides: bytes = b""
+    ) -> dict[str, Any]:
+        """Internal: what a Controller needs to drive ``run``.
+
+        ``overrides``: a pickled dict, values of the config that differ from the package's.
+        """
+        newest = run.newest_checkpoint()
+        check_positions(package.sent["datasets"], newest.positions if newest else None)
+        setup = WorkerSetup(
+            **package.sent,
+            overrides=overrides,
+            context=self._context(run),
+            storage=run.storage,
+            score_attribute=self.run_config.checkpoint_config.checkpoint_score_attribute,
+            single_machine=package.engine.single_machine,
+            use_gpu=self.scaling_config.use_gpu,
+            working_dir=self.run_config.working_dir,
+        )
+        return {
+            "engine": package.engine,
+            "run": run,
+            "group_spec": replace(package.spec, payload=pickle.dumps(setup, 5)),
+            "run_config": self.run_config,
+            "run_context": self._run_context(run),
+            "start_from": self.resume_from_checkpoint,
+            "scaling": package.scaling,
+        }
 
     @classmethod
     def restore(
@@ -224,7 +270,8 @@ class DataParallelTrainer(BaseTrainer):
                 which are kept with it.
             run_config: instead of the run's own, except for where it is. Callbacks that could not
                 be kept have to be given again here.
-            datasets: see the constructor.
+            datasets: instead of the run's own of the same names. Those that hold much in memory
+                are not kept with it and have to be given again here.
 
         A run that has finished gives its Result again, unless something new is given here.
 
@@ -251,7 +298,7 @@ class DataParallelTrainer(BaseTrainer):
                     "pickled; give run_config to restore()."
                 )
         trainer = cls.__new__(cls)
-        DataParallelTrainer.__init__(trainer, **{**kept, **changes})
+        DataParallelTrainer.__init__(trainer, **{**changes, **kept})
         trainer._restored_from = storage
         trainer._changed = bool(changes)
         return trainer
@@ -286,8 +333,16 @@ class DataParallelTrainer(BaseTrainer):
             size=scaling.largest,
             entry=ENTRY,
             payload=b"",
-            preload=("lockstep.train.worker", *backend.preload),
-            environment={**backend.environment(), **runtime.current().env_vars},
+            preload=(
+                "lockstep.train.worker",
+                *backend.preload,
+                *(PRELOADED if self.datasets else ()),
+            ),
+            environment={
+                **settings.tracker_environment(),
+                **backend.environment(),
+                **runtime.current().env_vars,
+            },
             cpus_per_worker=self.scaling_config.num_cpus_per_worker,
             gpus_per_worker=self.scaling_config.num_gpus_per_worker,
         )
@@ -302,7 +357,7 @@ class DataParallelTrainer(BaseTrainer):
 
     def _open_run(self) -> Run | Result:
         """The run to drive, new or gone on with; the Result of one that has nothing left to do."""
-        config = {"train_loop_config": _describable(self.train_loop_config)}
+        config = {"train_loop_config": describable(self.train_loop_config)}
         earlier = self._restored_from or self._run_to_resume()
         if earlier is None:
             run = Run.create(type(self).__name__, self.run_config, config)
@@ -375,17 +430,6 @@ class DataParallelTrainer(BaseTrainer):
             print(text, file=sys.stderr)
             raise TrainingPreempted(text, result)
         return result
-
-
-def _describable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as the journal keeps it: what JSON cannot hold, as its repr."""
-    plain = {}
-    for key, value in config.items():
-        try:
-            plain.update(normalise({key: value}))
-        except (TypeError, ValueError):
-            plain[str(key)] = repr(value)
-    return plain
 
 
 def _checked(value: Any, kind: type, name: str) -> Any:

@@ -7,8 +7,8 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.engine.base import Channel, WorkerInfo
@@ -19,6 +19,7 @@ from lockstep.storage import Storage
 from lockstep.train import session as sessions
 from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext, place_among
+from lockstep.train.datasets import Shards
 
 __all__ = ["ENTRY", "WorkerSetup", "main", "takes_config"]
 
@@ -45,6 +46,10 @@ class WorkerSetup:
     working_dir: str | None
     faults: bytes = b""
     """What a test injects, pickled; empty without."""
+    datasets: Mapping[str, bytes] = field(default_factory=dict)
+    """Each dataset's plan, pickled."""
+    overrides: bytes = b""
+    """Values of the config that are this run's own, pickled; empty without."""
 
 
 def main(channel: Channel) -> int:
@@ -97,15 +102,21 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
         launch.checkpoint,
         launch.reported,
         pickle.loads(setup.faults) if setup.faults else None,
+        Shards(setup.datasets, context.world_rank, context.world_size, launch.positions)
+        if setup.datasets
+        else None,
     )
     sessions.activate(session)
     function, config = pickle.loads(setup.function)
+    if setup.overrides:
+        config = {**config, **pickle.loads(setup.overrides)}
     _adopt_main(function)
     try:
-        if takes_config(function):
-            function(config)
-        else:
-            function()
+        with session.end_hooks():
+            if takes_config(function):
+                function(config)
+            else:
+                function()
     except StopTraining:
         pass
     except SystemExit as stop:

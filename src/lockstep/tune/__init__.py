@@ -1,9 +1,66 @@
-"""The names that training code and callbacks use from ``tune``."""
+"""Hyperparameter search over runs, and the names that training code and callbacks use from it."""
 
 from __future__ import annotations
 
 from lockstep.callback import Callback
 from lockstep.train.api import get_checkpoint, get_context, report
-from lockstep.tune import logger
+from lockstep.tune import logger, schedulers, search
+from lockstep.tune.legacy import ExperimentAnalysis, run
+from lockstep.tune.parameters import (
+    PlacementGroupFactory,
+    with_parameters,
+    with_resources,
+)
+from lockstep.tune.result_grid import ResultGrid
+from lockstep.tune.search.sample import (
+    choice,
+    grid_search,
+    lograndint,
+    loguniform,
+    qlograndint,
+    qloguniform,
+    qrandint,
+    qrandn,
+    quniform,
+    randint,
+    randn,
+    sample_from,
+    uniform,
+)
+from lockstep.tune.stopper import Stopper
+from lockstep.tune.trainable import Trainable
+from lockstep.tune.tune_config import TuneConfig
+from lockstep.tune.tuner import Tuner
 
-__all__ = ["Callback", "get_checkpoint", "get_context", "logger", "report"]
+__all__ = [
+    "Callback",
+    "ExperimentAnalysis",
+    "PlacementGroupFactory",
+    "ResultGrid",
+    "Stopper",
+    "Trainable",
+    "TuneConfig",
+    "Tuner",
+    "choice",
+    "get_checkpoint",
+    "get_context",
+    "grid_search",
+    "logger",
+    "lograndint",
+    "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
+    "randint",
+    "randn",
+    "report",
+    "run",
+    "sample_from",
+    "schedulers",
+    "search",
+    "uniform",
+    "with_parameters",
+    "with_resources",
+]

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from lockstep import settings
-from lockstep.train.backend import Backend, Wiring
+from lockstep.train.backend import Backend, Wiring, loopback_interface
 
 __all__ = ["TorchBackend"]
 
@@ -71,7 +71,7 @@ class TorchBackend(Backend):
         os.environ.update({name: str(value) for name, value in variables.items()})
         if wiring.master_address == "127.0.0.1":
             # Gloo looks up the host's name otherwise, which may be slow, wrong or unreachable.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_name())
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
         threads = settings.omp_threads()
         if threads is not None:
             torch.set_num_threads(threads)  # torch was imported before this worker had a share
@@ -107,8 +107,3 @@ class TorchBackend(Backend):
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
-
-
-def _loopback_name() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in names if name in ("lo", "lo0")), "lo")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.train.session import Faults
 from lockstep.train.torch.config import TorchConfig
 from lockstep.train.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    from lockstep.data import DataConfig, DatasetConfig
 
 __all__ = ["TorchTrainer"]
 
@@ -24,6 +27,8 @@ class TorchTrainer(DataParallelTrainer):
         torch_config: how the process group is set up (``torch_backend`` is its older name).
         scaling_config: how many workers, with what; one by default.
         run_config: where the run lives and how it behaves.
+        datasets: what ``get_dataset_shard`` gives each worker its share of.
+        dataset_config: how they are shared out: a ``DataConfig``, or names to ``DatasetConfig``.
         metadata: kept for ``get_context().get_metadata()``.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the beginning.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
@@ -39,6 +44,7 @@ class TorchTrainer(DataParallelTrainer):
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | Mapping[str, DatasetConfig] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
         fault_plan: Faults | None = None,
@@ -59,6 +65,7 @@ class TorchTrainer(DataParallelTrainer):
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,
+            dataset_config=dataset_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
             fault_plan=fault_plan,

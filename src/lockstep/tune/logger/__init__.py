@@ -5,5 +5,6 @@ from __future__ import annotations
 from lockstep.callback import LoggerCallback
 from lockstep.trackers.csv import CSVLoggerCallback
 from lockstep.trackers.json import JsonLoggerCallback
+from lockstep.trackers.tensorboard import TBXLoggerCallback
 
-__all__ = ["CSVLoggerCallback", "JsonLoggerCallback", "LoggerCallback"]
+__all__ = ["CSVLoggerCallback", "JsonLoggerCallback", "LoggerCallback", "TBXLoggerCallback"]

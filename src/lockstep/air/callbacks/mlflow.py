@@ -1,0 +1,7 @@
+"""MLflow under the name of its older AIR module."""
+
+from __future__ import annotations
+
+from lockstep.trackers.mlflow import MLflowLoggerCallback
+
+__all__ = ["MLflowLoggerCallback"]

@@ -1,0 +1,7 @@
+"""Weights & Biases under the name of its older AIR module."""
+
+from __future__ import annotations
+
+from lockstep.trackers.wandb import WandbLoggerCallback
+
+__all__ = ["WandbLoggerCallback"]

@@ -1,0 +1,56 @@
+"""Sharded, streaming, resumable datasets on Arrow.
+
+A dataset is read lazily, transformed in the worker that uses its rows, and divided among workers
+without a coordinator: each rank finds its rows from the dataset's index.
+"""
+
+from lockstep.data.config import DataConfig, DatasetConfig
+from lockstep.data.create import (
+    from_arrow,
+    from_huggingface,
+    from_items,
+    from_numpy,
+    from_pandas,
+    from_tf,
+    from_torch,
+    range,
+    range_tensor,
+)
+from lockstep.data.dataset import Dataset
+from lockstep.data.iteration import DataIterator
+from lockstep.data.read import (
+    read_binary_files,
+    read_csv,
+    read_images,
+    read_json,
+    read_numpy,
+    read_parquet,
+    read_text,
+)
+from lockstep.data.shard import DataShard, ShardPlan, merge_states
+
+__all__ = [
+    "DataConfig",
+    "DataIterator",
+    "DataShard",
+    "Dataset",
+    "DatasetConfig",
+    "ShardPlan",
+    "from_arrow",
+    "from_huggingface",
+    "from_items",
+    "from_numpy",
+    "from_pandas",
+    "from_tf",
+    "from_torch",
+    "merge_states",
+    "range",
+    "range_tensor",
+    "read_binary_files",
+    "read_csv",
+    "read_images",
+    "read_json",
+    "read_numpy",
+    "read_parquet",
+    "read_text",
+]

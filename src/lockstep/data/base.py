@@ -1,0 +1,121 @@
+"""What every dataset is: groups of units, found when they are first needed, and how they flow."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.batching import locally_shuffled
+from lockstep.data.hashing import draw_seed
+from lockstep.data.iteration import DataIterator, Pass, Request
+from lockstep.data.ops import Operation
+from lockstep.data.order import Group, read_windows, windows_of
+from lockstep.data.position import LocalShuffle
+from lockstep.data.unit import Piece, Reader, Unit, count_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lockstep.data.dataset import Dataset
+
+__all__ = ["DatasetBase"]
+
+Make = Callable[[], Sequence[Group]]
+
+
+class DatasetBase(DataIterator):
+    """Lazy: nothing is read until rows, counts or a schema are asked for. Never changes."""
+
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self._make: Make | None = make
+        self._made: list[Group] | None = None
+        self._lock = threading.RLock()
+        self._epoch = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"groups": self._groups()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        groups = state["groups"]
+        DatasetBase.__init__(self, lambda: groups)
+
+    def _groups(self) -> list[Group]:
+        with self._lock:
+            if self._made is None:
+                assert self._make is not None
+                self._made = list(self._make())
+                self._make = None
+            return self._made
+
+    def _counted(self) -> list[Group]:
+        """The groups with every number of rows known."""
+        with self._lock:
+            groups = self._groups()
+            if any(unit.rows is None for group in groups for unit in group.units):
+                threads = os.cpu_count() or 1
+                self._made = [
+                    replace(group, units=count_rows(group.units, threads)) for group in groups
+                ]
+            return self._groups()
+
+    def _units(self) -> list[Unit]:
+        return [unit for group in self._groups() for unit in group.units]
+
+    def _derive(self, change: Callable[[list[Group]], Sequence[Group]]) -> Dataset:
+        """A dataset made of this one's groups, when it is needed."""
+        from lockstep.data.dataset import Dataset
+
+        return Dataset(lambda: change(self._groups()))
+
+    def _derive_counted(self, change: Callable[[list[Group]], Sequence[Group]]) -> Dataset:
+        """The same, of counted groups."""
+        from lockstep.data.dataset import Dataset
+
+        return Dataset(lambda: change(self._counted()))
+
+    def _then(self, operation: Operation) -> Dataset:
+        """With one more operation on each block."""
+
+        def change(groups: list[Group]) -> list[Group]:
+            # One tuple for all units that had the same, which is how a window knows they are alike.
+            chains: dict[int, tuple[Operation, ...]] = {}
+
+            def changed(unit: Unit) -> Unit:
+                chain = chains.setdefault(id(unit.operations), (*unit.operations, operation))
+                return replace(unit.then(operation), operations=chain)
+
+            return [replace(g, units=[changed(unit) for unit in g.units]) for g in groups]
+
+        return self._derive(change)
+
+    def _pieces(self, epoch: int = 0) -> Iterator[Piece]:
+        """All rows of an epoch, in order."""
+        from lockstep.data.threads import arrow_threads
+
+        groups = self._groups()
+        if any(g.shuffle is not None and g.shuffle.window for g in groups) and any(
+            unit.raw_rows is None for group in groups for unit in group.units
+        ):
+            groups = self._counted()
+        reader = Reader(arrow_threads() > 1, exact=False)
+        return read_windows(windows_of(groups, epoch), None, reader)
+
+    def _tables(self) -> Iterator[pa.Table]:
+        return (piece.table for piece in self._pieces())
+
+    def _begin(self, request: Request) -> Pass:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        shuffle = None
+        if request.shuffle_size is not None:
+            seed = draw_seed() if request.shuffle_seed is None else request.shuffle_seed
+            shuffle = LocalShuffle(request.shuffle_size, seed)
+
+        def pieces() -> Iterator[Piece]:
+            rows = self._pieces(epoch)
+            return rows if shuffle is None else locally_shuffled(rows, shuffle, epoch, 0, 0)
+
+        return Pass(pieces, request.batch_size, self._stats, epoch)

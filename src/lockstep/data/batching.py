@@ -1,0 +1,157 @@
+"""Pieces of rows cut into batches: of one size and format, wherever a piece begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lockstep.data.columns import one_array, take, to_numpy, writable
+from lockstep.data.formats import to_format
+from lockstep.data.unit import Piece
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from lockstep.data.position import LocalShuffle
+
+__all__ = ["Batch", "cut_arrays", "cut_tables", "locally_shuffled", "skipped"]
+
+Batch: TypeAlias = tuple[Any, int]
+"""A batch and how many rows it has."""
+
+
+def skipped(pieces: Iterator[Piece], rows: int) -> Iterator[Piece]:
+    """Without the first rows."""
+    for piece in pieces:
+        if rows >= piece.table.num_rows:
+            rows -= piece.table.num_rows
+            continue
+        yield Piece(piece.table.slice(rows), piece.owned) if rows else piece
+        rows = 0
+
+
+def locally_shuffled(
+    pieces: Iterator[Piece], shuffle: LocalShuffle, epoch: int, rank: int, window: int
+) -> Iterator[Piece]:
+    """Each ``shuffle.size`` rows permuted; ``window`` is the number of the first such window."""
+    for table, rows in cut_tables(pieces, shuffle.size, False, "pyarrow"):
+        yield Piece(take(table, shuffle.order(epoch, rank, window, rows)), True)
+        window += 1
+
+
+def cut_tables(
+    pieces: Iterator[Piece], size: int | None, drop_last: bool, batch_format: str
+) -> Iterator[Batch]:
+    """Batches as Arrow tables or data frames; size None is a batch a piece."""
+    waiting: list[pa.Table] = []
+    have = 0
+    for piece in pieces:
+        table = piece.table
+        if size is None:
+            yield to_format(table, batch_format), table.num_rows
+            continue
+        begin = 0
+        if have:
+            begin = min(size - have, table.num_rows)
+            waiting.append(table.slice(0, begin))
+            have += begin
+            if have < size:
+                continue
+            yield to_format(_joined(waiting), batch_format), size
+            waiting, have = [], 0
+        while table.num_rows - begin >= size:
+            yield to_format(table.slice(begin, size), batch_format), size
+            begin += size
+        if begin < table.num_rows:
+            waiting, have = [table.slice(begin)], table.num_rows - begin
+        del piece, table
+    if have and not drop_last:
+        yield to_format(_joined(waiting), batch_format), have
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    if len(tables) == 1:
+        return tables[0]
+    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+
+
+class _Columns:
+    """A piece's columns as arrays, each converted once; those of lists, batch by batch."""
+
+    def __init__(self, piece: Piece, write: bool) -> None:
+        import pyarrow.types as types
+
+        self.rows = piece.table.num_rows
+        self.arrays: list[tuple[str, Any, bool]] = []
+        for name, column in zip(piece.table.column_names, piece.table.columns, strict=True):
+            kind = column.type
+            if types.is_list(kind) or types.is_large_list(kind):
+                self.arrays.append((name, one_array(column), True))
+                continue
+            array = to_numpy(column)
+            if write and array.dtype != object:
+                array = writable(array, piece.owned)
+            self.arrays.append((name, array, False))
+
+    def part(self, start: int, stop: int) -> dict[str, np.ndarray[Any, Any]]:
+        return {
+            name: to_numpy(values.slice(start, stop - start)) if lists else values[start:stop]
+            for name, values, lists in self.arrays
+        }
+
+
+def cut_arrays(
+    pieces: Iterator[Piece], size: int | None, drop_last: bool, write: bool
+) -> Iterator[Batch]:
+    """Batches as dicts of arrays; ``write`` makes them such that can be written to."""
+    waiting: list[dict[str, np.ndarray[Any, Any]]] = []
+    have = 0
+    for piece in pieces:
+        columns = _Columns(piece, write)
+        rows = columns.rows
+        del piece
+        if size is None:
+            yield columns.part(0, rows), rows
+            continue
+        begin = 0
+        if have:
+            begin = min(size - have, rows)
+            waiting.append(columns.part(0, begin))
+            have += begin
+            if have < size:
+                continue
+            yield _stacked(waiting), size
+            waiting, have = [], 0
+        while rows - begin >= size:
+            yield columns.part(begin, begin + size), size
+            begin += size
+        if begin < rows:
+            # A copy, so that a few rows do not keep the whole piece in memory.
+            rest = {name: array.copy() for name, array in columns.part(begin, rows).items()}
+            waiting, have = [rest], rows - begin
+        del columns
+    if have and not drop_last:
+        yield _stacked(waiting), have
+
+
+def _stacked(parts: list[dict[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
+    import numpy as np
+
+    if len(parts) == 1:
+        return parts[0]
+    return {name: _end_to_end([part[name] for part in parts], np) for name in parts[0]}
+
+
+def _end_to_end(arrays: list[np.ndarray[Any, Any]], np: Any) -> np.ndarray[Any, Any]:
+    if len({array.shape[1:] for array in arrays}) == 1:
+        return np.concatenate(arrays)  # type: ignore[no-any-return]
+    merged = np.empty(sum(map(len, arrays)), dtype=object)
+    place = 0
+    for array in arrays:
+        for value in array:
+            merged[place] = value
+            place += 1
+    return merged  # type: ignore[no-any-return]

@@ -1,0 +1,297 @@
+"""One column, as Arrow keeps it and as numpy shows it.
+
+An array of more than one dimension is a fixed-size list (two) or a fixed-shape tensor (more), so a
+column of them is one buffer; arrays of different shapes are their numbers and their shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+__all__ = [
+    "as_written",
+    "gather",
+    "one_array",
+    "take",
+    "to_arrow",
+    "to_numpy",
+    "to_values",
+    "writable",
+]
+
+_NUMBERS, _SHAPE = "tensor_numbers", "tensor_shape"
+_WIDTHS = (8, 16, 32, 64)
+
+
+def to_arrow(values: Any) -> pa.Array | pa.ChunkedArray:
+    """A column from what a user gave: an array, a tensor, a list, a pandas series, Arrow itself."""
+    import numpy as np
+    import pyarrow as pa
+
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if hasattr(values, "__arrow_array__"):
+        return pa.array(values)
+    if hasattr(values, "detach") and hasattr(values, "cpu"):
+        values = values.detach().cpu().numpy()
+    if hasattr(values, "iloc"):
+        return pa.Array.from_pandas(values)
+    if isinstance(values, np.ndarray) or hasattr(values, "__array__"):
+        array = np.asarray(values)
+        if array.ndim == 0:
+            raise ValueError(
+                f"a column cannot be the single value {array!r}; give an array with one entry a row"
+            )
+        if array.dtype != object:
+            return _from_dense(array)
+        values = list(array)
+    values = list(values)
+    if any(isinstance(value, np.ndarray) or hasattr(value, "detach") for value in values):
+        return _from_arrays(values)
+    return pa.array(values)
+
+
+def _from_dense(array: np.ndarray[Any, Any]) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    if array.ndim == 1:
+        return pa.array(array)
+    width = int(np.prod(array.shape[1:]))
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    storage = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(flat.type, width))
+    if array.ndim == 2:
+        return storage
+    kind = pa.fixed_shape_tensor(flat.type, array.shape[1:])
+    return pa.ExtensionArray.from_storage(kind, storage)
+
+
+def _from_arrays(values: Sequence[Any]) -> pa.Array:
+    """Arrays a row, of one shape or of several."""
+    import numpy as np
+    import pyarrow as pa
+
+    arrays = [
+        None if value is None else np.asarray(value.detach().cpu() if _is_tensor(value) else value)
+        for value in values
+    ]
+    present = [array for array in arrays if array is not None]
+    if len(present) == len(arrays) and len({(a.shape, a.dtype) for a in present}) == 1:
+        return _from_dense(np.stack(present))
+    if all(array.ndim == 1 for array in present):
+        return pa.array(arrays)
+    numbers = pa.array([None if a is None else a.reshape(-1) for a in arrays])
+    shapes = pa.array([None if a is None else a.shape for a in arrays], pa.list_(pa.int32()))
+    return pa.StructArray.from_arrays([numbers, shapes], [_NUMBERS, _SHAPE])
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "cpu")
+
+
+def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column as a single array; copied only where it is in several pieces."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def to_numpy(column: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, Any]:
+    """A column as an array; without a copy where it has a fixed width and no nulls.
+
+    Lists of one length become two-dimensional; others, strings and objects are of type object.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    array = one_array(column)
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        if array.null_count == 0:
+            return _flat(array.storage).reshape(len(array), *kind.shape)
+        return _objects(to_values(array))
+    if isinstance(kind, pa.BaseExtensionType):
+        return to_numpy(array.storage)
+    if types.is_fixed_size_list(kind) and array.null_count == 0:
+        flat = _flat(array)
+        return flat.reshape(len(array), kind.list_size, *flat.shape[1:])
+    if (types.is_list(kind) or types.is_large_list(kind)) and array.null_count == 0:
+        return _from_lists(array)
+    if types.is_dictionary(kind):
+        return to_numpy(array.dictionary_decode())
+    if _is_ragged(kind):
+        return _objects(to_values(array))
+    if array.null_count == 0 and types.is_primitive(kind) and not types.is_boolean(kind):
+        try:
+            return np.asarray(array.to_numpy(zero_copy_only=True))
+        except pa.ArrowInvalid:  # dates and times of some units need another layout
+            pass
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _flat(lists: pa.Array) -> np.ndarray[Any, Any]:
+    """The numbers of fixed-size lists, those of the slice only."""
+    size = lists.type.list_size
+    return to_numpy(lists.values.slice(lists.offset * size, len(lists) * size))
+
+
+def _from_lists(array: pa.Array) -> np.ndarray[Any, Any]:
+    import numpy as np
+    import pyarrow.types as types
+
+    if len(array) and (types.is_primitive(array.type.value_type)):
+        ends = np.asarray(array.offsets)
+        lengths = np.diff(ends)
+        if (lengths == lengths[0]).all() and lengths[0] > 0:
+            values = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
+            if values.null_count == 0:
+                return to_numpy(values).reshape(len(array), int(lengths[0]))
+    return _objects(_list_values(array))
+
+
+def _list_values(array: pa.Array) -> list[Any]:
+    import pyarrow.types as types
+
+    if types.is_primitive(array.type.value_type):
+        return [None if v.values is None else to_numpy(v.values) for v in array]
+    return list(array.to_pylist())
+
+
+def _is_ragged(kind: pa.DataType) -> bool:
+    import pyarrow.types as types
+
+    return (
+        types.is_struct(kind)
+        and kind.num_fields == 2
+        and (kind.field(0).name, kind.field(1).name) == (_NUMBERS, _SHAPE)
+    )
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    array = np.empty(len(values), dtype=object)
+    for number, value in enumerate(values):
+        array[number] = value
+    return array
+
+
+def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """A column's values one by one: Python's own, and arrays where a row has an array."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    array = one_array(column)
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        if array.null_count == 0:
+            return list(to_numpy(array))
+        rows = array.storage.to_pylist()
+        dtype = kind.value_type.to_pandas_dtype()
+        return [r if r is None else np.array(r, dtype).reshape(kind.shape) for r in rows]
+    if types.is_fixed_size_list(kind) and array.null_count == 0:
+        return list(to_numpy(array))
+    if _is_ragged(kind):
+        numbers, shapes = array.flatten()
+        dtype = kind.field(0).type.value_type.to_pandas_dtype()
+        return [
+            n if n is None else np.array(n, dtype).reshape(s)
+            for n, s in zip(numbers.to_pylist(), shapes.to_pylist(), strict=True)
+        ]
+    return list(array.to_pylist())
+
+
+def take(table: pa.Table, indices: np.ndarray[Any, Any]) -> pa.Table:
+    """These rows of a table, in this order."""
+    return gather([table], indices)
+
+
+def gather(tables: list[pa.Table], indices: np.ndarray[Any, Any]) -> pa.Table:
+    """These rows of several tables, numbered through, in this order.
+
+    The list is emptied: what nobody else holds is freed column by column, for the next one to use.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    several = len(tables) > 1
+    whole = pa.concat_tables(tables, promote_options="permissive") if several else tables[0]
+    tables.clear()
+    schema, rows, pending = whole.schema, whole.num_rows, whole.columns
+    del whole
+    # One piece of memory to line up the pieces of each column in: a new one costs more than copying.
+    aside = np.empty(rows, np.uint64) if rows else None
+    positions = None
+    columns = []
+    while pending:
+        column = pending.pop(0)
+        kind = column.type
+        if types.is_primitive(kind) and kind.bit_width in _WIDTHS and column.null_count == 0:
+            source = _lined_up(column, f"u{kind.bit_width // 8}", aside)
+            buffer = pa.allocate_buffer(len(indices) * source.itemsize)
+            # Not mode="raise", which is slower by far: the indices are ours.
+            np.take(source, indices, mode="clip", out=np.frombuffer(buffer, source.dtype))
+            columns.append(pa.Array.from_buffers(kind, len(indices), [None, buffer]))
+        else:
+            if positions is None:
+                positions = pa.array(indices)
+            columns.append(one_array(column).take(positions))
+    return pa.table(columns, schema=schema)
+
+
+def _lined_up(column: pa.ChunkedArray, dtype: str, aside: Any) -> np.ndarray[Any, Any]:
+    """The values of a column without nulls as one array, in ``aside`` where they are in several."""
+    import numpy as np
+
+    pieces = []
+    for chunk in column.chunks:
+        if len(chunk):
+            values = np.frombuffer(chunk.buffers()[1], dtype)
+            pieces.append(values[chunk.offset : chunk.offset + len(chunk)])
+    if len(pieces) == 1:
+        return pieces[0]
+    out = np.empty(0, dtype) if aside is None else aside.view(dtype)[: len(column)]
+    return np.concatenate(pieces, out=out) if pieces else out
+
+
+class _Memory:
+    """A buffer's memory as something numpy may write to; keeps the buffer alive."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._owner = array
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def writable(array: np.ndarray[Any, Any], owned: bool) -> np.ndarray[Any, Any]:
+    """The same values in memory that may be written to: this one's if nobody else looks at it."""
+    import numpy as np
+
+    if array.flags.writeable and owned:
+        return array
+    if owned and array.dtype.kind in "iufcb":
+        return np.asarray(_Memory(array))
+    return array.copy()
+
+
+def as_written(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column for formats that know nothing of tensors: lists instead."""
+    import pyarrow as pa
+
+    if isinstance(column.type, pa.BaseExtensionType):
+        return pa.chunked_array([c.storage for c in column.chunks], column.type.storage_type)
+    return column

@@ -1,0 +1,96 @@
+"""How datasets reach the workers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["DataConfig", "DatasetConfig"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How the ``datasets`` of a trainer are divided among its workers.
+
+    Args:
+        datasets_to_split: ``"all"`` (the default), or the names of those to divide; every worker
+            gets the whole of the others.
+        execution_options: accepted for scripts that come from Ray; nothing here needs it.
+        enable_shard_locality: the same.
+        equal: every worker gets as many rows, so that none waits for another at the end; the rows
+            left over (fewer than there are workers) are not seen in that epoch. False: every row
+            is seen exactly once, by some worker.
+        seed: of every ``random_shuffle()`` that was not given one.
+        order: ``"local"``: each worker reads a part of its own. ``"global"``: the workers share
+            each batch, and the sequence of batches is the same for any number of workers; every
+            worker then reads all of the data.
+    """
+
+    datasets_to_split: Literal["all"] | Sequence[str] = "all"
+    execution_options: Any = None
+    enable_shard_locality: bool = True
+    equal: bool = True
+    seed: int | None = None
+    order: Literal["local", "global"] = "local"
+
+    def __post_init__(self) -> None:
+        names = self.datasets_to_split
+        if isinstance(names, str):
+            if names != "all":
+                raise ValueError(
+                    f"DataConfig(datasets_to_split={names!r}): give 'all' or a list of names."
+                )
+        elif not all(isinstance(name, str) for name in names):
+            raise TypeError(f"DataConfig(datasets_to_split={names!r}): names must be strings.")
+        if self.order not in ("local", "global"):
+            raise ValueError(f"DataConfig(order={self.order!r}): give 'local' or 'global'.")
+        for name, value in (("equal", self.equal),):
+            if not isinstance(value, bool):
+                raise TypeError(f"DataConfig({name}={value!r}): give True or False.")
+        if self.seed is not None and (
+            isinstance(self.seed, bool) or not isinstance(self.seed, int)
+        ):
+            raise TypeError(f"DataConfig(seed={self.seed!r}): give a whole number or None.")
+
+    def splits(self, name: str) -> bool:
+        """Whether a dataset is divided, rather than given to every worker whole."""
+        return self.datasets_to_split == "all" or name in self.datasets_to_split
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """How one dataset reaches the workers: the older way to say it, a dict of these by name.
+
+    Args:
+        fit, transform: of a preprocessor; there are none here, so they change nothing.
+        split: divide it among the workers (the default), or give each the whole.
+        required: an error where the trainer has no dataset of that name.
+        global_shuffle: ``random_shuffle()`` it, anew in each epoch.
+        randomize_block_order: change the order of its blocks in each epoch, a cheaper shuffle.
+        per_epoch_preprocessor: use ``map_batches`` instead; anything but None is an error.
+        max_object_store_memory_fraction, use_stream_api, stream_window_size: accepted for scripts
+            that come from Ray; data always streams.
+    """
+
+    fit: bool | None = None
+    split: bool | None = None
+    required: bool | None = None
+    transform: bool | None = None
+    max_object_store_memory_fraction: float | None = None
+    global_shuffle: bool | None = None
+    randomize_block_order: bool | None = None
+    per_epoch_preprocessor: Any = None
+    use_stream_api: bool | None = None
+    stream_window_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("fit", "split", "required", "transform", "global_shuffle"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise TypeError(f"DatasetConfig({name}={value!r}): give True, False or None.")
+        if self.per_epoch_preprocessor is not None:
+            raise ValueError(
+                f"DatasetConfig(per_epoch_preprocessor={self.per_epoch_preprocessor!r}): there are "
+                "no preprocessors here; use map_batches, which runs anew in each epoch."
+            )

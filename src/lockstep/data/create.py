@@ -1,0 +1,192 @@
+"""Datasets from what is in memory: lists, frames, arrays, tables, other libraries' datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.columns import to_arrow
+from lockstep.data.dataset import Dataset
+from lockstep.data.formats import from_rows, to_table
+from lockstep.data.items import ItemSource, row_of
+from lockstep.data.order import Group
+from lockstep.data.source import MemorySource, RangeSource, Source
+from lockstep.data.unit import Unit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "dataset_of",
+    "from_arrow",
+    "from_huggingface",
+    "from_items",
+    "from_numpy",
+    "from_pandas",
+    "from_tf",
+    "from_torch",
+    "range",
+    "range_tensor",
+]
+
+
+def dataset_of(source: Source) -> Dataset:
+    """A source's rows as a dataset."""
+
+    def make() -> list[Group]:
+        whole: tuple[Any, ...] = ()
+        return [Group([Unit(source, b, whole, rows=b.rows) for b in source.index()])]
+
+    return Dataset(make)
+
+
+def _in_memory(table: Any, blocks: int | None = None) -> Dataset:
+    rows = -(-table.num_rows // blocks) if blocks else None
+    return dataset_of(MemorySource(table, max(rows, 1) if rows is not None else None))
+
+
+def _blocks(count: int | None) -> int | None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ValueError(f"override_num_blocks={count!r}: give 1 or more, or None.")
+    return count
+
+
+def from_items(items: Iterable[Any], *, override_num_blocks: int | None = None) -> Dataset:
+    """A dataset of Python objects: dicts as rows, anything else in a column ``"item"``."""
+    rows = list(items)
+    if not all(isinstance(item, Mapping) for item in rows):
+        rows = [{"item": item} for item in rows]
+    return _in_memory(from_rows(rows), _blocks(override_num_blocks))
+
+
+def from_pandas(
+    dfs: pd.DataFrame | Sequence[pd.DataFrame], override_num_blocks: int | None = None
+) -> Dataset:
+    """A dataset of one or more data frames; the index is left out."""
+    import pyarrow as pa
+
+    frames = [dfs] if hasattr(dfs, "iloc") else list(dfs)
+    tables = [to_table(frame, "from_pandas") for frame in frames]
+    if not tables:
+        raise ValueError("from_pandas([]): give at least one data frame.")
+    return _in_memory(_joined(tables, pa), _blocks(override_num_blocks))
+
+
+def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Dataset:
+    """A dataset of Arrow data, without a copy.
+
+    Args:
+        tables: a table, a record batch, anything with ``__arrow_c_stream__`` (a frame of Polars,
+            DuckDB or Daft, a ``RecordBatchReader``), a serialised stream, or a list of these.
+        override_num_blocks: how many pieces to read it in.
+    """
+    import pyarrow as pa
+
+    single = not isinstance(tables, (list, tuple))
+    found = [_as_table(one, pa) for one in ([tables] if single else tables)]
+    if not found:
+        raise ValueError("from_arrow([]): give at least one table.")
+    return _in_memory(_joined(found, pa), _blocks(override_num_blocks))
+
+
+def _as_table(value: Any, pa: Any) -> Any:
+    if isinstance(value, pa.Table):
+        return value
+    if isinstance(value, pa.RecordBatch):
+        return pa.Table.from_batches([value])
+    if isinstance(value, (bytes, memoryview, pa.Buffer)):
+        return pa.ipc.open_stream(value).read_all()
+    if hasattr(value, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(value).read_all()
+    raise TypeError(
+        f"from_arrow() got a {type(value).__name__}; give an Arrow table, or an object with "
+        "__arrow_c_stream__."
+    )
+
+
+def _joined(tables: Sequence[Any], pa: Any) -> Any:
+    first = tables[0].schema
+    for number, table in enumerate(tables):
+        if table.schema.names != first.names:
+            raise ValueError(
+                f"Table {number} has the columns {', '.join(table.schema.names)}, and table 0 has "
+                f"{', '.join(first.names)}; make them the same."
+            )
+    return pa.concat_tables(tables, promote_options="permissive") if len(tables) > 1 else tables[0]
+
+
+def from_numpy(ndarrays: Any, column: str = "data") -> Dataset:
+    """A dataset of an array, a list of arrays (put together), or a dict of them by column.
+
+    The first dimension counts the rows.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    if isinstance(ndarrays, Mapping):
+        return _in_memory(to_table(ndarrays, "from_numpy"))
+    whole = np.concatenate(ndarrays) if isinstance(ndarrays, (list, tuple)) else ndarrays
+    return _in_memory(pa.table({column: to_arrow(whole)}))
+
+
+def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
+    """A dataset of a torch dataset's items.
+
+    A map-style one is read when its rows are needed, by the worker that needs them, so it must be
+    picklable; an iterable one is read now. A dict is a row, a tuple has the columns ``"item_0"``,
+    ``"item_1"``, …, anything else is in the column ``"item"``.
+
+    Args:
+        dataset: it.
+        local_read: accepted; reading is always local.
+    """
+    if not hasattr(dataset, "__getitem__"):
+        return from_items([row_of(item) for item in dataset])
+    if not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"from_torch() got a {type(dataset).__name__} without a length; define __len__."
+        )
+    return dataset_of(ItemSource(dataset))
+
+
+def from_huggingface(dataset: Any, *, override_num_blocks: int | None = None) -> Dataset:
+    """A dataset of a Hugging Face ``datasets.Dataset``; its Arrow table is used as it is.
+
+    An ``IterableDataset`` is read now.
+    """
+    if hasattr(dataset, "keys") and not hasattr(dataset, "features"):
+        raise ValueError(
+            f"from_huggingface() got a dict of datasets ({', '.join(map(str, dataset))}); choose "
+            "one of them."
+        )
+    data = getattr(dataset, "data", None)
+    table = getattr(data, "table", None)
+    if table is None:
+        return from_items(list(dataset), override_num_blocks=override_num_blocks)
+    if getattr(dataset, "_indices", None) is not None:  # selected or shuffled: other rows
+        return from_huggingface(dataset.flatten_indices(), override_num_blocks=override_num_blocks)
+    return from_arrow(table.replace_schema_metadata(None), override_num_blocks=override_num_blocks)
+
+
+def from_tf(dataset: Any) -> Dataset:
+    """A dataset of a ``tf.data.Dataset``, read now; its items become rows as in ``from_torch``."""
+    return from_items([row_of(item) for item in dataset.as_numpy_iterator()])
+
+
+def range(n: int, *, override_num_blocks: int | None = None) -> Dataset:
+    """The integers below ``n``, in a column ``"id"``."""
+    _length(n)
+    return dataset_of(RangeSource(n, "id", None, _blocks(override_num_blocks)))
+
+
+def range_tensor(
+    n: int, *, shape: tuple[int, ...] = (1,), override_num_blocks: int | None = None
+) -> Dataset:
+    """``n`` tensors in a column ``"data"``, the i-th filled with i."""
+    _length(n)
+    return dataset_of(RangeSource(n, "data", tuple(shape), _blocks(override_num_blocks)))
+
+
+def _length(n: int) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise ValueError(f"range({n!r}): give a number of rows, 0 or more.")

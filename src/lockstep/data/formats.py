@@ -1,0 +1,160 @@
+"""A table in the form a user's function wants, and what it gives back as a table."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.columns import to_arrow, to_numpy, to_values
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+__all__ = [
+    "FORMATS",
+    "check_format",
+    "described",
+    "from_rows",
+    "to_format",
+    "to_pandas",
+    "to_rows",
+    "to_table",
+]
+
+FORMATS = ("default", "numpy", "pandas", "pyarrow", "torch")
+
+
+def check_format(name: str | None, allowed: Sequence[str] = FORMATS) -> str:
+    """The format's own name: ``"default"`` is numpy, None what there is (pyarrow)."""
+    if name is None:
+        return "pyarrow"
+    if name not in allowed:
+        raise ValueError(f"batch_format={name!r} is not known; use one of {', '.join(allowed)}.")
+    return "numpy" if name == "default" else name
+
+
+def to_format(table: pa.Table, name: str, copy: bool = False) -> Any:
+    """A table as ``"numpy"``, ``"pandas"``, ``"pyarrow"`` or ``"torch"``.
+
+    Args:
+        table: the rows.
+        name: what ``check_format`` returned.
+        copy: whether the arrays must be ones that can be written to.
+    """
+    if name == "pyarrow":
+        return table
+    if name == "pandas":
+        return to_pandas(table)
+    arrays = {n: to_numpy(c) for n, c in zip(table.column_names, table.columns, strict=True)}
+    if name == "torch":
+        import torch
+
+        return {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
+    if copy:
+        return {key: a if a.flags.writeable else a.copy() for key, a in arrays.items()}
+    return arrays
+
+
+def to_pandas(table: pa.Table) -> pd.DataFrame:
+    """A data frame; a column of tensors becomes one of arrays."""
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    tensors = [
+        field.name
+        for field in table.schema
+        if isinstance(field.type, pa.BaseExtensionType) or types.is_fixed_size_list(field.type)
+    ]
+    frame: pd.DataFrame = table.drop_columns(tensors).to_pandas() if tensors else table.to_pandas()
+    if tensors:
+        for name in tensors:
+            frame[name] = pd.Series(to_values(table[name]), dtype=object, index=frame.index)
+        frame = frame[table.column_names]
+    return frame
+
+
+def to_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows as dicts."""
+    names = table.column_names
+    columns = [to_values(column) for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None) -> pa.Table:
+    """A table from dicts; a key that a row does not have is null in it."""
+    import pyarrow as pa
+
+    if not rows:
+        return pa.table({}) if schema is None else schema.empty_table()
+    names: dict[str, None] = {}
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise TypeError(f"a row must be a dict of column names and values, not {row!r}")
+        names.update(dict.fromkeys(row))
+    return pa.table({name: to_arrow([row.get(name) for row in rows]) for name in names})
+
+
+def to_table(batch: Any, doing: str) -> pa.Table:
+    """What a user's function returned, as a table.
+
+    Raises:
+        TypeError: it is none of what may be returned; says what ``doing`` returned.
+        ValueError: its columns have different lengths.
+    """
+    import pyarrow as pa
+
+    if isinstance(batch, pa.Table):
+        return batch
+    if isinstance(batch, pa.RecordBatch):
+        return pa.Table.from_batches([batch])
+    if isinstance(batch, Mapping):
+        columns = {}
+        for name, values in batch.items():
+            if isinstance(values, str) or not isinstance(values, Iterable):
+                raise TypeError(
+                    f"{doing} returned {values!r} for column {name!r}; return an array or a list "
+                    "with one entry a row."
+                )
+            try:
+                columns[str(name)] = to_arrow(values)
+            except (pa.ArrowException, ValueError, TypeError) as error:
+                raise type(error)(f"{doing}, column {name!r}: {error}") from error
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(
+                f"{doing} returned columns of different lengths: {lengths}; make them equal."
+            )
+        return pa.table(columns)
+    if hasattr(batch, "columns") and hasattr(batch, "iloc"):
+        return _from_frame(batch)
+    if inspect.isgenerator(batch):
+        parts = [to_table(part, doing) for part in batch]
+        return pa.concat_tables(parts) if parts else pa.table({})
+    raise TypeError(
+        f"{doing} returned {type(batch).__name__}; return a dict of arrays, a pandas DataFrame or "
+        "an Arrow table."
+    )
+
+
+def _from_frame(frame: pd.DataFrame) -> pa.Table:
+    import pyarrow as pa
+
+    tensors = [
+        name
+        for name in frame.columns
+        if frame[name].dtype == object and len(frame) and hasattr(frame[name].iloc[0], "shape")
+    ]
+    plain = frame.drop(columns=tensors) if tensors else frame
+    table = pa.Table.from_pandas(plain, preserve_index=False).replace_schema_metadata(None)
+    for name in tensors:
+        table = table.append_column(str(name), to_arrow(list(frame[name])))
+    return table.select([str(name) for name in frame.columns]) if tensors else table
+
+
+def described(function: Callable[..., Any]) -> str:
+    """A user's function, for an error."""
+    inner = getattr(function, "func", function)
+    return str(getattr(inner, "__qualname__", None) or type(inner).__qualname__)

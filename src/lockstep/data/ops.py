@@ -1,0 +1,393 @@
+"""What is done to a block's rows after reading them: a chain of small operations on tables.
+
+An operation either keeps the rows (the i-th row out comes from the i-th row in, so a shard can be
+cut before the work is done) or changes their number.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.formats import described, from_rows, to_format, to_rows, to_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "AddColumn",
+    "Call",
+    "DropColumns",
+    "FilterExpression",
+    "FilterRows",
+    "FlatMap",
+    "MapBatches",
+    "MapRows",
+    "Operation",
+    "RenameColumns",
+    "Sample",
+    "SelectColumns",
+    "SliceRows",
+    "known",
+]
+
+
+class Operation(ABC):
+    """One step from a table to a table; picklable, and safe to use from several threads."""
+
+    keeps_rows = True
+    runs_user_code = False
+    guessed = False
+    """Whether nobody said that it keeps the rows."""
+
+    @abstractmethod
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows after this step."""
+
+
+class Call:
+    """A user's function, or an object of their class, made once in each process that calls it.
+
+    Args:
+        fn: a function, or a class whose objects can be called.
+        concurrency: how many threads may call it at once; a class gets as many objects.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        fn_args: Iterable[Any] | None = None,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        concurrency: int | tuple[int, ...] | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise TypeError(f"{fn!r} cannot be called; give a function or a class with __call__.")
+        is_class = isinstance(fn, type)
+        if isinstance(fn, type) and not any("__call__" in vars(base) for base in fn.__mro__):
+            raise TypeError(f"Objects of {fn.__qualname__} cannot be called; define __call__.")
+        if not is_class and (fn_constructor_args or fn_constructor_kwargs):
+            raise ValueError(
+                f"fn_constructor_args and fn_constructor_kwargs are for a class, and "
+                f"{described(fn)} is a function; use fn_args and fn_kwargs."
+            )
+        self.fn = fn
+        self.name = described(fn)
+        self.args = tuple(fn_args or ())
+        self.kwargs = dict(fn_kwargs or {})
+        self.constructor = (tuple(fn_constructor_args or ()), dict(fn_constructor_kwargs or {}))
+        self.threads = _threads(concurrency)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._made = 0
+        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if not key.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._reset()
+
+    def __call__(self, value: Any) -> Any:
+        """The user's answer; waits for one of the objects where a class has no more to give."""
+        if not isinstance(self.fn, type):
+            return self.fn(value, *self.args, **self.kwargs)
+        worker = self._worker()
+        try:
+            return worker(value, *self.args, **self.kwargs)
+        finally:
+            self._idle.put(worker)
+
+    def _worker(self) -> Any:
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            pass
+        with self._lock:
+            new = self._made < self.threads
+            self._made += new
+        if not new:
+            return self._idle.get()
+        try:
+            return self.fn(*self.constructor[0], **self.constructor[1])
+        except BaseException:
+            with self._lock:
+                self._made -= 1
+            raise
+
+
+def _threads(concurrency: int | tuple[int, ...] | None) -> int:
+    most = max(concurrency) if isinstance(concurrency, tuple) and concurrency else concurrency
+    if most is None:
+        return 1
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ValueError(f"concurrency={concurrency!r} is not a number of threads; give 1 or more.")
+    return most
+
+
+@dataclass(frozen=True, eq=False)
+class MapBatches(Operation):
+    """A user's function on batches."""
+
+    call: Call
+    batch_size: int | None
+    batch_format: str
+    keeps: bool | None
+    copy: bool
+    runs_user_code = True
+
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        """Unless the user said otherwise."""
+        return self.keeps is not False
+
+    @property
+    def guessed(self) -> bool:  # type: ignore[override]
+        """Whether the user said nothing."""
+        return self.keeps is None
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Cut into batches, call, put together."""
+        import pyarrow as pa
+
+        rows = table.num_rows
+        size = self.batch_size or max(1, -(-rows // self.call.threads))
+        if rows <= size:
+            return self._one(table)
+        batches = [table.slice(start, size) for start in range(0, rows, size)]
+        if self.call.threads == 1:
+            return pa.concat_tables([self._one(b) for b in batches], promote_options="permissive")
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(self.call.threads, "lockstep-data-map") as pool:
+            done = list(pool.map(self._one, batches))
+        return pa.concat_tables(done, promote_options="permissive")
+
+    def _one(self, table: pa.Table) -> pa.Table:
+        batch = to_format(table, self.batch_format, copy=self.copy)
+        return to_table(self.call(batch), f"map_batches({self.call.name})")
+
+
+@dataclass(frozen=True, eq=False)
+class MapRows(Operation):
+    """A user's function on each row."""
+
+    call: Call
+    runs_user_code = True
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Row by row."""
+        return from_rows([self._one(row) for row in to_rows(table)], table.schema)
+
+    def _one(self, row: dict[str, Any]) -> Mapping[str, Any]:
+        new = self.call(row)
+        if not isinstance(new, Mapping):
+            raise TypeError(
+                f"map({self.call.name}) returned {new!r}; return a dict of column names and values."
+            )
+        return new
+
+
+@dataclass(frozen=True, eq=False)
+class FlatMap(Operation):
+    """A user's function from a row to rows."""
+
+    call: Call
+    keeps_rows = False
+    runs_user_code = True
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Row by row."""
+        rows: list[Mapping[str, Any]] = []
+        for row in to_rows(table):
+            new = self.call(row)
+            if isinstance(new, Mapping) or not isinstance(new, Iterable):
+                raise TypeError(
+                    f"flat_map({self.call.name}) returned {new!r}; return a list of dicts."
+                )
+            rows.extend(new)
+        return from_rows(rows, table.schema)
+
+
+@dataclass(frozen=True, eq=False)
+class FilterRows(Operation):
+    """The rows for which a user's function says yes."""
+
+    call: Call
+    keeps_rows = False
+    runs_user_code = True
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Row by row; the rows themselves stay as they are."""
+        import pyarrow as pa
+
+        kept = [bool(self.call(row)) for row in to_rows(table)]
+        return table.filter(pa.array(kept, pa.bool_()))
+
+
+@dataclass(frozen=True, eq=False)
+class FilterExpression(Operation):
+    """The rows for which an Arrow expression is true."""
+
+    expression: Any
+    keeps_rows = False
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """In Arrow; a null is not true."""
+        import pyarrow as pa
+
+        try:
+            return table.filter(self.expression)
+        except pa.ArrowInvalid as error:
+            raise _unknown_column(table, str(error)) from error
+
+
+def _unknown_column(table: pa.Table, cause: str) -> Exception:
+    return ValueError(
+        f"The filter does not fit the columns {', '.join(table.column_names)} ({cause.strip()})."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class AddColumn(Operation):
+    """A column made by a user's function from a batch."""
+
+    name: str
+    call: Call
+    batch_format: str
+    runs_user_code = True
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Append, or replace where there is one of that name."""
+        doing = f"add_column({self.name!r}, {self.call.name})"
+        values = self.call(to_format(table, self.batch_format))
+        if isinstance(values, (int, float, str, bool)):
+            values = [values] * table.num_rows
+        column = to_table({self.name: values}, doing).column(0)
+        if len(column) != table.num_rows:
+            raise ValueError(
+                f"{doing} returned {len(column)} values for {table.num_rows} rows; return one a row"
+                "."
+            )
+        if self.name in table.column_names:
+            return table.set_column(table.column_names.index(self.name), self.name, column)
+        return table.append_column(self.name, column)
+
+
+@dataclass(frozen=True)
+class SelectColumns(Operation):
+    """Some columns, in this order."""
+
+    names: tuple[str, ...]
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Without a copy."""
+        return table.select(known(self.names, table.column_names, "select_columns"))
+
+
+@dataclass(frozen=True)
+class DropColumns(Operation):
+    """All columns but some."""
+
+    names: tuple[str, ...]
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Without a copy."""
+        return table.drop_columns(known(self.names, table.column_names, "drop_columns"))
+
+
+@dataclass(frozen=True)
+class RenameColumns(Operation):
+    """Other names: old to new, or all of them in order."""
+
+    names: Mapping[str, str] | tuple[str, ...]
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Without a copy."""
+        return table.rename_columns(self.renamed(table.column_names))
+
+    def renamed(self, columns: Sequence[str]) -> list[str]:
+        """What the columns are called afterwards."""
+        if isinstance(self.names, Mapping):
+            known(self.names, columns, "rename_columns")
+            new = [self.names.get(name, name) for name in columns]
+        elif len(self.names) != len(columns):
+            raise ValueError(
+                f"rename_columns got {len(self.names)} names for {len(columns)} columns "
+                f"({', '.join(columns)}); give one for each, or a dict from old to new."
+            )
+        else:
+            new = list(self.names)
+        twice = {name for name in new if new.count(name) > 1}
+        if twice:
+            raise ValueError(
+                f"rename_columns gives several columns the name {min(twice)!r}; names must differ."
+            )
+        return new
+
+
+def known(names: Iterable[str], columns: Sequence[str], doing: str) -> list[str]:
+    """The names, checked to be columns."""
+    names = list(names)
+    for name in names:
+        if name not in columns:
+            raise KeyError(f"{doing}: there is no column {name!r}; there are {', '.join(columns)}.")
+    return names
+
+
+@dataclass(frozen=True)
+class Sample(Operation):
+    """The rows whose hash is in a range: a choice that needs a few integers only.
+
+    Attributes:
+        key: of the hash.
+        offset: the position, in the whole dataset, of the block's first row.
+        low, high: the row is in if ``low <= hash < high``.
+    """
+
+    key: int
+    offset: int
+    low: int
+    high: int
+    keeps_rows = False
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Keep the order."""
+        import pyarrow as pa
+
+        return table.filter(pa.array(self.mask(table.num_rows)))
+
+    def mask(self, rows: int) -> Any:
+        """Which of a block's rows are in."""
+        import numpy as np
+
+        from lockstep.data.hashing import hash_range
+
+        hashes = hash_range(self.key, self.offset, self.offset + rows)
+        mask = np.ones(rows, dtype=bool)
+        if self.low > 0:
+            mask &= hashes >= np.uint64(self.low)
+        if self.high < 1 << 64:
+            mask &= hashes < np.uint64(self.high)
+        return mask
+
+
+@dataclass(frozen=True)
+class SliceRows(Operation):
+    """Rows ``start`` to ``stop`` of what a chain gave."""
+
+    start: int
+    stop: int
+    keeps_rows = False
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """Without a copy."""
+        return table.slice(self.start, self.stop - self.start)

@@ -1,0 +1,157 @@
+"""Rows as other libraries' objects, and as files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.base import DatasetBase
+from lockstep.data.batching import cut_tables
+from lockstep.data.columns import as_written, to_numpy
+from lockstep.data.formats import to_pandas
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.fs
+
+__all__ = ["Outputs"]
+
+_ROWS_OF_A_FILE = 1 << 20
+
+
+class Outputs(DatasetBase):
+    """``to_pandas``, ``to_arrow``, ``to_numpy``, ``write_parquet``, ``write_csv``, ``write_json``.
+
+    ``write_*`` makes a directory of files, each whole or not there at all.
+    """
+
+    def to_arrow(self, limit: int | None = None) -> pa.Table:
+        """All rows as one Arrow table.
+
+        Raises:
+            ValueError: there are more than ``limit``.
+        """
+        import pyarrow as pa
+
+        tables: list[pa.Table] = []
+        rows = 0
+        for table in self._tables():
+            rows += table.num_rows
+            if limit is not None and rows > limit:
+                raise ValueError(f"There are more than limit={limit} rows; raise it or set None.")
+            tables.append(table)
+        if not tables:
+            return self.schema().empty_table()
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
+        """All rows as a data frame; ``limit`` as in ``to_arrow``."""
+        return to_pandas(self.to_arrow(limit))
+
+    def to_numpy(self, column: str | None = None) -> Any:
+        """All rows as a dict of arrays, or a column as an array."""
+        table = self.to_arrow()
+        if column is not None:
+            return to_numpy(table[column])
+        names = table.column_names
+        return {n: to_numpy(c) for n, c in zip(names, table.columns, strict=True)}
+
+    def write_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        num_rows_per_file: int | None = None,
+        **arrow_parquet_args: Any,
+    ) -> list[str]:
+        """Write Parquet files into a directory.
+
+        Args:
+            path: the directory, or its URI.
+            filesystem: that ``path`` is on.
+            num_rows_per_file: None is about a million.
+            arrow_parquet_args: for ``pyarrow.parquet.write_table``.
+
+        Returns:
+            The names of the files.
+        """
+        import pyarrow.parquet as pq
+
+        def write(table: pa.Table, file: str) -> None:
+            pq.write_table(table, file, **arrow_parquet_args)
+
+        return self._write(path, filesystem, "parquet", num_rows_per_file, write)
+
+    def write_csv(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        num_rows_per_file: int | None = None,
+        **arrow_csv_args: Any,
+    ) -> list[str]:
+        """Write CSV files with headers; ``arrow_csv_args`` are for ``pyarrow.csv.write_csv``."""
+        import pyarrow.csv
+
+        def write(table: pa.Table, file: str) -> None:
+            pyarrow.csv.write_csv(table, file, **arrow_csv_args)
+
+        return self._write(path, filesystem, "csv", num_rows_per_file, write)
+
+    def write_json(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        num_rows_per_file: int | None = None,
+        **pandas_json_args: Any,
+    ) -> list[str]:
+        """Write JSON, a row a line; ``pandas_json_args`` are for ``DataFrame.to_json``."""
+        options = {"orient": "records", "lines": True, **pandas_json_args}
+
+        def write(table: pa.Table, file: str) -> None:
+            to_pandas(table).to_json(file, **options)
+
+        return self._write(path, filesystem, "json", num_rows_per_file, write)
+
+    def _write(
+        self,
+        path: str | os.PathLike[str],
+        filesystem: pyarrow.fs.FileSystem | None,
+        ending: str,
+        rows: int | None,
+        write: Callable[[pa.Table, str], None],
+    ) -> list[str]:
+        import tempfile
+
+        from lockstep.storage import open_storage
+
+        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+            raise ValueError(f"num_rows_per_file={rows!r}: give 1 or more.")
+        storage = open_storage(path, filesystem)
+        storage.make_directory()
+        names: list[str] = []
+        with tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
+            for number, table in enumerate(self._files(rows or _ROWS_OF_A_FILE)):
+                name = f"part-{number:05d}.{ending}"
+                file = os.path.join(scratch, name)
+                write(_plain(table) if ending != "parquet" else table, file)
+                staged = f".lockstep-tmp-{name}" if storage.is_local else name
+                storage.put(staged, file, move=True, flush=False)
+                if storage.is_local:
+                    os.replace(storage.path(staged), storage.path(name))
+                names.append(name)
+        return names
+
+    def _files(self, rows: int) -> Iterator[pa.Table]:
+        for table, _ in cut_tables(self._pieces(), rows, False, "pyarrow"):
+            yield table
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Tensors as lists, for formats that know no others."""
+    import pyarrow as pa
+
+    return pa.table([as_written(column) for column in table.columns], names=table.column_names)

@@ -1,0 +1,152 @@
+"""Which files a path, a list, a glob, a directory or a URI stands for, on any filesystem."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lockstep.errors import StorageError
+from lockstep.storage import LocalStorage, Storage, open_storage
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+
+__all__ = ["File", "Paths", "list_files", "open_input", "unreadable"]
+
+Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file somewhere: a path on ``storage``'s filesystem, and its size in bytes."""
+
+    storage: Storage
+    path: str
+    size: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it can be memory-mapped."""
+        return self.storage.is_local
+
+
+def open_input(file: File) -> Any:
+    """An Arrow file to read from; memory-mapped where that is possible."""
+    import pyarrow as pa
+
+    try:
+        if file.is_local:
+            return pa.memory_map(file.path)
+        return file.storage.filesystem.open_input_file(file.path)
+    except OSError as error:
+        raise unreadable(file, error) from error
+
+
+def unreadable(file: File, error: BaseException) -> StorageError:
+    """The error of a file that cannot be read as what it should be."""
+    cause = str(error).partition("\n")[0].strip().rstrip(".") or type(error).__name__
+    return StorageError(f"Could not read {file.path!r}: {cause}.")
+
+
+def list_files(
+    paths: Paths,
+    filesystem: pyarrow.fs.FileSystem | None,
+    endings: Sequence[str] | None,
+    doing: str,
+) -> list[File]:
+    """The files meant, sorted within each directory and glob, in the order of the list given.
+
+    Args:
+        paths: one or more paths, globs, directories or URIs.
+        filesystem: that the paths are on; None finds it from each.
+        endings: of the files that count in a directory or glob, without the dot; None is all. Files
+            and directories whose names begin with ``.`` or ``_`` never count there.
+        doing: the function called, for errors.
+
+    Raises:
+        FileNotFoundError: there is no such file, or none with these endings.
+    """
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not given:
+        raise ValueError(f"{doing}([]): give at least one path.")
+    found: list[File] = []
+    for path in given:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"{doing}({path!r}): a path is a string or a Path.")
+        found += _of_one(os.fspath(path), filesystem, endings, doing)
+    return found
+
+
+def _of_one(
+    path: str, filesystem: Any, endings: Sequence[str] | None, doing: str
+) -> Iterable[File]:
+    match = _MAGIC.search(path.partition("://")[2] or path)
+    if match and not os.path.exists(path):
+        return _of_glob(path, filesystem, endings, doing)
+    storage = open_storage(path, filesystem)
+    if isinstance(storage, LocalStorage):
+        if os.path.isfile(storage.root):
+            parent = LocalStorage(os.path.dirname(storage.root))
+            return [File(parent, storage.root, os.path.getsize(storage.root))]
+    else:
+        import pyarrow.fs
+
+        try:
+            info = storage.filesystem.get_file_info(storage.root)
+        except OSError as error:
+            raise unreadable(File(storage, storage.uri, 0), error) from error
+        if info.type == pyarrow.fs.FileType.File:
+            return [File(storage, storage.root, info.size)]
+    if not storage.is_directory():
+        raise FileNotFoundError(f"{doing}({path!r}): there is no such file or directory.")
+    return _in_directory(storage, path, "", endings, doing)
+
+
+def _of_glob(
+    path: str, filesystem: Any, endings: Sequence[str] | None, doing: str
+) -> Iterable[File]:
+    scheme, mark, rest = path.rpartition("://")
+    parts = rest.split("/")
+    plain = next(place for place, part in enumerate(parts) if _MAGIC.search(part))
+    root = scheme + mark + "/".join(parts[:plain])
+    if plain == 1 and parts[0] == "" and not mark:
+        root = "/"
+    pattern = "/".join(parts[plain:])
+    storage = open_storage(root or ".", filesystem)
+    return _in_directory(storage, path, pattern, endings, doing)
+
+
+def _in_directory(
+    storage: Storage, path: str, pattern: str, endings: Sequence[str] | None, doing: str
+) -> list[File]:
+    expression = re.compile(_translated(pattern)) if pattern else None
+    files = [
+        File(storage, storage.path(name), size)
+        for name, size in storage.walk_files().items()
+        if not any(part[0] in "._" for part in name.split("/"))
+        and (expression is None or expression.fullmatch(name))
+        and (endings is None or pattern or name.lower().endswith(tuple(f".{e}" for e in endings)))
+    ]
+    if not files:
+        kinds = "" if endings is None or pattern else f" with the ending {' or '.join(endings)}"
+        raise FileNotFoundError(f"{doing}({path!r}): there are no files{kinds} there.")
+    return files
+
+
+def _translated(pattern: str) -> str:
+    """A glob as a regular expression: ``*`` stays within a directory, ``**`` does not."""
+    parts = []
+    for part in pattern.split("/"):
+        if part == "**":
+            parts.append("(?:[^/]+/)*")
+        else:
+            one = fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
+            one = one.removesuffix(r")\z").replace(".*", "[^/]*").replace("(?>[^/]*?", "(?:[^/]*?")
+            parts.append(one + "/")
+    return "".join(parts).removesuffix("/")

@@ -1,0 +1,263 @@
+"""Which rows are a rank's, and what is left of an epoch: pure functions of a few integers.
+
+An epoch is a sequence of positions. A *base* is what of it is to be read: all of it, or what an
+interrupted group of workers left. A *cut* divides a base among ranks. A state names the epoch, the
+base, the cut and how many rows each rank was given; a base is itself described by the state it is
+the rest of, so that a run may be interrupted, and resized, any number of times within an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.hashing import key_of, permutation
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lockstep.data.order import Intervals
+
+__all__ = [
+    "Cut",
+    "LocalShuffle",
+    "consistent",
+    "cut_dict",
+    "joined",
+    "merge_states",
+    "rest_of",
+    "within",
+]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a base is divided among ranks.
+
+    Attributes:
+        world_size: how many ranks.
+        equal: every rank gets as many rows (local) or batches (global); what is left over is
+            dropped. Otherwise every row is some rank's.
+        order: ``"local"``: a rank's rows follow each other. ``"global"``: the ranks share each
+            batch of ``batch_size`` rows.
+        batch_size: of a global batch.
+    """
+
+    world_size: int
+    equal: bool
+    order: str
+    batch_size: int | None = None
+
+    def own(self, rank: int, rows: int) -> Intervals:
+        """A rank's positions in a base of so many rows."""
+        import numpy as np
+
+        size = self.world_size
+        if self.order == "local":
+            shared = rows - rows % size if self.equal else rows
+            starts, lengths = np.zeros(1, dtype=np.int64), np.array([shared], dtype=np.int64)
+        else:
+            batch = self.global_batch
+            starts = np.arange(0, rows, batch, dtype=np.int64)
+            lengths = np.minimum(batch, rows - starts)
+            if self.equal and len(lengths) and lengths[-1] < size:
+                starts, lengths = starts[:-1], lengths[:-1]
+        begin = starts + _share_before(rank, lengths, size)
+        return np.stack([begin, starts + _share_before(rank + 1, lengths, size)], axis=1)
+
+    @property
+    def global_batch(self) -> int:
+        """The rows of a global batch; a row each where nothing else is known."""
+        return self.batch_size or self.world_size
+
+    def batch_of(self, rank: int) -> int:
+        """How many rows of a global batch are a rank's."""
+        size, batch = self.world_size, self.global_batch
+        return int(_share_before(rank + 1, batch, size) - _share_before(rank, batch, size))
+
+
+def _share_before(rank: int, rows: Any, size: int) -> Any:
+    """How many of some rows are those of lower ranks.
+
+    The first ranks get one more where they cannot be divided: so no rank's part of a smaller batch
+    is larger than its part of a whole one.
+    """
+    import numpy as np
+
+    return rank * (rows // size) + np.minimum(rank, rows % size)
+
+
+@dataclass(frozen=True)
+class LocalShuffle:
+    """A permutation of each ``size`` rows that follow each other in a rank's own sequence."""
+
+    size: int
+    seed: int
+
+    def order(self, epoch: int, rank: int, window: int, rows: int) -> np.ndarray[Any, Any]:
+        """The order of the rows of one such window."""
+        return permutation(key_of(self.seed, epoch, rank, window), rows)
+
+
+def rest_of(state: Mapping[str, Any] | None, rows: int) -> Intervals:
+    """The positions of an epoch of so many rows that a merged state leaves; None is all."""
+    import numpy as np
+
+    if state is None:
+        return np.array([[0, rows]], dtype=np.int64)
+    base = rest_of(state["base"], rows)
+    total = int((base[:, 1] - base[:, 0]).sum())
+    cut = Cut(**state["cut"])
+    read = []
+    for rank, entry in enumerate(state["ranks"]):
+        if entry is None:
+            raise ValueError(
+                f"The position of rank {rank} is not known, and it is needed to go on with another "
+                "number of workers; merge the states of all ranks with merge_states()."
+            )
+        read.append(_read_by(cut, rank, entry, int(state["epoch"]), total))
+    return within(base, _without(np.concatenate(read), total))
+
+
+def _read_by(cut: Cut, rank: int, entry: Mapping[str, Any], epoch: int, total: int) -> Intervals:
+    """The positions in the base that a rank was given."""
+    import numpy as np
+
+    own = cut.own(rank, total)
+    consumed = entry["consumed"]
+    local = entry["local_shuffle"]
+    if consumed is None:  # it had finished the epoch
+        return own
+    if local is None:
+        return _first(own, consumed)
+    shuffle = LocalShuffle(*local)
+    window = consumed // shuffle.size
+    begin = window * shuffle.size
+    length = int((own[:, 1] - own[:, 0]).sum())
+    order = shuffle.order(epoch, rank, window, min(shuffle.size, length - begin))
+    single = np.sort(order[: consumed - begin]) + begin
+    pairs = np.stack([single, single + 1], axis=1)
+    return np.concatenate([_first(own, begin), within(own, pairs)])
+
+
+def _first(intervals: Intervals, rows: int) -> Intervals:
+    """The first so many rows of some intervals."""
+    import numpy as np
+
+    return within(intervals, np.array([[0, rows]], dtype=np.int64))
+
+
+def within(outer: Intervals, inner: Intervals) -> Intervals:
+    """``inner`` counts the rows of ``outer``, one after the other: the same rows in its terms."""
+    import numpy as np
+
+    lengths = outer[:, 1] - outer[:, 0]
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    inner = np.clip(inner, 0, total)
+    inner = inner[inner[:, 0] < inner[:, 1]]
+    if not len(inner):
+        return np.empty((0, 2), dtype=np.int64)
+    if len(outer) == 1:
+        return inner + int(outer[0, 0])
+    first = np.searchsorted(ends, inner[:, 0], side="right")
+    last = np.searchsorted(ends, inner[:, 1], side="left")
+    counts = last - first + 1
+    which = np.repeat(np.arange(len(inner)), counts)
+    begins = np.cumsum(counts) - counts
+    piece = np.repeat(first, counts) + np.arange(int(counts.sum())) - np.repeat(begins, counts)
+    low = np.maximum(inner[which, 0], ends[piece] - lengths[piece])
+    high = np.minimum(inner[which, 1], ends[piece])
+    shift = outer[piece, 0] - (ends[piece] - lengths[piece])
+    found = np.stack([low + shift, high + shift], axis=1)
+    return found[found[:, 0] < found[:, 1]]
+
+
+def joined(intervals: Intervals) -> Intervals:
+    """Intervals that touch, as one."""
+    import numpy as np
+
+    if len(intervals) < 2:
+        return intervals
+    apart = intervals[1:, 0] != intervals[:-1, 1]
+    starts = intervals[np.concatenate([[True], apart]), 0]
+    stops = intervals[np.concatenate([apart, [True]]), 1]
+    return np.stack([starts, stops], axis=1)
+
+
+def _without(intervals: Intervals, total: int) -> Intervals:
+    """What is left of ``0…total``; the intervals may touch, but not overlap."""
+    import numpy as np
+
+    intervals = intervals[intervals[:, 0] < intervals[:, 1]]
+    intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    starts = np.concatenate([[0], intervals[:, 1]])
+    stops = np.concatenate([intervals[:, 0], [total]])
+    left = np.stack([starts, stops], axis=1).astype(np.int64)
+    return left[left[:, 0] < left[:, 1]]
+
+
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the states of all ranks, taken at the same moment, say together.
+
+    The result, a dict that JSON can hold, is what ``ShardPlan.shard`` and ``load_state_dict`` take,
+    for any number of workers. A rank that has finished an epoch others are still in counts as
+    having read its part of it.
+
+    Raises:
+        ValueError: these are not the states of all ranks of one group.
+    """
+    if not states:
+        raise ValueError("merge_states() got no states; give those of all ranks.")
+    epoch = min(state["epoch"] for state in states)
+    behind = next(state for state in states if state["epoch"] == epoch)
+    cut = behind["cut"]
+    ranks: list[dict[str, Any] | None] = [None] * cut["world_size"]
+    for state in states:
+        if "rank" not in state:
+            raise ValueError("merge_states() got a merged state; give what state_dict() returned.")
+        rank = state["rank"]
+        if state["cut"]["world_size"] != cut["world_size"] or ranks[rank] is not None:
+            raise ValueError(
+                f"merge_states() got {len(states)} states that are not one each of "
+                f"{cut['world_size']} ranks; give the states of all ranks of one group."
+            )
+        consumed = state["consumed"] if state["epoch"] == epoch else None
+        ranks[rank] = {"consumed": consumed, "local_shuffle": state["local_shuffle"]}
+    if None in ranks:
+        raise ValueError(
+            f"merge_states() got the states of {len(states)} of {cut['world_size']} ranks; "
+            "give all of them."
+        )
+    batch = next((s["cut"]["batch_size"] for s in states if s["cut"]["batch_size"]), None)
+    shared = {key: behind[key] for key in ("version", "epoch", "rows", "seeds", "base")}
+    return {**shared, "cut": {**cut, "batch_size": batch}, "ranks": ranks}
+
+
+def consistent(state: Mapping[str, Any], rows: int, name: str) -> None:
+    """Check that a state belongs to a dataset of so many rows.
+
+    Raises:
+        ValueError: it does not, and something of the epoch was read already.
+    """
+    if state.get("version") != 1 or "cut" not in state:
+        raise ValueError(f"{state!r} is not the state of a dataset; give what state_dict() gave.")
+    untouched = state["base"] is None and all(
+        entry is not None and entry["consumed"] == 0 for entry in state.get("ranks", [None])
+    )
+    if state["rows"] != rows and not untouched:
+        raise ValueError(
+            f"{name} has {rows} rows, but was left in the middle of an epoch of {state['rows']}; "
+            "restore with the same data, or begin a new epoch."
+        )
+
+
+def cut_dict(cut: Cut) -> dict[str, Any]:
+    """A cut as JSON can hold it."""
+    return {
+        "world_size": cut.world_size,
+        "equal": cut.equal,
+        "order": cut.order,
+        "batch_size": cut.batch_size,
+    }

@@ -1,0 +1,139 @@
+"""An iterator that works ahead in a thread of its own, as far as it is allowed to."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Ahead"]
+
+T = TypeVar("T")
+
+
+class _Shared(Generic[T]):
+    """What the consumer and the thread both know; the thread never holds the consumer itself."""
+
+    def __init__(self, items: int, size: int) -> None:
+        self.most_items = items
+        self.most_size = size
+        self.changed = threading.Condition()
+        self.ready: deque[tuple[T, int]] = deque()
+        self.size = 0
+        self.ended = False
+        self.stopped = False
+        self.error: BaseException | None = None
+
+    def put(self, item: T, size: int) -> bool:
+        """Wait for room; False where nobody wants more."""
+        with self.changed:
+            while not self.stopped and self._is_full(size):
+                self.changed.wait()
+            if self.stopped:
+                return False
+            self.ready.append((item, size))
+            self.size += size
+            self.changed.notify_all()
+            return True
+
+    def _is_full(self, size: int) -> bool:
+        if not self.ready:
+            return False
+        return len(self.ready) >= self.most_items or self.size + size > self.most_size
+
+    def end(self, error: BaseException | None) -> None:
+        with self.changed:
+            self.ended, self.error = True, error
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.ready.clear()
+            self.size = 0
+            self.changed.notify_all()
+
+
+class Ahead(Generic[T]):
+    """What ``make()`` yields, made ahead of time by a thread.
+
+    The thread waits when ``items`` results, or ``size`` bytes of them, lie ready; one it always
+    makes. An error comes where its result would have come. ``close()``, or letting go of this
+    object, ends the thread and frees what lies ready.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Iterator[T]],
+        size_of: Callable[[T], int],
+        *,
+        items: int,
+        size: int,
+        name: str,
+    ) -> None:
+        self._shared: _Shared[T] = _Shared(items, size)
+        self._thread = threading.Thread(
+            target=_work, args=(make, size_of, self._shared), name=name, daemon=True
+        )
+        _running.add(self)
+        self._thread.start()
+
+    def __iter__(self) -> Ahead[T]:
+        return self
+
+    def __next__(self) -> T:
+        shared = self._shared
+        with shared.changed:
+            while not shared.ready and not shared.ended and not shared.stopped:
+                shared.changed.wait()
+            if shared.ready:
+                item, size = shared.ready.popleft()
+                shared.size -= size
+                shared.changed.notify_all()
+                return item
+            error, shared.error = shared.error, None
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the thread; waits until it has ended."""
+        self._shared.stop()
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            self._thread.join()
+
+    def __del__(self) -> None:
+        # After a fork the thread is the parent's.
+        if self._thread.is_alive():
+            self.close()
+
+
+_running: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that still decodes while the interpreter goes away could crash it."""
+    for ahead in list(_running):
+        ahead.close()
+
+
+def _work(make: Callable[[], Iterator[T]], size_of: Callable[[T], int], shared: _Shared[T]) -> None:
+    error: BaseException | None = None
+    source: Iterator[T] | None = None
+    try:
+        source = make()
+        for item in source:
+            if not shared.put(item, size_of(item)):
+                break
+            del item
+    except BaseException as caught:
+        error = caught
+    finally:
+        close = getattr(source, "close", None)
+        if close is not None:
+            close()
+        shared.end(error)

@@ -1,0 +1,208 @@
+"""Datasets from files, anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.create import dataset_of
+from lockstep.data.dataset import Dataset
+from lockstep.data.paths import Paths, list_files
+
+if TYPE_CHECKING:
+    import pyarrow.csv
+    import pyarrow.fs
+    import pyarrow.json
+
+__all__ = [
+    "read_binary_files",
+    "read_csv",
+    "read_images",
+    "read_json",
+    "read_numpy",
+    "read_parquet",
+    "read_text",
+]
+
+
+def read_parquet(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    columns: Sequence[str] | None = None,
+    filters: Any = None,
+    file_extensions: Sequence[str] | None = ("parquet", "pq"),
+) -> Dataset:
+    """Rows of Parquet files.
+
+    Args:
+        paths: a file, a directory, a glob, a URI (``s3://…``, ``gs://…``), or a list of these.
+        filesystem: the Arrow or fsspec filesystem that ``paths`` are on.
+        columns: to read; None is all.
+        filters: keep the rows for which this is true: an Arrow expression, text such as
+            ``"x > 3"``, or Arrow's lists of tuples. Row groups that cannot have such rows are not
+            read.
+        file_extensions: of the files that count in a directory.
+    """
+    from lockstep.data.expressions import from_filters
+    from lockstep.data.parquet import ParquetSource
+
+    files = list_files(paths, filesystem, file_extensions, "read_parquet")
+    if filters is None:
+        source = ParquetSource(files, columns)
+        source.schema()
+        return dataset_of(source)
+    expression = from_filters(filters)
+    return _filtered(dataset_of(ParquetSource(files, None, expression)), columns, expression)
+
+
+def read_csv(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    columns: Sequence[str] | None = None,
+    filters: Any = None,
+    file_extensions: Sequence[str] | None = None,
+    read_options: pyarrow.csv.ReadOptions | None = None,
+    parse_options: pyarrow.csv.ParseOptions | None = None,
+    convert_options: pyarrow.csv.ConvertOptions | None = None,
+) -> Dataset:
+    """Rows of CSV files, compressed or not.
+
+    Types are found from samples of each file; say what a column is with ``convert_options`` where
+    that is not enough.
+
+    Args:
+        paths, filesystem, columns, filters, file_extensions: as in ``read_parquet``.
+        read_options, parse_options, convert_options: Arrow's. Values with line breaks in them need
+            ``ParseOptions(newlines_in_values=True)``; a file is then read as a whole.
+    """
+    from lockstep.data.csv import CsvSource
+
+    files = list_files(paths, filesystem, file_extensions, "read_csv")
+    source = CsvSource(files, read_options, parse_options, convert_options)
+    return _filtered(dataset_of(source), columns, filters)
+
+
+def read_json(
+    paths: Paths,
+    *,
+    lines: bool = False,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    columns: Sequence[str] | None = None,
+    filters: Any = None,
+    file_extensions: Sequence[str] | None = (
+        "json", "jsonl", "json.gz", "jsonl.gz", "json.zst", "jsonl.zst", "json.bz2", "jsonl.bz2",
+    ),
+    read_options: pyarrow.json.ReadOptions | None = None,
+    parse_options: pyarrow.json.ParseOptions | None = None,
+) -> Dataset:  # fmt: skip
+    """Rows of JSON files, compressed or not: an object a line, or a list of objects.
+
+    Args:
+        paths, filesystem, columns, filters, file_extensions: as in ``read_parquet``.
+        lines: accepted; which of the two a file is can be seen.
+        read_options, parse_options: Arrow's.
+    """
+    from lockstep.data.json import JsonSource
+
+    files = list_files(paths, filesystem, file_extensions, "read_json")
+    return _filtered(dataset_of(JsonSource(files, read_options, parse_options)), columns, filters)
+
+
+def read_text(
+    paths: Paths,
+    *,
+    encoding: str = "utf-8",
+    drop_empty_lines: bool = True,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    file_extensions: Sequence[str] | None = None,
+) -> Dataset:
+    """The lines of text files, in a column ``"text"``.
+
+    Args:
+        paths, filesystem, file_extensions: as in ``read_parquet``.
+        encoding: of the files.
+        drop_empty_lines: leave them out.
+    """
+    from lockstep.data.text import TextSource
+
+    files = list_files(paths, filesystem, file_extensions, "read_text")
+    return dataset_of(TextSource(files, encoding, drop_empty_lines))
+
+
+def read_numpy(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    include_paths: bool = False,
+    file_extensions: Sequence[str] | None = ("npy",),
+    allow_pickle: bool = False,
+) -> Dataset:
+    """The rows of ``.npy`` files, in a column ``"data"``: the first dimension counts them.
+
+    Args:
+        paths, filesystem, file_extensions: as in ``read_parquet``.
+        include_paths: add a column ``"path"``.
+        allow_pickle: read arrays of objects, which may run code.
+    """
+    from lockstep.data.whole_files import NumpySource
+
+    files = list_files(paths, filesystem, file_extensions, "read_numpy")
+    return dataset_of(NumpySource(files, allow_pickle, include_paths))
+
+
+def read_images(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    size: tuple[int, int] | None = None,
+    mode: str | None = None,
+    include_paths: bool = False,
+    file_extensions: Sequence[str] | None = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif"),
+) -> Dataset:
+    """Images as arrays of height, width and channels, in a column ``"image"``; needs Pillow.
+
+    Args:
+        paths, filesystem, file_extensions: as in ``read_parquet``.
+        size: (height, width) to scale each to; without, they may differ.
+        mode: the colours to convert to, such as ``"RGB"`` or ``"L"``.
+        include_paths: add a column ``"path"``.
+    """
+    import importlib.util
+
+    from lockstep.data.whole_files import ImageSource
+
+    if importlib.util.find_spec("PIL") is None:
+        raise ImportError("read_images() needs Pillow; install it with: pip install pillow")
+    if size is not None and (len(size) != 2 or min(size) < 1):
+        raise ValueError(f"read_images(size={size!r}): give (height, width).")
+    files = list_files(paths, filesystem, file_extensions, "read_images")
+    return dataset_of(ImageSource(files, include_paths, size, mode))
+
+
+def read_binary_files(
+    paths: Paths,
+    *,
+    include_paths: bool = False,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    file_extensions: Sequence[str] | None = None,
+) -> Dataset:
+    """Whole files, in a column ``"bytes"``.
+
+    Args:
+        paths, filesystem, file_extensions: as in ``read_parquet``.
+        include_paths: add a column ``"path"``.
+    """
+    from lockstep.data.whole_files import BinarySource
+
+    files = list_files(paths, filesystem, file_extensions, "read_binary_files")
+    return dataset_of(BinarySource(files, include_paths))
+
+
+def _filtered(dataset: Dataset, columns: Sequence[str] | None, filters: Any) -> Dataset:
+    if filters is not None:
+        from lockstep.data.expressions import from_filters
+
+        dataset = dataset.filter(expr=from_filters(filters))
+    return dataset if columns is None else dataset.select_columns(columns)

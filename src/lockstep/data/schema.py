@@ -1,0 +1,90 @@
+"""The columns of a dataset: known from its files, or found by transforming some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lockstep.data.ops import (
+    DropColumns,
+    FilterExpression,
+    FilterRows,
+    Operation,
+    RenameColumns,
+    Sample,
+    SelectColumns,
+    SliceRows,
+)
+from lockstep.data.order import Group
+from lockstep.data.unit import Piece, Reader, Unit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["found_schema", "known_schema"]
+
+_KEEP_COLUMNS = (FilterExpression, FilterRows, Sample, SliceRows)
+_CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns)
+_FEW = 64
+
+
+def known_schema(groups: Sequence[Group]) -> pa.Schema | None:
+    """The schema where no user's function has a say in it, otherwise None.
+
+    Raises:
+        KeyError: an operation names a column that is not there.
+        ValueError: the parts of a union do not have the same columns.
+    """
+    first: pa.Schema | None = None
+    for unit in _distinct(groups):
+        if not all(isinstance(op, _KEEP_COLUMNS + _CHOOSE_COLUMNS) for op in unit.operations):
+            return None
+        schema = _after(unit.source.schema(), unit.operations)
+        if first is None:
+            first = schema
+        elif [field.name for field in schema] != [field.name for field in first]:
+            raise ValueError(
+                f"A union has parts with the columns {', '.join(first.names)} and "
+                f"{', '.join(schema.names)}; make them the same with select_columns or "
+                "rename_columns."
+            )
+    if first is None:
+        import pyarrow as pa
+
+        return pa.schema([])
+    return first
+
+
+def _distinct(groups: Sequence[Group]) -> list[Unit]:
+    """A unit for each combination of a source and operations."""
+    seen: dict[tuple[int, ...], Unit] = {}
+    for group in groups:
+        for unit in group.units:
+            chain = tuple(
+                id(op) for op in unit.operations if not isinstance(op, (Sample, SliceRows))
+            )
+            seen.setdefault((id(unit.source), *chain), unit)
+    return list(seen.values())
+
+
+def _after(schema: pa.Schema, operations: Sequence[Operation]) -> pa.Schema:
+    table = schema.empty_table()
+    for operation in operations:
+        if isinstance(operation, _CHOOSE_COLUMNS):
+            table = operation.apply(table)
+    return table.schema
+
+
+def found_schema(groups: Sequence[Group]) -> pa.Schema:
+    """The schema of the first row there is; transforms a few, then more if those are left out."""
+    import pyarrow as pa
+
+    reader = Reader(exact=False)
+    for group in groups:
+        for unit in group.units:
+            raw = reader.raw(unit)
+            for rows in dict.fromkeys((min(_FEW, raw.num_rows), raw.num_rows)):
+                table = reader.finish(Piece(raw.slice(0, rows), False), unit).table
+                if table.num_rows:
+                    return table.schema
+    return pa.schema([])

@@ -1,0 +1,335 @@
+"""A worker's part of a dataset: planned in the driver, cut and read by each rank for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.batching import locally_shuffled, skipped
+from lockstep.data.formats import to_pandas
+from lockstep.data.hashing import draw_seed
+from lockstep.data.iteration import DataIterator, Pass, Request
+from lockstep.data.order import Group, read_windows, reseeded, total_rows, windows_of
+from lockstep.data.position import (
+    Cut,
+    LocalShuffle,
+    consistent,
+    cut_dict,
+    joined,
+    merge_states,
+    rest_of,
+    within,
+)
+from lockstep.data.unit import Piece, Reader
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from lockstep.data.dataset import Dataset
+
+__all__ = ["DataShard", "ShardPlan", "merge_states"]
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Everything a rank needs to find its rows: the dataset's index, counted. Picklable, small.
+
+    Attributes:
+        groups: the units, all counted.
+        cut: how the rows are divided.
+        columns: the schema, if it could be had without reading.
+        name: of the dataset, for errors.
+    """
+
+    groups: Sequence[Group]
+    cut: Cut
+    columns: Any
+    name: str = "The dataset"
+
+    @property
+    def rows(self) -> int:
+        """Of the whole dataset."""
+        return total_rows(self.groups)
+
+    def shard(self, rank: int, state: Mapping[str, Any] | None = None) -> DataShard:
+        """The part of one rank.
+
+        Args:
+            rank: 0 to ``world_size`` - 1.
+            state: where to go on: what ``merge_states`` gave, of any number of workers, or this
+                rank's own ``state_dict()``.
+
+        Raises:
+            ValueError: the state is not one of this dataset.
+        """
+        shard = DataShard(self, rank)
+        if state is not None:
+            shard.load_state_dict(state)
+        return shard
+
+    def resized(self, world_size: int) -> ShardPlan:
+        """The same for another number of workers."""
+        return replace(self, cut=replace(self.cut, world_size=world_size))
+
+
+class DataShard(DataIterator):
+    """The rows of one worker. Each iteration is an epoch; ``state_dict()`` says where it is."""
+
+    def __init__(self, plan: ShardPlan, rank: int) -> None:
+        super().__init__()
+        if not 0 <= rank < plan.cut.world_size:
+            raise ValueError(f"rank={rank} is not one of {plan.cut.world_size} workers.")
+        self._plan = plan
+        self._rank = rank
+        self._groups = list(plan.groups)
+        self._rows = plan.rows
+        self._epoch = 0
+        self._saved: dict[str, Any] | None = None
+        self._pass: Pass | None = None
+
+    def _begin(self, request: Request) -> Pass:
+        cut = self._plan.cut
+        size = request.batch_size
+        if cut.order == "global":
+            cut, size = self._global_cut(request)
+        epoch, saved = self._epoch, self._saved
+        local = self._local_shuffle(request, saved)
+        base, consumed = None, 0
+        if saved is not None:
+            base, consumed = self._continue(saved, cut, local)
+        current = Pass(
+            pieces=lambda: iter(()),
+            size=size,
+            stats=self._stats,
+            epoch=epoch,
+            base=base,
+            batch_size=cut.batch_size,
+            whole_batches=request.drop_last and cut.order == "global",
+            local_shuffle=local,
+            consumed=consumed,
+        )
+        current.pieces = _Pieces(self._groups, cut, self._rank, self._rows, current)
+        self._pass, self._saved, self._epoch = current, None, epoch + 1
+        return current
+
+    def _global_cut(self, request: Request) -> tuple[Cut, int]:
+        cut = replace(self._plan.cut, batch_size=request.batch_size)
+        if request.batch_size is None:
+            raise ValueError('batch_size=None needs order="local"; give the rows of a batch.')
+        if request.batch_size == 1 and cut.world_size > 1:  # rows one by one: one for each rank
+            cut = replace(cut, batch_size=cut.world_size)
+        elif request.batch_size < cut.world_size:
+            raise ValueError(
+                f"batch_size={request.batch_size} counts the rows of all {cut.world_size} workers "
+                'together with order="global"; give at least one for each.'
+            )
+        return cut, cut.batch_of(self._rank)
+
+    def _local_shuffle(
+        self, request: Request, saved: Mapping[str, Any] | None
+    ) -> LocalShuffle | None:
+        if request.shuffle_size is None:
+            return None
+        if request.shuffle_seed is not None:
+            return LocalShuffle(request.shuffle_size, request.shuffle_seed)
+        entry = saved["ranks"][self._rank : self._rank + 1] if saved else []
+        if entry and entry[0] and entry[0]["local_shuffle"]:
+            return LocalShuffle(request.shuffle_size, entry[0]["local_shuffle"][1])
+        return LocalShuffle(request.shuffle_size, draw_seed())
+
+    def _continue(
+        self, saved: dict[str, Any], cut: Cut, local: LocalShuffle | None
+    ) -> tuple[Mapping[str, Any] | None, int]:
+        """The base to read, and how many rows of it this rank had."""
+        if _untouched(saved):
+            return saved["base"], 0
+        was = Cut(**saved["cut"])
+        if was == cut:
+            entry = saved["ranks"][self._rank]
+            shuffle = None if entry["local_shuffle"] is None else tuple(entry["local_shuffle"])
+            alike = shuffle == (None if local is None else (local.size, local.seed))
+            if alike or entry["consumed"] == 0:
+                consumed = entry["consumed"]
+                done = cut.own(self._rank, _length(rest_of(saved["base"], self._rows)))
+                return saved["base"], _length(done) if consumed is None else consumed
+        return saved, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank is, as a few integers that JSON can hold.
+
+        Rows handed out by the iteration begun last count as read. An iteration that ended, or was
+        left, is an epoch done.
+        """
+        current = self._pass
+        if current is None or current.ended:
+            if self._saved is not None:
+                return self._still_saved(self._saved)
+            return self._state(self._epoch, None, 0, None, None)
+        shuffle = current.local_shuffle
+        return self._state(
+            current.epoch,
+            current.base,
+            current.consumed,
+            None if shuffle is None else [shuffle.size, shuffle.seed],
+            current.batch_size,
+        )
+
+    def _still_saved(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """What was loaded and not gone on with yet."""
+        was = Cut(**saved["cut"])
+        cut = self._plan.cut
+        if _untouched(saved):
+            return self._state(self._epoch, saved["base"], 0, None, None)
+        if (was.world_size, was.equal, was.order) == (cut.world_size, cut.equal, cut.order):
+            entry = saved["ranks"][self._rank]
+            return self._state(
+                self._epoch,
+                saved["base"],
+                entry["consumed"],
+                entry["local_shuffle"],
+                was.batch_size,
+            )
+        return self._state(self._epoch, saved, 0, None, None)
+
+    def _state(
+        self,
+        epoch: int,
+        base: Mapping[str, Any] | None,
+        consumed: int | None,
+        local_shuffle: Sequence[int] | None,
+        batch_size: int | None,
+    ) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "epoch": epoch,
+            "rows": self._rows,
+            "seeds": [None if g.shuffle is None else g.shuffle.seed for g in self._groups],
+            "cut": cut_dict(replace(self._plan.cut, batch_size=batch_size)),
+            "base": base,
+            "rank": self._rank,
+            "consumed": consumed,
+            "local_shuffle": local_shuffle,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state says: the next iteration begins there.
+
+        Args:
+            state: what ``merge_states`` gave (of any number of workers), or this rank's own.
+
+        Raises:
+            ValueError: it is not a state of this dataset, or another rank's.
+        """
+        state = dict(state)
+        cut = self._plan.cut
+        if "rank" in state:
+            if state["rank"] != self._rank or state["cut"]["world_size"] != cut.world_size:
+                raise ValueError(
+                    f"This is the state of rank {state['rank']} of {state['cut']['world_size']}, "
+                    f"and here is rank {self._rank} of {cut.world_size}; merge the states of all "
+                    "ranks with merge_states()."
+                )
+            ranks: list[Any] = [None] * cut.world_size
+            ranks[self._rank] = {k: state.pop(k) for k in ("consumed", "local_shuffle")}
+            del state["rank"]
+            state["ranks"] = ranks
+        consistent(state, self._rows, self._plan.name)
+        seeds = state["seeds"]
+        if len(seeds) != len(self._groups):
+            raise ValueError(
+                f"{self._plan.name} is a union of {len(self._groups)}, but its state is one of "
+                f"{len(seeds)}; restore with the same datasets."
+            )
+        self._groups = reseeded(self._groups, seeds)
+        self._epoch = state["epoch"]
+        self._saved = state
+        self._pass = None
+
+    def count(self) -> int:
+        """How many rows this worker gets in a whole epoch."""
+        return _length(self._plan.cut.own(self._rank, self._rows))
+
+    def schema(self) -> pa.Schema:
+        """The columns and their types."""
+        if self._plan.columns is not None:
+            return self._plan.columns
+        for piece in self._epoch_pieces():
+            return piece.table.schema
+        import pyarrow as pa
+
+        return pa.schema([])
+
+    def _epoch_pieces(self) -> Iterator[Piece]:
+        """A whole epoch's rows, without going on with it."""
+        aside = Pass(lambda: iter(()), None, self._stats, epoch=self._epoch)
+        cut = self._plan.cut
+        yield from _Pieces(self._groups, cut, self._rank, self._rows, aside)()
+
+    def to_arrow(self) -> pa.Table:
+        """A whole epoch's rows as a table; the position stays where it is."""
+        import pyarrow as pa
+
+        tables = [piece.table for piece in self._epoch_pieces()]
+        return pa.concat_tables(tables) if tables else self.schema().empty_table()
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A whole epoch's rows as a data frame; the position stays where it is."""
+        return to_pandas(self.to_arrow())
+
+    def materialize(self) -> Dataset:
+        """A whole epoch's rows, in memory, as a dataset."""
+        from lockstep.data.create import from_arrow
+
+        return from_arrow(self.to_arrow())
+
+    @property
+    def world_size(self) -> int:
+        """How many workers share the dataset."""
+        return self._plan.cut.world_size
+
+    def __repr__(self) -> str:
+        return f"DataShard(rank={self._rank}, world_size={self.world_size}, rows={self.count()})"
+
+
+def _untouched(state: Mapping[str, Any]) -> bool:
+    return all(entry is not None and entry["consumed"] == 0 for entry in state["ranks"])
+
+
+def _length(intervals: Any) -> int:
+    return int((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+class _Pieces:
+    """Reads what a pass wants, from where it is. Knows no shard, which may be let go meanwhile."""
+
+    def __init__(
+        self, groups: Sequence[Group], cut: Cut, rank: int, rows: int, current: Pass
+    ) -> None:
+        self._groups, self._cut, self._rank, self._rows = groups, cut, rank, rows
+        self._base, self._epoch = current.base, current.epoch
+        self._start, self._shuffle = current.consumed, current.local_shuffle
+        self._whole = current.whole_batches
+
+    def __call__(self) -> Iterator[Piece]:
+        import numpy as np
+
+        from lockstep.data.threads import arrow_threads
+
+        base = rest_of(self._base, self._rows)
+        own = self._cut.own(self._rank, _length(base))
+        if self._whole:  # the same decision on every rank, whatever its part of the last batch
+            own = own[: _length(base) // self._cut.global_batch]
+        start, window = self._start, 0
+        if self._shuffle is not None:
+            window = start // self._shuffle.size
+            start = window * self._shuffle.size
+        wanted = within(own, np.array([[start, _length(own)]], dtype=np.int64))
+        windows = windows_of(self._groups, self._epoch)
+        reader = Reader(arrow_threads() > 1)
+        pieces = read_windows(windows, joined(within(base, wanted)), reader)
+        if self._shuffle is None:
+            return pieces
+        shuffled = locally_shuffled(pieces, self._shuffle, self._epoch, self._rank, window)
+        return skipped(shuffled, self._start - start)

@@ -1,0 +1,224 @@
+"""The transforms of a dataset: lazy, block by block, in the process that uses the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data import ops
+from lockstep.data.base import DatasetBase
+from lockstep.data.formats import check_format
+from lockstep.data.schema import known_schema
+
+if TYPE_CHECKING:
+    from lockstep.data.dataset import Dataset
+
+__all__ = ["Transforms"]
+
+_Concurrency = int | tuple[int, ...] | None
+
+
+class Transforms(DatasetBase):
+    """``map_batches`` and its kin.
+
+    They take the arguments of Ray Data. Those that ask its scheduler for resources (``num_cpus``,
+    ``num_gpus``, ``memory``) are accepted and change nothing: a transform runs in the worker that
+    uses its rows, in a thread beside the training function.
+    """
+
+    def map_batches(
+        self,
+        fn: Callable[..., Any],
+        *,
+        batch_size: int | None = None,
+        compute: Any = None,
+        batch_format: str | None = "default",
+        zero_copy_batch: bool = True,
+        fn_args: Iterable[Any] | None = None,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        concurrency: _Concurrency = None,
+        preserves_rows: bool | None = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+    ) -> Dataset:
+        """Change rows a batch at a time.
+
+        Which rows are in a batch together is not defined: it depends on how the data is read.
+
+        Args:
+            fn: a function from a batch to a batch, or a class whose objects are such functions: one
+                is made in each worker, so that what is costly to set up is set up once.
+            batch_size: rows of a batch, at most; None is whatever is read at once.
+            compute: an actor pool's size, in old scripts; use ``concurrency``.
+            batch_format: what ``fn`` gets: ``"numpy"`` (a dict of arrays), ``"pandas"``,
+                ``"pyarrow"`` or ``"torch"``. It may return any of them, or a generator.
+            zero_copy_batch: False gives it arrays that it may write to.
+            fn_args, fn_kwargs: given to ``fn`` after the batch.
+            fn_constructor_args, fn_constructor_kwargs: given to the class.
+            concurrency: threads that call ``fn`` at once.
+            preserves_rows: whether the i-th row out is made of the i-th row in. None: yes, unless
+                the rows are only looked at here, where any number is fine. Say False where ``fn``
+                changes the number of rows; for equal shards they are then counted first.
+            num_cpus, num_gpus, memory: accepted, see above.
+        """
+        if preserves_rows not in (None, True, False):
+            raise TypeError(f"preserves_rows={preserves_rows!r} is not True, False or None.")
+        if batch_size is not None and (
+            isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
+        ):
+            raise ValueError(f"map_batches(batch_size={batch_size!r}): give 1 or more, or None.")
+        call = ops.Call(
+            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
+            _pool(compute) if concurrency is None else concurrency,
+        )  # fmt: skip
+        name = check_format(batch_format)
+        copy = not zero_copy_batch
+        return self._then(ops.MapBatches(call, batch_size, name, preserves_rows, copy))
+
+    def map(
+        self,
+        fn: Callable[..., Mapping[str, Any]],
+        *,
+        compute: Any = None,
+        fn_args: Iterable[Any] | None = None,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        concurrency: _Concurrency = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+    ) -> Dataset:
+        """Change rows one by one: ``fn`` from a dict to a dict. Arguments as in ``map_batches``."""
+        return self._then(
+            ops.MapRows(
+                ops.Call(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
+                         _pool(compute) if concurrency is None else concurrency)
+            )
+        )  # fmt: skip
+
+    def flat_map(
+        self,
+        fn: Callable[..., Iterable[Mapping[str, Any]]],
+        *,
+        compute: Any = None,
+        fn_args: Iterable[Any] | None = None,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        concurrency: _Concurrency = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+    ) -> Dataset:
+        """Make any number of rows of each: ``fn`` from a dict to a list of dicts."""
+        return self._then(
+            ops.FlatMap(
+                ops.Call(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
+                         _pool(compute) if concurrency is None else concurrency)
+            )
+        )  # fmt: skip
+
+    def filter(
+        self,
+        fn: Callable[..., bool] | None = None,
+        expr: Any = None,
+        *,
+        compute: Any = None,
+        fn_args: Iterable[Any] | None = None,
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        concurrency: _Concurrency = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+    ) -> Dataset:
+        """Keep some rows.
+
+        Args:
+            fn: from a row, as a dict, to True or False; arguments as in ``map_batches``.
+            expr: instead of ``fn``, and faster by far: an Arrow expression
+                (``pc.field("x") > 3``), or such a comparison as text (``"x > 3 and y == 'a'"``).
+            compute, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency,
+                num_cpus, num_gpus, memory: as in ``map_batches``.
+        """
+        if (fn is None) == (expr is None):
+            raise ValueError("filter() takes either a function or expr=…; give one of them.")
+        if expr is not None:
+            from lockstep.data.expressions import as_expression
+
+            return self._then(ops.FilterExpression(as_expression(expr)))
+        assert fn is not None
+        return self._then(
+            ops.FilterRows(
+                ops.Call(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
+                         _pool(compute) if concurrency is None else concurrency)
+            )
+        )  # fmt: skip
+
+    def add_column(
+        self,
+        col: str,
+        fn: Callable[..., Any],
+        *,
+        batch_format: str | None = "pandas",
+        compute: Any = None,
+        concurrency: _Concurrency = None,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+    ) -> Dataset:
+        """Add (or replace) a column: ``fn`` from a batch to its values."""
+        if not isinstance(col, str):
+            raise TypeError(f"add_column({col!r}, …): the name of a column is a string.")
+        pool = _pool(compute) if concurrency is None else concurrency
+        call = ops.Call(fn, concurrency=pool)
+        return self._then(ops.AddColumn(col, call, check_format(batch_format)))
+
+    def select_columns(self, cols: str | Sequence[str], **resources: Any) -> Dataset:
+        """Keep some columns, in this order; files are asked for these only."""
+        return self._columns(ops.SelectColumns(_names("select_columns", cols)), resources)
+
+    def drop_columns(self, cols: str | Sequence[str], **resources: Any) -> Dataset:
+        """Leave out some columns; files are not asked for them."""
+        return self._columns(ops.DropColumns(_names("drop_columns", cols)), resources)
+
+    def rename_columns(self, names: Mapping[str, str] | Sequence[str], **resources: Any) -> Dataset:
+        """Rename columns: a dict from old to new, or all names in order."""
+        new = dict(names) if isinstance(names, Mapping) else _names("rename_columns", names)
+        return self._columns(ops.RenameColumns(new), resources)
+
+    def _columns(self, operation: ops.Operation, resources: Mapping[str, Any]) -> Dataset:
+        _only_resources(type(operation).__name__, resources)
+        schema = known_schema(self._groups())
+        if schema is not None and len(schema):
+            operation.apply(schema.empty_table())  # a name that is not there is an error now
+        return self._then(operation)
+
+
+def _names(doing: str, names: str | Iterable[str]) -> tuple[str, ...]:
+    found = (names,) if isinstance(names, str) else tuple(names)
+    if not found or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{doing}({names!r}): give the names of one or more columns.")
+    twice = {name for name in found if found.count(name) > 1}
+    if twice:
+        raise ValueError(f"{doing} names the column {min(twice)!r} twice; name it once.")
+    return found
+
+
+def _only_resources(doing: str, given: Mapping[str, Any]) -> None:
+    unknown = set(given) - {"compute", "concurrency", "num_cpus", "num_gpus", "memory"}
+    if unknown:
+        raise TypeError(f"{doing} has no argument {min(unknown)!r}.")
+
+
+def _pool(compute: Any) -> int | None:
+    """The size of Ray's actor pool, where a script gives one."""
+    if compute is None or isinstance(compute, str):
+        return None
+    size = getattr(compute, "size", None) or getattr(compute, "max_size", None)
+    return size if isinstance(size, int) else None

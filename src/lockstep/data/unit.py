@@ -1,0 +1,236 @@
+"""A block with the operations on it: what a dataset is a list of, and how its rows are had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.columns import take
+from lockstep.data.ops import (
+    DropColumns,
+    Operation,
+    RenameColumns,
+    Sample,
+    SelectColumns,
+    SliceRows,
+    known,
+)
+from lockstep.data.source import Block, Source
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+__all__ = ["Piece", "Reader", "Unit", "count_rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Rows ``start`` to ``stop`` of a block (None: all of it), and what is done to them.
+
+    ``rows`` is how many come out, None until it is known. ``exact`` units rely on operations that
+    keep the rows: one that does not is an error, where it otherwise is what the user wanted.
+    """
+
+    source: Source
+    block: Block
+    operations: tuple[Operation, ...] = ()
+    start: int = 0
+    stop: int | None = None
+    rows: int | None = None
+    exact: bool = False
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the i-th row out is made of the i-th row in."""
+        return all(operation.keeps_rows for operation in self.operations)
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the number of rows is what should come out, not what does for sure."""
+        return any(operation.guessed for operation in self.operations)
+
+    @property
+    def raw_rows(self) -> int | None:
+        """How many rows go in, None until it is known."""
+        if self.stop is not None:
+            return self.stop - self.start
+        return None if self.block.rows is None else self.block.rows - self.start
+
+    @property
+    def size(self) -> int:
+        """About how many bytes go in."""
+        if self.raw_rows is None or not self.block.rows:
+            return self.block.size
+        return self.block.size * self.raw_rows // self.block.rows
+
+    @property
+    def where(self) -> str:
+        """For an error."""
+        return f" of {self.block.name!r}" if self.block.name else ""
+
+    def then(self, operation: Operation) -> Unit:
+        """With one more operation."""
+        rows = self.rows if operation.keeps_rows else None
+        return replace(self, operations=(*self.operations, operation), rows=rows)
+
+    def part(self, start: int, stop: int) -> Unit:
+        """Rows ``start`` to ``stop`` of what comes out; its number of rows must be known."""
+        if (start, stop) == (0, self.rows):
+            return self
+        if self.keeps_rows:
+            start, stop = self.start + start, self.start + stop
+            return replace(self, start=start, stop=stop, rows=stop - start, exact=True)
+        operations = (*self.operations, SliceRows(start, stop))
+        return replace(self, operations=operations, rows=stop - start)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Rows on their way to a user; ``owned``: nobody else looks at this memory."""
+
+    table: pa.Table
+    owned: bool
+
+
+class Reader:
+    """Reads units, one thread at a time; remembers the last block, which parts often share."""
+
+    def __init__(self, threads: bool = True, exact: bool = True) -> None:
+        self._threads = threads
+        self._exact = exact
+        self._last: tuple[Any, pa.Table] | None = None
+
+    def raw(self, unit: Unit) -> pa.Table:
+        """What goes into a unit's operations, those done that only choose columns."""
+        columns, names, _ = _projection(unit)
+        key = (id(unit.source), unit.block.where, columns)
+        if self._last is not None and self._last[0] == key:
+            table = self._last[1]
+        else:
+            self._last = None
+            table = unit.source.read(unit.block, columns, self._threads)
+            if unit.block.rows is not None and table.num_rows != unit.block.rows:
+                raise ValueError(
+                    f"A block{unit.where} has {table.num_rows} rows where {unit.block.rows} were "
+                    "counted; do not change files while they are read (and give CSV with line "
+                    "breaks inside values parse_options with newlines_in_values=True)."
+                )
+            if unit.raw_rows != unit.block.rows:
+                self._last = (key, table)
+        if unit.raw_rows != table.num_rows:
+            table = table.slice(unit.start, unit.raw_rows)
+        if names is not None and table.column_names != names:
+            table = table.rename_columns(names)
+        return table
+
+    def forget(self) -> None:
+        """Let go of the last block."""
+        self._last = None
+
+    def rows(self, unit: Unit, chosen: np.ndarray[Any, Any] | slice | None = None) -> Piece:
+        """A unit's rows, or some: a slice, or these in this order."""
+        table = self.raw(unit)
+        operations = _projection(unit)[2]
+        owned = not unit.source.in_memory and self._last is None
+        if unit.keeps_rows:
+            table, owned = _choose(table, chosen, owned)
+            return self.run(Piece(table, owned), operations, unit)
+        piece = self.run(Piece(table, owned), operations, unit)
+        table, owned = _choose(piece.table, chosen, piece.owned)
+        return Piece(table, owned)
+
+    def finish(self, piece: Piece, unit: Unit) -> Piece:
+        """What ``raw`` gave, after the operations that were left."""
+        return self.run(piece, _projection(unit)[2], unit)
+
+    def run(self, piece: Piece, operations: Iterable[Operation], unit: Unit) -> Piece:
+        """The rows after some of a unit's operations; where none are left, the rest is not done."""
+        table, owned = piece.table, piece.owned
+        exact = self._exact or unit.exact
+        for operation in operations:
+            before = table.num_rows
+            if before == 0:
+                break
+            try:
+                table = operation.apply(table)
+            except Exception as error:
+                if unit.block.name and hasattr(error, "add_note"):
+                    error.add_note(f"(in rows of {unit.block.name})")
+                raise
+            if exact and operation.keeps_rows and table.num_rows != before:
+                raise ValueError(
+                    f"map_batches({getattr(getattr(operation, 'call', None), 'name', operation)}) "
+                    f"returned {table.num_rows} rows for {before}; give map_batches "
+                    "preserves_rows=False where a function changes the number of rows."
+                )
+            # A user's function may return memory that it keeps.
+            owned = owned and not operation.runs_user_code
+        return Piece(table, owned)
+
+
+def _choose(
+    table: pa.Table, chosen: np.ndarray[Any, Any] | slice | None, owned: bool
+) -> tuple[pa.Table, bool]:
+    if chosen is None:
+        return table, owned
+    if isinstance(chosen, slice):
+        return table.slice(chosen.start, chosen.stop - chosen.start), owned
+    return take(table, chosen), True
+
+
+def _projection(
+    unit: Unit,
+) -> tuple[tuple[str, ...] | None, list[str] | None, tuple[Operation, ...]]:
+    """Columns to read, what to call them, and the operations that are left to do."""
+    done = 0
+    rest: list[Operation] = []
+    choices: list[Operation] = []
+    for operation in unit.operations:
+        if isinstance(operation, (SelectColumns, DropColumns, RenameColumns)):
+            choices.append(operation)
+        elif isinstance(operation, (Sample, SliceRows)):
+            rest.append(operation)  # looks at no column, so columns may be chosen before it
+        else:
+            break
+        done += 1
+    if not choices:
+        return None, None, unit.operations
+    origin = {name: name for name in unit.source.schema().names}
+    for operation in choices:
+        if isinstance(operation, SelectColumns):
+            names = known(operation.names, list(origin), "select_columns")
+            origin = {name: origin[name] for name in names}
+        elif isinstance(operation, DropColumns):
+            gone = known(operation.names, list(origin), "drop_columns")
+            origin = {name: old for name, old in origin.items() if name not in gone}
+        elif isinstance(operation, RenameColumns):
+            renamed = operation.renamed(list(origin))
+            origin = dict(zip(renamed, origin.values(), strict=True))
+    return tuple(origin.values()), list(origin), (*rest, *unit.operations[done:])
+
+
+def count_rows(units: Sequence[Unit], threads: int) -> list[Unit]:
+    """The same units with their numbers of rows known; reads what has to be read for that."""
+    unknown = [number for number, unit in enumerate(units) if unit.rows is None]
+    if not unknown:
+        return list(units)
+    from concurrent.futures import ThreadPoolExecutor
+
+    def counted(number: int) -> Unit:
+        unit = units[number]
+        block = unit.block
+        if block.rows is None:
+            block = replace(block, rows=unit.source.count(block))
+            unit = replace(unit, block=block)
+        if unit.keeps_rows:
+            return replace(unit, rows=unit.raw_rows)
+        reader = Reader(threads=False)
+        return replace(unit, rows=reader.rows(unit).table.num_rows)
+
+    found = list(units)
+    with ThreadPoolExecutor(max(1, min(threads, len(unknown))), "lockstep-data-count") as pool:
+        for number, unit in zip(unknown, pool.map(counted, unknown), strict=True):
+            found[number] = unit
+    return found

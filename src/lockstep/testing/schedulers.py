@@ -1,0 +1,105 @@
+"""The conformance suite of schedulers: the contract of ``lockstep.tune.schedulers.TrialScheduler``.
+
+A test module subclasses it with a ``make_scheduler`` method; pytest runs the inherited tests:
+
+    class TestMyScheduler(SchedulerConformance):
+        def make_scheduler(self):
+            return MyScheduler()
+
+No process is started: the trials are simulated, see ``lockstep.testing.simulation``.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from lockstep.testing.simulation import Simulation, simulate
+from lockstep.tune.schedulers.trial_scheduler import TrialScheduler
+
+__all__ = ["SchedulerConformance"]
+
+TRIALS = 12
+STEPS = 12
+
+
+class SchedulerConformance:
+    """Tests that every scheduler passes. Subclass it and give it ``make_scheduler``.
+
+    Trials report ``score`` (more is better) and ``training_iteration``, for 12 steps at most.
+    """
+
+    def make_scheduler(self) -> TrialScheduler:
+        """A new scheduler. The metric and mode come from the ``TuneConfig``."""
+        raise NotImplementedError("give your scheduler in make_scheduler()")
+
+    def test_every_trial_ends(self) -> None:
+        """Nothing is left waiting, however many trials run at a time."""
+        for slots in (1, 2, 5, TRIALS + 1):
+            done = self._simulate(slots=slots)
+            assert [trial.status for trial in done.trials] == ["TERMINATED"] * TRIALS
+
+    def test_one_trial_alone(self) -> None:
+        """There is nobody to compare it with, so it runs to its end."""
+        done = self._simulate(trials=1, slots=1)
+        assert done.trials[0].status == "TERMINATED"
+        assert done.trials[0].steps == STEPS
+
+    def test_the_best_trial_is_not_stopped(self) -> None:
+        """A trial that is always better than all others runs to its end."""
+        done = self._simulate()
+        best = max(done.trials, key=lambda trial: trial.config["height"])
+        assert best.steps == STEPS
+
+    def test_trials_that_fail(self) -> None:
+        """Nobody waits for a trial that has failed."""
+        for failing in (lambda t, n: n == 1, lambda t, n: n == 3 and int(t) % 2 == 0):
+            done = self._simulate(fails=failing)
+            assert all(trial.status in ("TERMINATED", "ERROR") for trial in done.trials)
+
+    def test_values_that_are_no_numbers(self) -> None:
+        """NaN and infinities are results as well: the worst ones, or the best."""
+
+        def step(config: dict[str, Any], state: Any) -> tuple[int, dict[str, Any]]:
+            count = (state or 0) + 1
+            strange = (math.nan, math.inf, -math.inf, 1.0)[config["number"] % 4]
+            return count, {"score": strange}
+
+        done = self._simulate(step=step)
+        assert [trial.status for trial in done.trials] == ["TERMINATED"] * TRIALS
+
+    def test_equal_trials(self) -> None:
+        """Among equals it does not matter who goes on, but somebody does."""
+        done = self._simulate(step=lambda config, state: ((state or 0) + 1, {"score": 1.0}))
+        assert max(trial.steps for trial in done.trials) == STEPS
+
+    def test_the_same_results_give_the_same_decisions(self) -> None:
+        """Decisions depend on the arguments and on what was told."""
+        assert self._simulate().decisions == self._simulate().decisions
+
+    def test_restored_at_any_event(self) -> None:
+        """One that is made anew and told what had happened goes on as the first would have."""
+        uninterrupted = self._simulate()
+        events = len(uninterrupted.decisions) + 2 * TRIALS
+        for event in range(0, events, 7):
+            assert self._simulate(restore_after=event).decisions == uninterrupted.decisions
+
+    def test_the_other_mode(self) -> None:
+        """With ``mode="min"`` and the sign turned, the decisions are the same."""
+
+        def turned(config: dict[str, Any], state: Any) -> tuple[int, dict[str, Any]]:
+            state, metrics = _climb(config, state)
+            return state, {"score": -metrics["score"]}
+
+        assert self._simulate(step=turned, mode="min").decisions == self._simulate().decisions
+
+    def _simulate(self, *, trials: int = TRIALS, step: Any = None, **options: Any) -> Simulation:
+        heights = [random.Random(f"height {number}").random() for number in range(trials)]
+        configs = [{"number": n, "height": height, "lr": 0.1} for n, height in enumerate(heights)]
+        return simulate(self.make_scheduler, configs, step or _climb, max_steps=STEPS, **options)
+
+
+def _climb(config: dict[str, Any], state: Any) -> tuple[int, dict[str, Any]]:
+    count = (state or 0) + 1
+    return count, {"score": config["height"] * (1 - 0.5**count)}

@@ -1,0 +1,185 @@
+"""The conformance suite of searchers: what the contract of ``lockstep.tune.search.Searcher`` says.
+
+A test module subclasses it with a ``make_searcher`` method; pytest runs the inherited tests:
+
+    class TestMySearcher(SearcherConformance):
+        def make_searcher(self):
+            return MySearcher(seed=1)
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.tune.search.sample import choice, loguniform, randint, sample_from, uniform
+from lockstep.tune.search.searcher import Searcher
+from lockstep.tune.space import has_unresolved, merge
+
+__all__ = ["SearcherConformance"]
+
+TRIALS = 24
+AT_A_TIME = 3
+
+
+class SearcherConformance:
+    """Tests that every searcher passes. Subclass it and give it ``make_searcher``.
+
+    Two searchers that ``make_searcher`` made must suggest the same: give it a seed.
+    """
+
+    space: Mapping[str, Any] = {
+        "x": uniform(-4.0, 4.0),
+        "inner": {"lr": loguniform(1e-5, 1e-1), "layers": [randint(1, 5), 7]},
+        "kind": choice(["a", "b", "c"]),
+        "twice": sample_from(lambda spec: spec.config.x * 2),
+        "constant": "kept",
+    }
+    """What is searched. A searcher with a space of its own has only constants here."""
+
+    def make_searcher(self) -> Searcher:
+        """A new searcher."""
+        raise NotImplementedError("give your searcher in make_searcher()")
+
+    def score(self, config: Mapping[str, Any]) -> float:
+        """What a trial with this config reports as ``loss``."""
+        numbers = json.dumps(config, sort_keys=True, default=str)
+        return zlib.crc32(numbers.encode()) % 1000 / 1000
+
+    def test_configs_are_whole(self) -> None:
+        """A suggestion is a dict, with every constant and without any domain."""
+        search = _Search(self)
+        for _ in range(6):
+            config = search.suggest()
+            assert isinstance(config, dict)
+            assert not has_unresolved(config)
+            for key, value in self.space.items():
+                if not has_unresolved(value) and not isinstance(value, Mapping):
+                    assert config[key] == value
+
+    def test_configs_are_not_shared(self) -> None:
+        """A config that a trial changes is not another trial's."""
+        search = _Search(self)
+        first, second = search.suggest(), search.suggest()
+        assert first is not second
+        second_was = json.dumps(second, sort_keys=True, default=str)
+        first.clear()
+        assert json.dumps(second, sort_keys=True, default=str) == second_was
+
+    def test_the_same_arguments_suggest_the_same(self) -> None:
+        """What is suggested depends on the arguments and on what was told."""
+        assert _Search(self).run() == _Search(self).run()
+
+    def test_it_ends(self) -> None:
+        """It makes as many trials as it says, then suggests nothing (or the ``Tuner`` stops)."""
+        searcher = self.make_searcher()
+        searcher.set_search_properties("loss", "min", self.space, num_samples=2)
+        total = searcher.num_trials(2)
+        assert total is not None
+        assert total >= 2
+        for number in range(total):
+            config = searcher.suggest(f"trial_{number}")
+            assert isinstance(config, dict)
+            result = {"loss": self.score(config), "training_iteration": 1}
+            searcher.on_trial_result(f"trial_{number}", result)
+            searcher.on_trial_complete(f"trial_{number}", result)
+        assert searcher.num_trials(-1) is None
+
+    def test_trials_that_fail(self) -> None:
+        """It goes on after trials that failed, reported nothing, no number, or something else."""
+        search = _Search(self)
+        endings: list[tuple[Any, bool]] = [
+            (None, True),
+            (None, False),
+            ({"loss": float("nan"), "training_iteration": 1}, False),
+            ({"other": 1.0, "training_iteration": 1}, False),
+            ({"loss": 0.5, "training_iteration": 1}, True),
+            ({"loss": 0.5, "training_iteration": 1}, False),
+        ]
+        for result, error in endings * 3:
+            search.suggest()
+            search.end(result, error)
+        assert isinstance(search.suggest(), dict)
+
+    def test_a_stranger_ends(self) -> None:
+        """The end of a trial it never heard of changes nothing."""
+        search = _Search(self)
+        search.searcher.on_trial_complete("stranger", {"loss": 1.0, "training_iteration": 1})
+        assert isinstance(search.suggest(), dict)
+
+    def test_recalled_half_way(self) -> None:
+        """One that is made anew and told what had happened goes on as the first would have."""
+        first = _Search(self)
+        uninterrupted = first.run()
+        for until in (1, TRIALS // 2, TRIALS - 1):
+            restored = _Search(self)
+            restored.replay(first.past, until)
+            assert restored.run() == uninterrupted
+
+
+class _Search:
+    """A searcher and its trials: three at a time, the oldest ends first."""
+
+    def __init__(self, suite: SearcherConformance) -> None:
+        self.searcher = suite.make_searcher()
+        taken = self.searcher.set_search_properties(
+            "loss", "min", suite.space, num_samples=10 * TRIALS
+        )
+        self._constants = {} if taken else dict(suite.space)
+        self._score = suite.score
+        self._configs: list[dict[str, Any]] = []
+        self._live: list[tuple[str, dict[str, Any]]] = []
+        self.past: list[dict[str, Any] | None] = []
+        """What happened: a config was suggested, or (None) the oldest trial ended."""
+
+    def suggest(self) -> dict[str, Any]:
+        """The next config; where the searcher waits for trials, they end first."""
+        while True:
+            config = self.searcher.suggest(self._next_id())
+            if config is not None:
+                assert isinstance(config, dict), f"suggest() returned {config!r}"
+                return self._started(merge(self._constants, config))
+            assert self._live, "suggest() returned None while no trial is live"
+            self.end_well()
+
+    def end(self, result: Any, error: bool = False) -> None:
+        """The oldest trial ends."""
+        trial_id, _ = self._live.pop(0)
+        self.past.append(None)
+        if result is not None:
+            self.searcher.on_trial_result(trial_id, result)
+        self.searcher.on_trial_complete(trial_id, result, error=error)
+
+    def end_well(self) -> None:
+        """The oldest trial ends with its score."""
+        self.end({"loss": self._score(self._live[0][1]), "training_iteration": 1})
+
+    def replay(self, past: list[dict[str, Any] | None], until: int) -> None:
+        """Tell the searcher what had happened until there were so many trials."""
+        for config in past:
+            if len(self._configs) == until:
+                return
+            if config is None:
+                self.end_well()
+            else:
+                self.searcher.recall(self._next_id(), config)
+                self._started(config)
+
+    def run(self) -> list[dict[str, Any]]:
+        """Go on until there were enough trials; the configs of all of them."""
+        while len(self._configs) < TRIALS:
+            while len(self._live) >= AT_A_TIME:
+                self.end_well()
+            self.suggest()
+        return self._configs
+
+    def _next_id(self) -> str:
+        return f"trial_{len(self._configs):05d}"
+
+    def _started(self, config: dict[str, Any]) -> dict[str, Any]:
+        self._live.append((self._next_id(), config))
+        self._configs.append(config)
+        self.past.append(config)
+        return config

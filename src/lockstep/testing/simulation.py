@@ -1,0 +1,224 @@
+"""Trials without processes: what a scheduler does with learning curves that are known.
+
+    step(config, state) -> (state, metrics)     one step of a trial; state is None at its start
+
+A simulated trial keeps its state as its checkpoint at every step, so it can be paused and copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.tune.schedulers.trial_scheduler import TrialScheduler
+
+__all__ = ["SimulatedTrial", "Simulation", "simulate"]
+
+Step = Callable[[dict[str, Any], Any], tuple[Any, dict[str, Any]]]
+
+
+@dataclass(eq=False)
+class SimulatedTrial:
+    """A trial, as schedulers see one."""
+
+    trial_id: str
+    config: dict[str, Any]
+    path: str = ""
+    status: str = "PENDING"
+    last_result: dict[str, Any] = field(default_factory=dict)
+    checkpoint: Any = None
+    steps: int = 0
+    """How many steps it has taken, those of earlier lives included."""
+    state: Any = None
+
+
+@dataclass
+class Simulation:
+    """What became of the trials."""
+
+    trials: list[SimulatedTrial]
+    decisions: list[tuple[str, int, str]]
+    """Trial, step, decision."""
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of all trials together."""
+        return sum(trial.steps for trial in self.trials)
+
+    def best(self, metric: str, mode: str) -> SimulatedTrial:
+        """The trial with the best last result."""
+        pick = max if mode == "max" else min
+        reported = [trial for trial in self.trials if metric in trial.last_result]
+        return pick(reported, key=lambda trial: trial.last_result[metric])
+
+
+def simulate(
+    make_scheduler: Callable[[], TrialScheduler],
+    configs: Sequence[Mapping[str, Any]],
+    step: Step,
+    *,
+    max_steps: int,
+    metric: str | None = "score",
+    mode: str | None = "max",
+    slots: int = 4,
+    fails: Callable[[str, int], bool] = lambda trial_id, steps: False,
+    restore_after: int | None = None,
+    path: str = "",
+) -> Simulation:
+    """Run trials in turn, a step each, as the scheduler says.
+
+    Args:
+        make_scheduler: makes the scheduler (again, where it is restored).
+        configs: the trials'.
+        step: a step of a trial.
+        max_steps: a trial finishes after so many.
+        metric, mode: the ``TuneConfig``'s.
+        slots: how many trials run at a time.
+        fails: whether a trial fails at this step.
+        restore_after: after so many events, replace the scheduler by a new one that is told them
+            again, as ``Tuner.restore`` does.
+        path: the experiment directory.
+
+    Raises:
+        AssertionError: the scheduler broke its contract, or nothing can run any more.
+    """
+    run = _Run(make_scheduler, configs, step, max_steps, metric, mode, slots, fails)
+    run.restore_after, run.path = restore_after, path
+    run.drive()
+    return Simulation(run.trials, run.decisions)
+
+
+class _Run:
+    """The trials of a simulation. The ``tune_controller`` of its scheduler."""
+
+    restore_after: int | None = None
+    path = ""
+
+    def __init__(
+        self,
+        make_scheduler: Callable[[], TrialScheduler],
+        configs: Sequence[Mapping[str, Any]],
+        step: Step,
+        max_steps: int,
+        metric: str | None,
+        mode: str | None,
+        slots: int,
+        fails: Callable[[str, int], bool],
+    ) -> None:
+        self._make = make_scheduler
+        self._configs = list(configs)
+        self._step = step
+        self._max_steps = max_steps
+        self._objective = (metric, mode)
+        self._slots = slots
+        self._fails = fails
+        self.trials: list[SimulatedTrial] = []
+        self.decisions: list[tuple[str, int, str]] = []
+        self._past: list[tuple[str, SimulatedTrial, Any]] = []
+        self._replaying = False
+        self._exploits: dict[str, Any] = {}
+        self._scheduler = self._new_scheduler()
+
+    def get_trials(self) -> Sequence[SimulatedTrial]:
+        """All of them."""
+        return self.trials
+
+    def get_live_trials(self) -> Sequence[SimulatedTrial]:
+        """Those that are not over."""
+        return [trial for trial in self.trials if trial.status not in ("TERMINATED", "ERROR")]
+
+    def stop_trial(self, trial: SimulatedTrial) -> None:
+        """It must not run."""
+        if self._replaying:
+            return
+        assert trial.status in ("PENDING", "PAUSED"), f"stop_trial of a trial that {trial.status}"
+        trial.status = "TERMINATED"
+        self._tell("on_trial_remove", trial)
+
+    def exploit(self, trial: SimulatedTrial, config: Mapping[str, Any], checkpoint: Any) -> bool:
+        """Remember it: it happens when the trial goes on."""
+        if self._replaying:
+            return False
+        trial.config = dict(config)
+        if checkpoint is not None:
+            self._exploits[trial.trial_id] = checkpoint
+        return True
+
+    def drive(self) -> None:
+        """Until every trial is over."""
+        while len(self.trials) < len(self._configs) or self.get_live_trials():
+            self._fill()
+            running = [trial for trial in self.trials if trial.status == "RUNNING"]
+            assert running, "nothing runs any more, and trials are left: " + ", ".join(
+                f"{trial.trial_id} {trial.status}" for trial in self.get_live_trials()
+            )
+            for trial in running:
+                if trial.status == "RUNNING":
+                    self._advance(trial)
+
+    def _new_scheduler(self) -> TrialScheduler:
+        scheduler = self._make()
+        metric, mode = self._objective
+        assert scheduler.set_search_properties(metric, mode, num_trials=len(self._configs))
+        return scheduler
+
+    def _fill(self) -> None:
+        while sum(trial.status == "RUNNING" for trial in self.trials) < self._slots:
+            pending = any(trial.status == "PENDING" for trial in self.trials)
+            if not pending and len(self.trials) < len(self._configs):
+                number = len(self.trials)
+                config = self._scheduler.complete_config(dict(self._configs[number]))
+                name = f"{number:05d}"
+                trial = SimulatedTrial(name, config, f"{self.path}/{name}")
+                self.trials.append(trial)
+                self._tell("on_trial_add", trial)
+            chosen = self._scheduler.choose_trial_to_run(self)
+            if chosen is None:
+                return
+            assert chosen.status in ("PENDING", "PAUSED"), f"chose a trial that {chosen.status}"
+            chosen.status = "RUNNING"
+            chosen.state = self._exploits.pop(chosen.trial_id, chosen.checkpoint)
+
+    def _advance(self, trial: SimulatedTrial) -> None:
+        trial.steps += 1
+        if self._fails(trial.trial_id, trial.steps):
+            trial.status = "ERROR"
+            self._tell("on_trial_error", trial)
+            return
+        trial.state, metrics = self._step(trial.config, trial.state)
+        result = {"training_iteration": trial.steps, **metrics}
+        trial.last_result = result
+        decision = self._tell("on_trial_result", trial, result)
+        # A checkpoint is committed after its report was decided on.
+        trial.checkpoint = trial.state
+        assert decision in ("CONTINUE", "PAUSE", "STOP"), f"on_trial_result returned {decision!r}"
+        self.decisions.append((trial.trial_id, trial.steps, decision))
+        if decision == "STOP" or trial.steps >= self._max_steps:
+            trial.status = "TERMINATED"
+            self._tell("on_trial_complete", trial, result)
+        elif decision == "PAUSE":
+            trial.status = "PAUSED"
+
+    def _tell(self, hook: str, trial: SimulatedTrial, *result: Any) -> Any:
+        due = self.restore_after is not None and len(self._past) >= self.restore_after
+        if due and hook != "on_trial_remove":  # that comes from within the scheduler
+            self._restore()
+        self._past.append((hook, trial, (trial.status, *result)))
+        return getattr(self._scheduler, hook)(self, trial, *result)
+
+    def _restore(self) -> None:
+        self.restore_after = None
+        self._scheduler = self._new_scheduler()
+        everyone, self.trials = self.trials, []
+        now = [trial.status for trial in everyone]
+        self._replaying = True
+        for hook, trial, (status, *result) in self._past:
+            if hook == "on_trial_add":
+                self.trials.append(trial)
+            trial.status = status
+            getattr(self._scheduler, hook)(self, trial, *result)
+        self._replaying = False
+        self.trials = everyone
+        for trial, status in zip(everyone, now, strict=True):
+            trial.status = status

@@ -1,0 +1,230 @@
+"""The conformance suite of trainers: a run behaves the same on every framework.
+
+A test module subclasses it and says how the framework adds a number up across workers; pytest runs
+the inherited tests:
+
+    class TestMyTrainer(TrainerConformance):
+        trainer_class = MyTrainer
+
+        @staticmethod
+        def total(value):  # runs in every worker
+            return my_framework.allreduce(value)
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep import tune
+from lockstep.callback import Callback
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from lockstep.errors import TrainingFailedError
+from lockstep.result import Result
+from lockstep.testing.faults import FaultPlan, InjectedError
+from lockstep.train import api
+from lockstep.train.trainer import DataParallelTrainer
+
+__all__ = ["TrainerConformance"]
+
+WORKERS = 2
+SUM_OF_RANKS = 3.0
+"""What ``total(rank + 1)`` is with two workers."""
+
+
+class TrainerConformance:
+    """Tests that every trainer passes. Subclass it and set both of these."""
+
+    trainer_class: type[DataParallelTrainer]
+    """The trainer; its other arguments have to have defaults that work."""
+
+    @staticmethod
+    def total(value: float) -> float:
+        """The sum of every worker's value, by the framework's own means."""
+        raise NotImplementedError
+
+    def test_a_run(self) -> None:
+        """Workers are wired; metrics, checkpoints and callbacks are complete and agree."""
+        seen = _Seen()
+        result = self._fit(
+            {"steps": 4},
+            callbacks=[seen],
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=2, checkpoint_score_attribute="score", checkpoint_score_order="min"
+            ),
+        )
+        assert result.state == "finished"
+        assert result.error is None
+        assert _column(result, "step") == [0, 1, 2, 3]
+        assert _column(result, "total") == [SUM_OF_RANKS] * 4
+        assert [row["rank"] for row in result.metrics_by_rank] == list(range(WORKERS))
+        assert result.metrics["step"] == 3
+        assert result.metrics["training_iteration"] == 4
+        assert result.checkpoint is not None
+        assert result.checkpoint.to_dict()["step"] == 3
+        kept = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]
+        assert kept == [1, 0], "two, from worst to best; the newest is kept besides"
+        assert seen.steps == [0, 1, 2, 3]
+        assert seen.ended == ["complete"]
+        again = Result.from_path(result.path)
+        assert again.metrics == result.metrics
+
+    def test_a_killed_worker(self) -> None:
+        """The workers start anew from the last checkpoint, and are wired anew."""
+        result = self._fit(
+            {"steps": 4},
+            fault_plan=FaultPlan().kill(rank=1, at_report=3),
+            failure_config=FailureConfig(max_failures=1),
+        )
+        assert result.state == "finished"
+        assert _column(result, "step") == [0, 1, 2, 3]
+        assert _column(result, "attempt") == [1, 1, 2, 2]
+        assert _column(result, "total") == [SUM_OF_RANKS] * 4
+        first, second = ({rank["pid"] for rank in each["workers"]} for each in result.attempts)
+        assert len(first) == len(second) == WORKERS
+        assert not first & second
+
+    def test_an_error_and_a_restore(self) -> None:
+        """The user's own exception is the cause; restoring goes on from the last checkpoint."""
+        import pytest
+
+        plan = FaultPlan().raise_in(rank=1, at_report=3, error=InjectedError("on purpose"))
+        with pytest.raises(TrainingFailedError) as raised:
+            self._fit({"steps": 4}, fault_plan=plan)
+        assert isinstance(raised.value.__cause__, InjectedError)
+        failed = raised.value.result
+        assert failed is not None
+        assert failed.state == "failed"
+        assert isinstance(failed.error, InjectedError)
+        assert _column(failed, "step") == [0, 1]
+
+        assert self.trainer_class.can_restore(failed.path)
+        restored = self.trainer_class.restore(failed.path)
+        assert isinstance(restored, self.trainer_class)
+        result = restored.fit()
+        assert result.path == failed.path
+        assert result.state == "finished"
+        assert _column(result, "step") == [0, 1, 2, 3]
+        assert _column(result, "total") == [SUM_OF_RANKS] * 4
+
+    def test_a_stop_condition_and_a_checkpoint_to_begin_with(self) -> None:
+        """The function goes on from the checkpoint, and is stopped on every rank alike."""
+        result = self._fit(
+            {"steps": 1000, "files": True},
+            resume_from_checkpoint=Checkpoint.from_dict({"step": 9}),
+            stop={"training_iteration": 2},
+        )
+        assert result.state == "finished"
+        assert _column(result, "step") == [10, 11]
+        assert _column(result, "total") == [SUM_OF_RANKS] * 2
+        assert result.checkpoint is not None
+        with result.checkpoint.as_directory() as directory:
+            written = {name: Path(directory, name).read_text() for name in ("rank_0", "rank_1")}
+        assert written == {"rank_0": "11", "rank_1": "11"}
+
+    def test_trials_of_a_tuner(self) -> None:
+        """Each is a run of its own, wired on its own; one that fails is a row with its error."""
+        trainer = self._trainer({"steps": 3})
+        space = {"train_loop_config": {"fail_at": tune.grid_search([None, 1])}}
+        grid = tune.Tuner(trainer, param_space=space).fit()
+        whole, failed = sorted(grid, key=lambda result: result.error is not None)
+        assert whole.error is None
+        assert _column(whole, "step") == [0, 1, 2]
+        assert _column(whole, "total") == [SUM_OF_RANKS] * 3
+        assert isinstance(failed.error, InjectedError)
+        assert _column(failed, "step") == [0]
+        assert grid.get_best_result("step", "max").path == whole.path
+
+    def test_wrong_arguments_are_rejected_when_given(self) -> None:
+        """Not later, inside a worker."""
+        import pytest
+
+        make: Any = self.trainer_class
+        with pytest.raises(TypeError, match="train_loop_per_worker"):
+            make("not a function")
+        with pytest.raises(TypeError, match="scaling_config"):
+            make(_nothing, scaling_config=2)
+        with pytest.raises(ValueError, match="takes no argument or one"):
+            make(_two_arguments)
+
+    def _fit(self, config: Mapping[str, Any], **options: Any) -> Result:
+        return self._trainer(config, **options).fit()
+
+    def _trainer(self, config: Mapping[str, Any], **options: Any) -> DataParallelTrainer:
+        run_options = ("callbacks", "checkpoint_config", "failure_config", "stop")
+        of_run = {name: options.pop(name) for name in run_options if name in options}
+        make: Any = self.trainer_class
+        trainer: DataParallelTrainer = make(
+            _steps(self.total),
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=WORKERS),
+            run_config=RunConfig(verbose=0, **of_run),
+            **options,
+        )
+        return trainer
+
+
+def _steps(total: Callable[[float], float]) -> Callable[[dict[str, Any]], None]:
+    """A training function that adds the ranks up at each step, reports the sum and saves."""
+
+    def train_steps(config: dict[str, Any]) -> None:
+        checkpoint = api.get_checkpoint()
+        first = 0 if checkpoint is None else _saved_step(checkpoint) + 1
+        rank = api.world_rank()
+        for step in range(first, config["steps"]):
+            metrics = {"step": step, "total": total(rank + 1.0), "rank": rank, "score": step}
+            if step == config.get("fail_at"):
+                raise InjectedError(f"at step {step}")
+            if not config.get("files"):
+                api.report(metrics, checkpoint=Checkpoint.from_dict({"step": step}))
+                continue
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, f"rank_{rank}").write_text(str(step))
+                api.report(metrics, checkpoint=Checkpoint.from_directory(directory))
+
+    return train_steps
+
+
+def _saved_step(checkpoint: Checkpoint) -> int:
+    step: int = checkpoint.to_dict()["step"]
+    return step
+
+
+def _column(result: Result, name: str) -> list[Any]:
+    frame = result.metrics_dataframe
+    assert frame is not None
+    values: list[Any] = frame[name].tolist()
+    return values
+
+
+class _Seen(Callback):
+    """Writes down what a callback is told; it runs in the driver."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.steps: list[int] = []
+        self.ended: list[str] = []
+
+    def on_trial_result(
+        self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        assert os.getpid() == self.process
+        self.steps.append(result["step"])
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self.ended.append("complete")
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self.ended.append("error")
+
+
+def _nothing() -> None:
+    pass
+
+
+def _two_arguments(one: Any, other: Any) -> None:
+    pass

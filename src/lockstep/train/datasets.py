@@ -1,0 +1,268 @@
+"""Datasets in training: what a trainer is given becomes shards, and their positions come back.
+
+    driver                                       worker
+    given ─▶ plan_datasets ─▶ plans ───────────▶ Shards.get(name) ─▶ DataShard
+    merge_positions ◀──────── Report.data ◀───── Shards.stand()
+         │  kept with the checkpoint
+         └─────────────────── Launch.positions ▶ Shards
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lockstep.engine.messages import DataReport, Report
+from lockstep.train.serialize import dump
+
+if TYPE_CHECKING:
+    from lockstep.data import DataConfig, Dataset, DatasetConfig, DataShard
+
+    Sharing = DataConfig | Mapping[str, DatasetConfig] | None
+
+__all__ = [
+    "PRELOADED",
+    "Shards",
+    "check_dataset_config",
+    "check_datasets",
+    "check_positions",
+    "merge_positions",
+    "plan_datasets",
+]
+
+
+PRELOADED = (
+    "lockstep.data",
+    "numpy",
+    "pandas",
+    "pyarrow.compute",
+    "pyarrow.csv",
+    "pyarrow.json",
+    "pyarrow.parquet",
+)
+"""What workers of a run with datasets have imported when they start."""
+
+
+def check_datasets(given: Mapping[str, Any] | None) -> dict[str, Dataset | Callable[[], Any]]:
+    """What a trainer was given as ``datasets``, as lockstep datasets; functions stay as they are.
+
+    Raises:
+        TypeError: it is not a dict of names, or one of them is no dataset.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise TypeError(
+            f"datasets={given!r}: expected a dict of names to datasets, such as "
+            "{'train': lockstep.data.read_parquet('data/')}."
+        )
+    return {name: _as_dataset(name, value) for name, value in given.items()}
+
+
+def _as_dataset(name: str, value: Any, *, functions: bool = True) -> Any:
+    """A lockstep dataset of whatever kind this is; a function is left for later."""
+    from lockstep import data
+
+    if isinstance(value, data.Dataset):
+        return value
+    library = type(value).__module__.partition(".")[0]
+    if library == "ray":
+        return data.from_arrow(list(value.iter_batches(batch_size=None, batch_format="pyarrow")))
+    if library == "datasets":
+        return data.from_huggingface(value)
+    if library == "pandas":
+        return data.from_pandas(value)
+    if library == "pyarrow" or hasattr(value, "__arrow_c_stream__"):
+        return data.from_arrow(value)
+    if hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _is_plain(value):
+        return data.from_torch(value)
+    if functions and callable(value) and not isinstance(value, type):
+        return value
+    raise TypeError(
+        f"datasets[{name!r}] is a {type(value).__module__}.{type(value).__qualname__}, which is no "
+        "dataset; give a lockstep.data Dataset, a Ray Data, Hugging Face or torch map-style one, "
+        "a pandas frame, an Arrow table, or a function that returns one."
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, bytes, Mapping, list, tuple))
+
+
+def check_dataset_config(given: Sharing, datasets: Mapping[str, Any]) -> Sharing:
+    """What a trainer was given as ``dataset_config``.
+
+    Raises:
+        TypeError: it is neither a ``DataConfig`` nor a dict of ``DatasetConfig``.
+        ValueError: it names or requires a dataset that there is not.
+    """
+    if given is None:
+        return None
+    from lockstep.data import DataConfig, DatasetConfig
+
+    there = ", ".join(map(repr, datasets)) or "none"
+    if isinstance(given, DataConfig):
+        split = () if given.datasets_to_split == "all" else given.datasets_to_split
+        for name in split:
+            if name not in datasets:
+                raise ValueError(
+                    f"DataConfig(datasets_to_split={list(split)!r}): {name!r} is not one of the "
+                    f"trainer's datasets, which are {there}; name one of them."
+                )
+        return given
+    if isinstance(given, Mapping) and all(isinstance(v, DatasetConfig) for v in given.values()):
+        for name, config in given.items():
+            if config.required and name != "*" and name not in datasets:
+                raise ValueError(
+                    f"dataset_config[{name!r}] says required=True, but the trainer's datasets are "
+                    f"{there}; give it one named {name!r}."
+                )
+        return given
+    raise TypeError(
+        f"dataset_config={given!r}: expected a DataConfig, or a dict of names to DatasetConfig."
+    )
+
+
+def plan_datasets(
+    datasets: Mapping[str, Dataset | Callable[[], Any]],
+    sharing: Sharing,
+    size: int,
+    function: Callable[..., Any],
+) -> dict[str, bytes]:
+    """Each dataset's plan for up to ``size`` workers, pickled; what can be known is checked.
+
+    Functions in it are sent as ``function`` is, the training function.
+
+    Raises:
+        ValueError: a dataset has no rows, or too few; names it.
+        OSError, ValueError: a file cannot be read or does not fit; names it.
+        TypeError: a function in it cannot be sent to workers.
+    """
+    plans = {}
+    for name, given in datasets.items():
+        from lockstep.data import DataConfig, Dataset, DatasetConfig
+
+        dataset = given
+        if not isinstance(dataset, Dataset):
+            dataset = _as_dataset(name, given(), functions=False)
+        shared = sharing if isinstance(sharing, DataConfig) else DataConfig()
+        split = shared.splits(name)
+        if isinstance(sharing, Mapping):
+            old = sharing.get(name) or sharing.get("*") or DatasetConfig()
+            split = old.split is not False
+            if old.global_shuffle:
+                dataset = dataset.random_shuffle()
+            elif old.randomize_block_order:
+                dataset = dataset.randomize_block_order()
+        told = f"datasets[{name!r}]"
+        ranks = size if split else 1
+        plan = dataset.prepare(
+            ranks, equal=shared.equal, order=shared.order, seed=shared.seed, name=told
+        )
+        if not plan.rows:
+            raise ValueError(f"{told} is empty: {_described(dataset)} has no rows to train on.")
+        if shared.equal and plan.rows < ranks:
+            raise ValueError(
+                f"{told} has {plan.rows} rows for {ranks} workers, which cannot get equally many; "
+                "use fewer workers or DataConfig(equal=False)."
+            )
+        plans[name] = dump((plan, split), told, by_value=True, like=function)
+    return plans
+
+
+def _described(dataset: Dataset) -> str:
+    files = dataset.input_files()
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0]!r}{more}" if files else repr(dataset)
+
+
+def check_positions(plans: Mapping[str, bytes], positions: Mapping[str, Any] | None) -> None:
+    """See that a run can go on with its datasets where it was.
+
+    Raises:
+        ValueError: a dataset is not the one that was left in the middle of an epoch.
+    """
+    for name, position in (positions or {}).items():
+        if name in plans:
+            plan, _ = pickle.loads(plans[name])
+            plan.shard(0, position)
+
+
+def merge_positions(reports: Sequence[Report | None]) -> dict[str, Any] | None:
+    """How far all ranks together have read each dataset, from their reports at one moment.
+
+    None without datasets, and where a rank is missing (``save_checkpoint()`` is rank 0's alone).
+    """
+    told = [report.data for report in reports if report is not None and report.data is not None]
+    if len(told) < len(reports) or not told:
+        return None
+    from lockstep.data import merge_states
+
+    merged = {}
+    for name in told[0].positions:
+        states = [data.positions[name] for data in told]
+        # One that is whole on every rank has as many positions; rank 0's counts.
+        whole = states[0]["cut"]["world_size"] == 1
+        merged[name] = merge_states(states[:1] if whole else states)
+    return merged
+
+
+class Shards:
+    """One worker's shards of the trainer's datasets."""
+
+    def __init__(
+        self,
+        plans: Mapping[str, bytes],
+        rank: int,
+        world_size: int,
+        positions: Mapping[str, Any] | None,
+    ) -> None:
+        self._plans = plans
+        self._rank = rank
+        self._world_size = world_size
+        self._positions = positions or {}
+        self._shards: dict[str, DataShard] = {}
+        self._waited_s = 0.0
+
+    def get(self, name: str | None) -> DataShard:
+        """This rank's part of a dataset; the same object every time.
+
+        Raises:
+            KeyError: there is no such dataset; lists those there are.
+        """
+        if name is None and len(self._plans) == 1:
+            (name,) = self._plans
+        if name not in self._plans:
+            there = ", ".join(map(repr, self._plans)) or "none"
+            raise KeyError(
+                f"get_dataset_shard({name!r}): the trainer's datasets are {there}; "
+                "give it to the trainer in datasets={…}"
+            )
+        if name not in self._shards:
+            plan, split = pickle.loads(self._plans[name])
+            rank, size = (self._rank, self._world_size) if split else (0, 1)
+            shard = plan.resized(size).shard(rank, self._positions.get(name))
+            shard.auto_device = _own_device
+            self._shards[name] = shard
+        return self._shards[name]
+
+    def stand(self, seconds: float) -> DataReport:
+        """Every dataset's position, and the share of these ``seconds`` waited for batches."""
+        if len(self._shards) < len(self._plans):
+            # Other ranks may have used it; what they have read is known only with this rank's.
+            for name in self._plans:
+                self.get(name)
+        positions, waited = {}, 0.0
+        for name, shard in self._shards.items():
+            positions[name] = shard.state_dict()
+            waited += shard.stats().waited_s
+        share = (waited - self._waited_s) / seconds if seconds > 0 else 0.0
+        self._waited_s = waited
+        return DataReport(positions, round(min(max(share, 0.0), 1.0), 4))
+
+
+def _own_device() -> Any:
+    from lockstep.train.torch import get_device
+
+    return get_device()

@@ -1,0 +1,75 @@
+"""``setup_comet``: a Comet experiment on rank 0, the same one after every restart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lockstep.trackers.comet import end_experiment, open_experiment
+from lockstep.trackers.credentials import check_comet_key, read_key, require
+from lockstep.trackers.values import Outcome, parameters_in, run_key
+from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
+
+__all__ = ["setup_comet"]
+
+
+def setup_comet(
+    config: Mapping[str, Any] | None = None,
+    *,
+    online: bool = True,
+    api_key: str | None = None,
+    api_key_file: str | os.PathLike[str] | None = None,
+    tags: Sequence[str] = (),
+    rank_zero_only: bool = True,
+    **experiment_kwargs: Any,
+) -> Any:
+    """Begin this run at Comet, or go on with it after a restart.
+
+    Returns Comet's experiment, and on the other ranks a stand-in that does nothing. Its key is made
+    from the trial's id. It is ended when the training function ends, with how that went in its
+    ``status``, unless you call ``end()`` yourself.
+
+    Args:
+        config: logged as parameters.
+        online: False writes an archive for ``comet upload`` instead.
+        api_key, api_key_file: the key; without: ``COMET_API_KEY``, or what ``comet login`` stored.
+        tags: added to the experiment.
+        rank_zero_only: False gives every rank an experiment of its own.
+        **experiment_kwargs: for Comet's ``Experiment``, such as ``project_name``, ``workspace``
+            and, offline, ``offline_directory``.
+
+    Raises:
+        ImportError: comet_ml is not installed.
+        ValueError: there is no key, and one is needed.
+    """
+    require("comet_ml", "comet", "setup_comet()")
+    parameters = parameters_in(checked_config(config, "setup_comet"))
+    if isinstance(tags, str):
+        raise TypeError(f"setup_comet(tags={tags!r}): expected a list.")
+    worker = tracked_worker(rank_zero_only)
+    if worker is None:
+        return StandIn()
+    key = read_key(api_key, api_key_file)
+    if online and key is None:
+        check_comet_key()
+    arguments = {"auto_output_logging": False, "display_summary_level": 0, **experiment_kwargs}
+    experiment = open_experiment(
+        online=online,
+        key=run_key(worker.experiment_name or "", worker.trial_id) if worker.trial_id else None,
+        goes_on=worker.restarted,
+        api_key=key,
+        **arguments,
+    )
+    if worker.name:
+        experiment.set_name(worker.name)
+    if tags:
+        experiment.add_tags([*tags])
+    experiment.log_parameters(parameters)
+
+    def finish(outcome: Outcome) -> None:
+        if not experiment.ended:
+            within_time(lambda: end_experiment(experiment, outcome), "Comet")
+
+    worker.at_end(finish)
+    return experiment

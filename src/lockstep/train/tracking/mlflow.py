@@ -1,0 +1,108 @@
+"""``setup_mlflow``: an MLflow run on rank 0, the same one after every restart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.trackers.credentials import check_databricks, require, variable
+from lockstep.trackers.mlflow_client import (
+    MLFLOW_STATUS,
+    earlier_run,
+    experiment_id_of,
+    file_store_allowed,
+    mlflow_parameters,
+    run_tags,
+    use_token,
+)
+from lockstep.trackers.values import Outcome
+from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
+
+__all__ = ["setup_mlflow"]
+
+
+def setup_mlflow(
+    config: Mapping[str, Any] | None = None,
+    tracking_uri: str | None = None,
+    registry_uri: str | None = None,
+    experiment_id: str | None = None,
+    experiment_name: str | None = None,
+    tracking_token: str | None = None,
+    artifact_location: str | None = None,
+    run_name: str | None = None,
+    create_experiment_if_not_exists: bool = False,
+    tags: Mapping[str, Any] | None = None,
+    rank_zero_only: bool = True,
+) -> Any:
+    """Connect to MLflow and begin this run there, or go on with it after a restart.
+
+    Returns the ``mlflow`` module, with the run active, and on the other ranks a stand-in that does
+    nothing. The run is ended when the training function ends, with how that went, unless you call
+    ``mlflow.end_run()`` yourself.
+
+    Args:
+        config: logged as parameters.
+        tracking_uri, registry_uri: the server or store; MLflow's own defaults without.
+        experiment_id, experiment_name: the id counts if both are given; MLflow's default
+            experiment without.
+        tracking_token: sets ``MLFLOW_TRACKING_TOKEN`` in this worker.
+        artifact_location: where the artifacts of an experiment go that is made here.
+        run_name: the trial's name without.
+        create_experiment_if_not_exists: make the experiment if there is none of that name.
+        tags: set on the run.
+        rank_zero_only: False gives every rank a run of its own.
+
+    Raises:
+        ImportError: mlflow is not installed.
+        ValueError: there is no such experiment, or no login for ``databricks``.
+    """
+    require("mlflow", "mlflow", "setup_mlflow()")
+    parameters = mlflow_parameters(checked_config(config, "setup_mlflow"))
+    worker = tracked_worker(rank_zero_only)
+    if worker is None:
+        return StandIn()
+    check_databricks(tracking_uri)
+    import mlflow
+
+    use_token(tracking_token)
+    if tracking_uri is not None:
+        mlflow.set_tracking_uri(tracking_uri)
+    if registry_uri is not None:
+        mlflow.set_registry_uri(registry_uri)
+    with file_store_allowed(tracking_uri or variable("MLFLOW_TRACKING_URI")):
+        client = mlflow.MlflowClient()
+        experiment = experiment_id_of(
+            client,
+            experiment_id,
+            experiment_name,
+            create=create_experiment_if_not_exists,
+            artifact_location=artifact_location,
+        )
+    identity = (worker.experiment_name or "", worker.trial_id or "")
+    earlier = earlier_run(client, experiment, *identity) if worker.restarted else None
+    if earlier is None:
+        own = run_tags(*identity) if worker.trial_id else {}
+        run = mlflow.start_run(
+            experiment_id=experiment, run_name=run_name or worker.name, tags={**own, **(tags or {})}
+        )
+    else:
+        run = mlflow.start_run(run_id=earlier.info.run_id)
+    # A parameter cannot change in MLflow: what an earlier attempt has logged stays.
+    known = {} if earlier is None else earlier.data.params
+    new = {key: value for key, value in parameters.items() if key not in known}
+    if new:
+        mlflow.log_params(new)
+    run_id = run.info.run_id
+
+    def finish(outcome: Outcome) -> None:
+        active = mlflow.active_run()
+        if active is None or active.info.run_id != run_id:
+            return  # the function has ended it
+        status = MLFLOW_STATUS[outcome]
+        # MLflow keeps the active run for each thread; once the server has answered, ending it here
+        # does not hang.
+        if within_time(lambda: client.set_terminated(run_id, status), "MLflow"):
+            mlflow.end_run(status)
+
+    worker.at_end(finish)
+    return mlflow

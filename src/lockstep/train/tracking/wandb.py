@@ -1,0 +1,67 @@
+"""``setup_wandb``: a Weights & Biases run on rank 0, the same one after every restart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.trackers.credentials import check_wandb_key, read_key, require, variable
+from lockstep.trackers.values import Outcome
+from lockstep.trackers.wandb import WANDB_EXIT_CODE
+from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
+
+__all__ = ["setup_wandb"]
+
+
+def setup_wandb(
+    config: Mapping[str, Any] | None = None,
+    api_key: str | None = None,
+    api_key_file: str | os.PathLike[str] | None = None,
+    rank_zero_only: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Begin this run at Weights & Biases, or go on with it after a restart.
+
+    Returns the wandb run, and on the other ranks a stand-in that does nothing. Its id is the
+    trial's. It is finished when the training function ends, with how that went, unless you call
+    ``finish()`` yourself.
+
+    Args:
+        config: the run's config.
+        api_key, api_key_file: the key; without: ``WANDB_API_KEY``, or what ``wandb login`` stored.
+        rank_zero_only: False gives every rank a run of its own.
+        **kwargs: for ``wandb.init``, such as ``project``, ``mode="offline"``, ``dir``.
+
+    Raises:
+        ImportError: wandb is not installed.
+        ValueError: there is no key, and one is needed.
+    """
+    require("wandb", "wandb", "setup_wandb()")
+    described = checked_config(config, "setup_wandb")
+    worker = tracked_worker(rank_zero_only)
+    if worker is None:
+        return StandIn()
+    key = read_key(api_key, api_key_file)
+    mode = kwargs.get("mode") or variable("WANDB_MODE") or "online"
+    if key is None:
+        check_wandb_key(mode)
+    import wandb
+
+    if key is not None and mode == "online":
+        wandb.login(key=key)
+    chosen: dict[str, Any] = {
+        "id": worker.trial_id,
+        "name": worker.name,
+        "group": worker.experiment_name,
+        "config": described,
+        **({"resume": "allow"} if mode == "online" else {}),
+        **kwargs,
+    }
+    run = wandb.init(**chosen)
+
+    def finish(outcome: Outcome) -> None:
+        within_time(lambda: run.finish(exit_code=WANDB_EXIT_CODE[outcome]), "wandb")
+
+    worker.at_end(finish)
+    return run

@@ -1,0 +1,101 @@
+"""Configs as JSON, for the journal, and back.
+
+What JSON cannot hold (a class, an activation function, a ``ScalingConfig``) is kept as its place
+among the values of the ``param_space``, which the experiment keeps apart: no user code gets into
+the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lockstep.tune.search.sample import Categorical
+from lockstep.tune.space import is_grid
+
+__all__ = ["decode_config", "encode_config"]
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+_PLACE, _TUPLE, _ITEMS, _TEXT = "$value", "$tuple", "$items", "$repr"
+
+
+def encode_config(config: Any, space: Any) -> Any:
+    """``config`` as plain JSON; ``space`` is what it was drawn from."""
+    if type(config) in _PLAIN:
+        return config
+    if isinstance(config, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in config):
+            return {key: encode_config(value, _below(space, key)) for key, value in config.items()}
+        items = [
+            [encode_config(key, ()), encode_config(value, _below(space, key))]
+            for key, value in config.items()
+        ]
+        return {_ITEMS: items}
+    if type(config) in (list, tuple):
+        values = [encode_config(value, _below(space, i)) for i, value in enumerate(config)]
+        return values if type(config) is list else {_TUPLE: values}
+    for place, value in enumerate(_values(space)):
+        if value is config or _equal(value, config):
+            return {_PLACE: place}
+    if type(config).__module__ == "numpy" and hasattr(config, "tolist"):
+        return encode_config(config.tolist(), space)
+    return {_TEXT: repr(config)}
+
+
+def decode_config(encoded: Any, space: Any, name: str = "") -> Any:
+    """What ``encode_config`` was given.
+
+    Raises:
+        ValueError: a value could not be kept, or is not in ``space`` any more; names it.
+    """
+    if isinstance(encoded, list):
+        return [decode_config(v, _below(space, i), f"{name}/{i}") for i, v in enumerate(encoded)]
+    if not isinstance(encoded, dict):
+        return encoded
+    if _TUPLE in encoded:
+        return tuple(decode_config(encoded[_TUPLE], space, name))
+    if _ITEMS in encoded:
+        pairs = [(decode_config(key, (), name), value) for key, value in encoded[_ITEMS]]
+        return {k: decode_config(v, _below(space, k), f"{name}/{k}") for k, v in pairs}
+    if _PLACE in encoded:
+        for place, value in enumerate(_values(space)):
+            if place == encoded[_PLACE]:
+                return value
+    if _PLACE in encoded or _TEXT in encoded:
+        raise ValueError(
+            f"the value of {name.lstrip('/')!r} cannot be restored: "
+            f"{encoded.get(_TEXT, 'it is not in param_space any more')}"
+        )
+    return {k: decode_config(v, _below(space, k), f"{name}/{k}") for k, v in encoded.items()}
+
+
+def _below(space: Any, key: Any) -> Any:
+    """The part of the space a key of the config is from; of a choice, all of it."""
+    if is_grid(space) or isinstance(space, Categorical):
+        return space
+    try:
+        return space[key]
+    except (KeyError, IndexError, TypeError):
+        return space
+
+
+def _values(space: Any) -> Iterator[Any]:
+    """Every value in a part of a space, in a fixed order."""
+    if is_grid(space):
+        space = space["grid_search"]
+    elif isinstance(space, Categorical):
+        space = space.categories
+    if type(space) is dict:
+        space = list(space.values())
+    if type(space) in (list, tuple):
+        for part in space:
+            yield from _values(part)
+    else:
+        yield space
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # an array, say, which has no single answer
+        return False

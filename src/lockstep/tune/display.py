@@ -1,0 +1,54 @@
+"""One trial's part of what the experiment shows: its lines, with its name before them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lockstep.console import Display, RunStatus
+from lockstep.console.display import Level
+from lockstep.console.text import ranks_label
+
+if TYPE_CHECKING:
+    from lockstep.tune.trial import Trial
+
+__all__ = ["TrialDisplay"]
+
+
+class TrialDisplay(Display):
+    """Passes messages and output on; the table itself is the experiment's."""
+
+    def __init__(self, trial: Trial, display: Display) -> None:
+        self._id = trial.trial_id
+        self._display = display
+
+    def start(self, status: RunStatus) -> None:
+        """The table is drawn by the experiment."""
+
+    def update(self, status: RunStatus) -> None:
+        """The table is drawn by the experiment."""
+
+    def refresh(self) -> None:
+        """The table is drawn by the experiment."""
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """Shows the line with the trial's id."""
+        self._display.message(f"Trial {self._id}: {text}", level)
+
+    def output(self, ranks: tuple[int, ...], world_size: int, line: str) -> None:
+        """Shows the line with the trial's id, and its ranks where there are several."""
+        if world_size == 1:
+            self.labelled(f"[{self._id}]", line)
+        else:
+            self.labelled(f"[{self._id} {ranks_label(ranks, world_size)[1:]}", line)
+
+    def labelled(self, label: str, line: str) -> None:
+        """Shows the line."""
+        self._display.labelled(label, line)
+
+    def report(self, index: int, metrics: Mapping[str, Any]) -> None:
+        """Shows the report with the trial's id."""
+        self._display.report(index, {"trial": self._id, **metrics})
+
+    def finish(self, status: RunStatus, summary: str | None = None) -> None:
+        """The table is drawn by the experiment."""

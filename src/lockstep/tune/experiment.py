@@ -1,0 +1,279 @@
+"""An experiment's directory: its journal, its trials' runs, and the code to go on with it.
+
+    <storage>/<name>/
+        experiment.jsonl                 which trials there are and what was decided, a line each
+        tuner.pkl                        trainable, space, configs and callbacks, for restore
+        <trainable>_<trial id>_<tag>_<date>/    one run a trial, with its own journal
+
+What trials reported is in their own journals and nowhere else. A second experiment of the same
+name lies beside the first: ``experiment_2.jsonl``, ``tuner_2.pkl``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import StorageError
+from lockstep.journal import Journal, parse_line, read_lines
+from lockstep.records import RunRecords
+from lockstep.storage import Storage
+from lockstep.tune.configs import encode_config
+
+if TYPE_CHECKING:
+    from lockstep.tune.trial import Trial
+
+__all__ = ["Experiment", "ExperimentRecords", "TrialRecord", "experiment_numbers"]
+
+_JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
+_SPOOL_PREFIX = "lockstep-experiment-"
+
+
+def _file(stem: str, number: int, suffix: str) -> str:
+    return f"{stem}{'' if number == 1 else f'_{number}'}.{suffix}"
+
+
+def experiment_numbers(storage: Storage) -> list[int]:
+    """The experiments in a directory, by number, oldest first."""
+    found = (_JOURNAL.fullmatch(name) for name in storage.listdir(""))
+    return sorted(int(match[1] or 1) for match in found if match)
+
+
+@dataclass
+class TrialRecord:
+    """What the journal says of one trial."""
+
+    trial_id: str
+    index: int
+    config: Any
+    """As ``encode_config`` made it."""
+    tag: str
+    directory: str
+    time: float
+    status: str = "PENDING"
+    changes: list[tuple[float, str]] = field(default_factory=list)
+    """When it got which status."""
+    exploit: dict[str, Any] | None = None
+    """With which config and checkpoint it goes on, where a scheduler has changed them."""
+    error: str | None = None
+
+
+class ExperimentRecords:
+    """An experiment's journal, read.
+
+    Raises:
+        FileNotFoundError: there is no experiment.
+    """
+
+    def __init__(self, storage: Storage, number: int | None = None) -> None:
+        self.storage = storage
+        numbers = experiment_numbers(storage) if number is None else [number]
+        if not numbers:
+            raise FileNotFoundError(
+                f"{storage.uri} is not the directory of an experiment: there is no "
+                f"{_file('experiment', 1, 'jsonl')} in it."
+            )
+        self.number = numbers[-1]
+        self.header: dict[str, Any] = {}
+        self.trials: dict[str, TrialRecord] = {}
+        self.state = "unfinished"
+        for line in read_lines(storage.read(_file("experiment", self.number, "jsonl"))):
+            self._take(parse_line(line))
+        if not self.header:
+            raise FileNotFoundError(
+                f"{storage.path(_file('experiment', self.number, 'jsonl'))} records no experiment; "
+                "the driver may have been killed as it began."
+            )
+        if not storage.is_local:
+            self._adopt()
+
+    @property
+    def saved(self) -> bytes | None:
+        """What ``Experiment.create`` was given to keep; None if it is not there."""
+        try:
+            return self.storage.read(_file("tuner", self.number, "pkl"))
+        except FileNotFoundError:
+            return None
+
+    def run_storage(self, trial: TrialRecord) -> Storage:
+        """The directory of a trial's run."""
+        return self.storage.child(trial.directory)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        event = record.pop("event")
+        if event == "experiment":
+            self.header = record
+        elif event == "restore":
+            self.state = "unfinished"
+        elif event == "end":
+            self.state = record["state"]
+        elif event == "trial":
+            self.trials[record["trial_id"]] = TrialRecord(**record)
+        elif event == "status":
+            trial = self.trials[record["trial_id"]]
+            trial.status = record["status"]
+            trial.changes.append((record["time"], record["status"]))
+            trial.error = record.get("error")
+            trial.directory = record.get("directory", trial.directory)
+            if trial.status == "RUNNING" and trial.exploit is not None:
+                trial.exploit["checkpoint"] = None  # it is the trial's own by now
+        elif event == "exploit":
+            self.trials[record["trial_id"]].exploit = record
+
+    def _adopt(self) -> None:
+        """Take trials that began after the journal was last copied to remote storage."""
+        known = {trial.directory for trial in self.trials.values()}
+        found: list[dict[str, Any]] = []
+        for name in self.storage.listdir(""):
+            if name in known or not self.storage.is_directory(name):
+                continue
+            with suppress(FileNotFoundError, StorageError):
+                run = RunRecords(self.storage.child(name)).run
+                if run["experiment_id"] == self.header["experiment_id"]:
+                    found.append({**run["trial"], "trial_id": run["trial_id"], "directory": name})
+        for record in sorted(found, key=lambda record: int(record["index"])):
+            self.trials.setdefault(record["trial_id"], TrialRecord(**record))
+
+
+class Experiment:
+    """An experiment that is being driven. Used from the driver's thread, except ``sync``."""
+
+    def __init__(self, storage: Storage, number: int, *, space: Any) -> None:
+        self.storage = storage
+        self.number = number
+        self._space = space
+        self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=_SPOOL_PREFIX)
+        self._name = _file("experiment", number, "jsonl")
+        directory = self._spool or storage.root
+        try:
+            if self._spool is not None and storage.exists(self._name):
+                storage.get(self._name, os.path.join(directory, self._name))
+            self._journal = Journal(os.path.join(directory, self._name))
+        except BaseException:
+            self._remove_spool()
+            raise
+        self.header: dict[str, Any] = {}
+        self._directories: set[str] = set()
+
+    @classmethod
+    def create(
+        cls, storage: Storage, header: Mapping[str, Any], saved: bytes, space: Any
+    ) -> Experiment:
+        """A new one, beside those that are there."""
+        storage.make_directory("")
+        number = max(experiment_numbers(storage), default=0) + 1
+        experiment = cls(storage, number, space=space)
+        try:
+            # Before the journal says that there is an experiment: one that is there restores.
+            storage.write(_file("tuner", number, "pkl"), saved)
+            identity = {"prefix": uuid.uuid4().hex[:5], "experiment_id": uuid.uuid4().hex}
+            experiment.header = {"version": 1, **identity, **header, "time": time.time()}
+            experiment._journal.append("experiment", **experiment.header)
+            experiment.sync()
+        except BaseException:
+            experiment.close()
+            raise
+        return experiment
+
+    @classmethod
+    def reopen(cls, records: ExperimentRecords, saved: bytes | None, space: Any) -> Experiment:
+        """Go on with one; ``saved`` replaces what was kept, if it is given."""
+        experiment = cls(records.storage, records.number, space=space)
+        try:
+            experiment.header = records.header
+            experiment._directories = {trial.directory for trial in records.trials.values()}
+            if saved is not None:
+                experiment.storage.write(_file("tuner", records.number, "pkl"), saved)
+            experiment._journal.append("restore", time=time.time())
+        except BaseException:
+            experiment.close()
+            raise
+        return experiment
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return str(self.header["name"])
+
+    def trial_id(self, index: int) -> str:
+        """The id of the trial with this number."""
+        return f"{self.header['prefix']}_{index:05d}"
+
+    def free_directory(self, wanted: str, trial_id: str) -> str:
+        """A name for a run's directory that no other trial of this experiment has."""
+        name = wanted if wanted not in self._directories else f"{wanted}_{trial_id}"
+        self._directories.add(name)
+        return name
+
+    def identity(self, trial: Trial, name: str) -> dict[str, Any]:
+        """What the trial's run says of itself."""
+        return {
+            "trial_id": trial.trial_id,
+            "experiment_id": self.header["experiment_id"],
+            "experiment_tag": trial.experiment_tag,
+            "experiment_name": self.name,
+            "name": name,
+            "trial": {
+                "index": trial.index,
+                "config": encode_config(trial.config, self._space),
+                "tag": trial.experiment_tag,
+                "time": time.time(),
+            },
+        }
+
+    def record_trial(self, trial: Trial) -> None:
+        """There is a trial."""
+        self._journal.append(
+            "trial",
+            trial_id=trial.trial_id,
+            index=trial.index,
+            config=encode_config(trial.config, self._space),
+            tag=trial.experiment_tag,
+            directory=trial.directory,
+            time=time.time(),
+        )
+
+    def record_status(self, trial: Trial, **more: Any) -> None:
+        """Its status has changed."""
+        self._journal.append(
+            "status", trial_id=trial.trial_id, status=trial.status, time=time.time(), **more
+        )
+
+    def record_exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: str) -> None:
+        """It goes on with another config, from another trial's checkpoint."""
+        self._journal.append(
+            "exploit",
+            trial_id=trial.trial_id,
+            config=encode_config(config, self._space),
+            checkpoint=checkpoint,
+            time=time.time(),
+        )
+
+    def record_end(self, state: str) -> None:
+        """It is over: finished, or interrupted."""
+        self._journal.append("end", state=state, time=time.time())
+        self._journal.flush()
+        self.sync()
+
+    def sync(self) -> None:
+        """Copy the journal to remote storage. May run in another thread."""
+        if self._spool is not None:
+            with open(os.path.join(self._spool, self._name), "rb") as file:
+                self.storage.write(self._name, file.read())
+
+    def close(self) -> None:
+        """Release the journal. Idempotent."""
+        self._journal.close()
+        self._remove_spool()
+
+    def _remove_spool(self) -> None:
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)

@@ -1,0 +1,55 @@
+"""A trainer inside a trial: what its workers report becomes what the trial reports.
+
+    def trial(config):
+        TorchTrainer(
+            train_func,
+            train_loop_config=config,
+            run_config=RunConfig(callbacks=[TuneReportCallback()]),
+        ).fit()
+
+    Tuner(trial, param_space=…).fit()
+
+Handing the trainer itself to ``Tuner`` needs less, and counts its workers as the trial's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from lockstep.callback import RunContext, UserCallback
+from lockstep.errors import StopTraining
+from lockstep.train.api import report
+
+if TYPE_CHECKING:
+    from lockstep.checkpoint import Checkpoint
+
+__all__ = ["TuneReportCallback"]
+
+CHECKPOINT_PATH_KEY = "checkpoint_path"
+"""The metric that says where the inner run's checkpoint lies."""
+
+
+class TuneReportCallback(UserCallback):
+    """Passes rank 0's reports on to the trial that the trainer runs in.
+
+    A checkpoint stays with the inner run; its path is the metric ``checkpoint_path``. When the
+    trial is told to stop, the inner run is interrupted, with its newest checkpoint kept.
+    """
+
+    def after_report(
+        self,
+        run_context: RunContext,
+        metrics: list[dict[str, Any]],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Report rank 0's metrics."""
+        row = dict(metrics[0])
+        if checkpoint is not None:
+            row[CHECKPOINT_PATH_KEY] = checkpoint.path
+        try:
+            report(row)
+        except StopTraining:
+            # This is a callback's thread; the trainer is driven by the main one.
+            os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,7 @@
+"""Comet under the name of its Tune module."""
+
+from __future__ import annotations
+
+from lockstep.trackers.comet import CometLoggerCallback
+
+__all__ = ["CometLoggerCallback"]

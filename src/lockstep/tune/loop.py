@@ -1,0 +1,497 @@
+"""The loop over runs: which trial runs next, when each stops, and what becomes of it.
+
+    searcher ──suggest──▶ PENDING ──room──▶ RUNNING ──its run ended──▶ TERMINATED | ERROR
+                                              │  ▲
+                              scheduler PAUSE ▼  │ scheduler chooses it
+                                             PAUSED
+
+Every trial is a run with a controller of its own; all of them share this thread's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from lockstep import settings
+from lockstep.config import RunConfig
+from lockstep.console import Display
+from lockstep.engine.loop import EventLoop
+from lockstep.errors import LockstepError
+from lockstep.metrics import look_up
+from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.controller import Controller, reaches
+from lockstep.train.events import Phase
+from lockstep.train.failure import describe
+from lockstep.train.run import Run
+from lockstep.tune.display import TrialDisplay
+from lockstep.tune.experiment import Experiment
+from lockstep.tune.launch import Launcher
+from lockstep.tune.listener import TrialListener
+from lockstep.tune.live import LiveTrial, Outcome
+from lockstep.tune.machine import Machine
+from lockstep.tune.progress import AUTOMATIC_KEYS, ExperimentProgress
+from lockstep.tune.replay import Revived
+from lockstep.tune.schedulers import TrialScheduler
+from lockstep.tune.search import Searcher
+from lockstep.tune.starter import TrialStarter
+from lockstep.tune.stopper import Stopper
+from lockstep.tune.trial import Trial
+from lockstep.tune.tune_config import TuneConfig
+
+__all__ = ["TuneLoop"]
+
+SYNC_INTERVAL_S = 10.0
+"""How old the experiment's journal on remote storage may get."""
+
+STOP_ALL_CHECK_S = 0.5
+"""How often a Stopper is asked whether everything ends."""
+
+
+class TuneLoop:
+    """Runs trials until there are no more. The ``tune_controller`` that schedulers are given.
+
+    Args:
+        constants: laid under each suggestion.
+        revived: the trials of a restored experiment; searcher and scheduler know them.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: EventLoop,
+        experiment: Experiment,
+        launcher: Launcher,
+        searcher: Searcher,
+        scheduler: TrialScheduler,
+        machine: Machine,
+        tune_config: TuneConfig,
+        run_config: RunConfig,
+        space: Mapping[str, Any],
+        constants: Mapping[str, Any],
+        total: int | None,
+        callbacks: CallbackDispatcher,
+        display: Display,
+        progress: ExperimentProgress,
+        revived: Revived,
+    ) -> None:
+        self._loop = loop
+        self._experiment = experiment
+        self._launcher = launcher
+        self._searcher = searcher
+        self._scheduler = scheduler
+        self._machine = machine
+        self._config = tune_config
+        self._run_config = run_config
+        self._space = space
+        self._constants = constants
+        self._total = total
+        self._callbacks = callbacks
+        self._display = display
+        self._progress = progress
+        self._trials = revived.trials
+        self._unfinished = {trial.trial_id: trial for trial in self._trials if not trial.over}
+        self._live: dict[str, LiveTrial] = {}
+        self._concluding = 0
+        self._suggestions_over = False
+        self._asked_in_vain = False
+        self._look_for_work = True
+        self._ending: str | None = None
+        self._leave_unfinished = False
+        self._told: set[str] = set()
+        self._limit = tune_config.max_concurrent_trials or None
+        if launcher.engine.name == "inprocess":
+            self._limit = 1
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="lockstep-tune")
+        self.interrupted = False
+        self.preempted = False
+        self.failed_trial: Trial | None = None
+        """The one that ended everything, with ``fail_fast``."""
+        self.failure: BaseException | None = None
+        """What a searcher or scheduler raised."""
+        self.culprit = ""
+        self._starter = TrialStarter(experiment, launcher, tune_config, space, revived.exploits)
+        for trial in revived.restarted:
+            self._starter.place(trial)
+
+    # ----------------------------------------------------------- what schedulers may ask for
+
+    def get_trials(self) -> Sequence[Trial]:
+        """Every trial there has been."""
+        return self._trials
+
+    def get_live_trials(self) -> Sequence[Trial]:
+        """Those that are not over, in the order they were added."""
+        return list(self._unfinished.values())
+
+    def stop_trial(self, trial: Trial) -> None:
+        """End a trial that is not running; one that is, at its next report."""
+        if trial.trial_id in self._live:
+            self._live[trial.trial_id].stopped = True
+        elif not trial.over:
+            self._tell_searcher(trial, error=False)
+            self._ask("scheduler", lambda: self._scheduler.on_trial_remove(self, trial))
+            self._over(trial, "TERMINATED")
+
+    def exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: Any) -> None:
+        """Let a trial that is being paused go on with this config, from that checkpoint."""
+        self._starter.change(trial, config, checkpoint.path)
+
+    # ------------------------------------------------------------------------------- the loop
+
+    def run(self) -> None:
+        """Run everything to its end. On any way out no worker is left."""
+        with ExitStack() as cleanup:
+            cleanup.callback(self._threads.shutdown)
+            cleanup.callback(self._close)
+            budget = self._config.budget_seconds
+            if budget is not None:
+                self._loop.call_later(budget, lambda: self._end_all("the time budget is used up"))
+            if isinstance(self._run_config.stop, Stopper):
+                self._ask_stopper(self._run_config.stop)
+            if not self._experiment.storage.is_local:
+                self._sync_regularly()
+            self._draw()
+            while self._start_what_fits():
+                self._loop.run_once()
+                ended = [live for live in self._live.values() if live.phase.ended]
+                for live in ended:
+                    self._ended(live)
+            if not self._leave_unfinished:
+                for trial in list(self._unfinished.values()):
+                    self.stop_trial(trial)
+
+    @property
+    def state(self) -> str:
+        """How the experiment has ended."""
+        return "interrupted" if self._leave_unfinished else "finished"
+
+    def interrupt(self) -> None:
+        """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler."""
+        self.interrupted = self._leave_unfinished = True
+        self._loop.call_soon(lambda: self._interrupt_all("interrupted"))
+
+    def preempt(self) -> None:
+        """SIGTERM: every trial saves and stops. Safe in a signal handler."""
+        self.preempted = self._leave_unfinished = True
+
+        def tell() -> None:
+            self._ending = self._ending or "preempted"
+            for live in self._live.values():
+                if live.controller is not None:
+                    live.controller.preempt()
+
+        self._loop.call_soon(tell)
+
+    def _interrupt_all(self, why: str) -> None:
+        self._ending = self._ending or why
+        for live in self._live.values():
+            if live.controller is not None:
+                live.controller.interrupt()
+
+    def _end_all(self, why: str) -> None:
+        """Let every trial stop at its next report; those that do not come to one are ended."""
+        if self._ending is not None:
+            return
+        self._ending = why
+        self._display.message(f"Stopping: {why}.")
+        for live in self._live.values():
+            live.stopped = True
+        grace = settings.stop_grace_seconds()
+        self._loop.call_later(grace, lambda: self._interrupt_all(why))
+
+    def _ask(self, whom: str, question: Callable[[], Any]) -> Any:
+        """Call searcher or scheduler. One that raises ends the experiment, which may go on."""
+        try:
+            return question()
+        except Exception as error:
+            if self.failure is None:
+                asked: object = self._searcher if whom == "searcher" else self._scheduler
+                self.failure, self.culprit = error, f"the {whom} {type(asked).__name__}"
+            self._leave_unfinished = True
+            self._ending = self._ending or f"{self.culprit} raised {type(error).__name__}"
+            self._loop.call_soon(lambda: self._interrupt_all("it raised"))
+            return None
+
+    # ------------------------------------------------------------------------ starting trials
+
+    def _start_what_fits(self) -> bool:
+        """Start trials while there are some and there is room; whether anything is under way."""
+        if self._look_for_work:
+            self._look_for_work = False
+            while self._ending is None and not (self._limit and len(self._live) >= self._limit):
+                trial = self._next_trial()
+                if trial is None or not self._start(trial):
+                    break
+        return bool(self._live or self._concluding)
+
+    def _next_trial(self) -> Trial | None:
+        """The trial to run next; a new one where none is pending and the searcher has one."""
+        unfinished = self._unfinished.values()
+        if not self._suggestions_over and all(trial.status != "PENDING" for trial in unfinished):
+            # Only when there is room, so that the searcher knows as much as can be known.
+            if not self._has_room():
+                return None
+            self._suggest()
+        if self._ending is not None:
+            return None
+        chosen: Trial | None = self._ask(
+            "scheduler", lambda: self._scheduler.choose_trial_to_run(self)
+        )
+        if chosen is None and unfinished and not self._live and not self._concluding:
+            # Nobody else would wake them.
+            return next(iter(unfinished))
+        return chosen
+
+    def _has_room(self) -> bool:
+        if self._launcher.over_trainer and "scaling_config" in self._space:
+            return True  # that depends on the config
+        try:
+            need = self._launcher.need(self._constants)
+        except Exception:  # with_resources(…, function) that needs a real config
+            return True
+        share = self._machine.take(need)
+        if share is not None:
+            self._machine.give_back(share)
+        return share is not None
+
+    def _suggest(self) -> None:
+        index = len(self._trials)
+        if self._total is not None and index >= self._total:
+            self._suggestions_over = True
+            return
+        trial_id = self._experiment.trial_id(index)
+        config = self._ask("searcher", lambda: self._searcher.suggest(trial_id))
+        self._asked_in_vain = config is None
+        if config is None:
+            return
+        if isinstance(config, str):
+            self._suggestions_over = True
+            return
+        trial = self._starter.new_trial(index, {**self._constants, **config})
+        self._trials.append(trial)
+        self._unfinished[trial_id] = trial
+        self._progress.changed(trial)
+        self._ask("scheduler", lambda: self._scheduler.on_trial_add(self, trial))
+
+    def _start(self, trial: Trial) -> bool:
+        """Start it if there is room; False if there is none."""
+        try:
+            need = self._launcher.need(trial.config)
+        except Exception as error:
+            self._failed_to_start(trial, None, error)
+            return True
+        share = self._machine.take(need)
+        if share is None:
+            return False
+        if self._machine.too_large(need):
+            self._tell_once(
+                "too large",
+                f"A trial needs {need}, more than the {self._machine.cpus:g} CPU(s) and "
+                f"{len(self._machine.gpus)} GPU(s) there are: such trials run one at a time.",
+            )
+        run: Run | None = None
+        trial.status = "RUNNING"
+        try:
+            again = trial.begun
+            run = self._starter.open_run(trial)
+            if again and not run.checkpoints:
+                self._tell_once(
+                    "no checkpoint",
+                    f"Trial {trial.trial_id} has no checkpoint to go on from, so it starts over; "
+                    "report checkpoints to keep what trials have learned.",
+                )
+            live = LiveTrial(trial, run, share, TrialListener(trial, self._callbacks))
+            arguments = self._launcher.controller_arguments(
+                trial.config, run, share, lambda _, row: self._reported(live, row)
+            )
+            arguments["engine"].check(arguments["group_spec"])
+            live.controller = Controller(
+                loop=self._loop,
+                callbacks=live.listener,
+                display=TrialDisplay(trial, self._display),
+                **arguments,
+            )
+        except Exception as error:
+            self._machine.give_back(share)
+            self._failed_to_start(trial, run, error)
+            return True
+        self._live[trial.trial_id] = live
+        self._progress.changed(trial)
+        self._experiment.record_status(trial, directory=trial.directory)
+        live.controller.start()
+        return True
+
+    def _failed_to_start(self, trial: Trial, run: Run | None, error: Exception) -> None:
+        """The trial is a row in the grid all the same, with its error."""
+        try:
+            self._starter.record_failure(trial, run, error)
+        except LockstepError as worse:
+            self._complain(trial, str(worse))
+        self._failed(trial, f"{type(error).__name__}: {error}")
+
+    # ------------------------------------------------------------------------------ decisions
+
+    def _reported(self, live: LiveTrial, row: dict[str, Any]) -> bool:
+        """Whether a trial stops at this report. Its workers wait for the answer."""
+        trial = live.trial
+        trial.last_result = row
+        trial.reports += 1
+        self._progress.reported(trial)
+        self._check_metric(row)
+        condition = self._launcher.run_config(trial.config).stop
+        # First, because a stopper may raise: then the trial fails, and nobody has counted the row.
+        stop = live.stopped or bool(row.get("done")) or reaches(condition, trial.trial_id, row)
+        self._ask("searcher", lambda: self._searcher.on_trial_result(trial.trial_id, row))
+        decision = self._ask("scheduler", lambda: self._scheduler.on_trial_result(self, trial, row))
+        if isinstance(condition, Stopper) and condition.stop_all():
+            self._end_all("the stop condition of the experiment is reached")
+        live.stopped = live.stopped or stop or decision == TrialScheduler.STOP
+        live.pausing = decision == TrialScheduler.PAUSE
+        if self._asked_in_vain or len(self._unfinished) > len(self._live):
+            self._look_for_work = True
+        return live.stopped or live.pausing
+
+    def _check_metric(self, row: Mapping[str, Any]) -> None:
+        metric = self._config.metric
+        if metric is None or "metric" in self._told:
+            return
+        self._told.add("metric")
+        names = [metric] if isinstance(metric, str) else metric
+        missing = [name for name in names if look_up(row, name) is None]
+        if missing:
+            found = ", ".join(repr(key) for key in row if key not in AUTOMATIC_KEYS)
+            self._display.message(
+                f"TuneConfig(metric={metric!r}): the first report has no {missing[0]!r}, only "
+                f"{found or 'no metrics'}; report it, or name another.",
+                "warning",
+            )
+
+    # -------------------------------------------------------------------------- ending trials
+
+    def _ended(self, live: LiveTrial) -> None:
+        """A run is over: free what it held, write its end, and see what becomes of the trial."""
+        assert live.controller is not None
+        del self._live[live.trial.trial_id]
+        live.controller.close()
+        self._machine.give_back(live.share)
+        self._look_for_work = True
+        if live.phase is Phase.INTERRUPTED and not self._ending and not live.stopped:
+            self.interrupt()  # Ctrl-C reached the function itself, which runs in this process
+        outcome = live.outcome(leave_unfinished=self._leave_unfinished)
+        if outcome in ("TERMINATED", "ERROR"):
+            live.listener.tell_end()
+        self._complain(live.trial, live.write_end(outcome))
+        if not live.run.storage.is_local:
+            # The last rows have to be in the trackers' files before these are copied.
+            self._concluding += 1
+            self._callbacks.after_all(lambda: self._submit(lambda: self._upload(live, outcome)))
+            return
+        if outcome in ("TERMINATED", "ERROR"):
+            self._submit(live.put_away)  # flushing would hold the other trials up
+        else:
+            self._complain(live.trial, live.put_away())  # it may be opened again at once
+        self._settle(live, outcome)
+
+    def _upload(self, live: LiveTrial, outcome: Outcome) -> None:
+        problem = live.put_away()
+
+        def settle() -> None:
+            self._concluding -= 1
+            self._complain(live.trial, problem)
+            self._settle(live, outcome)
+
+        self._loop.call_soon(settle)
+
+    def _complain(self, trial: Trial, problem: str | None) -> None:
+        if problem is not None:
+            self._display.message(f"Trial {trial.trial_id}: {problem}", "warning")
+
+    def _settle(self, live: LiveTrial, outcome: Outcome) -> None:
+        trial = live.trial
+        if outcome == "ERROR":
+            assert live.controller is not None
+            state = live.controller.state
+            self._failed(trial, describe(state.failures, state.attempt, state.world_size))
+        elif outcome == "TERMINATED":
+            self._tell_searcher(trial, error=False)
+            result = trial.last_result or None
+            self._ask("scheduler", lambda: self._scheduler.on_trial_complete(self, trial, result))
+            self._over(trial, "TERMINATED")
+        else:
+            trial.status = "PAUSED" if outcome == "PAUSED" else "PENDING"
+            self._experiment.record_status(trial)
+            self._progress.changed(trial)
+        self._progress.resources = str(self._machine)
+
+    def _failed(self, trial: Trial, text: str) -> None:
+        trial.error = text
+        self._display.message(f"Trial {trial.trial_id} failed: {text}", "warning")
+        self._tell_searcher(trial, error=True)
+        self._ask("scheduler", lambda: self._scheduler.on_trial_error(self, trial))
+        self._over(trial, "ERROR")
+        if self._run_config.failure_config.fail_fast and self._ending is None:
+            self._leave_unfinished = True
+            self.failed_trial = trial
+            self._display.message("Stopping: a trial has failed (fail_fast).", "warning")
+            self._interrupt_all("a trial has failed")
+
+    def _tell_searcher(self, trial: Trial, *, error: bool) -> None:
+        result = trial.last_result or None
+        self._ask(
+            "searcher", lambda: self._searcher.on_trial_complete(trial.trial_id, result, error)
+        )
+
+    def _over(self, trial: Trial, status: Any) -> None:
+        trial.status = status
+        self._unfinished.pop(trial.trial_id, None)
+        self._starter.forget(trial)
+        more = {} if trial.error is None else {"error": trial.error}
+        self._experiment.record_status(trial, **more)
+        self._progress.over(trial)
+
+    # --------------------------------------------------------------------------------- helpers
+
+    def _tell_once(self, kind: str, text: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            self._display.message(text, "warning")
+
+    def _submit(self, call: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # everything is being put away
+            self._threads.submit(call)
+
+    def _ask_stopper(self, stopper: Stopper) -> None:
+        if self._ending is not None:
+            return
+        if stopper.stop_all():
+            self._end_all("the stop condition of the experiment is reached")
+        else:
+            self._loop.call_later(STOP_ALL_CHECK_S, lambda: self._ask_stopper(stopper))
+
+    def _sync_regularly(self) -> None:
+        def sync() -> None:
+            try:
+                self._experiment.sync()
+            except LockstepError as error:
+                self._tell_once("sync", f"Could not copy the journal, will try again: {error}")
+
+        self._submit(sync)
+        self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)
+
+    def _draw(self) -> None:
+        interval = self._display.interval_s
+        if interval is not None:
+            self._progress.resources = str(self._machine)
+            self._progress.note = self._scheduler.debug_string()
+            self._display.update(self._progress.status())
+            self._display.refresh()
+            self._loop.call_later(interval, self._draw)
+
+    def _close(self) -> None:
+        """Kill what is left."""
+        for live in self._live.values():
+            live.close()
+        self._live.clear()

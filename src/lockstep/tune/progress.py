@@ -1,0 +1,159 @@
+"""How an experiment stands: counts, the best trial so far, the rows of its table."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.console.experiment import ExperimentStatus, TrialLine
+from lockstep.metrics import look_up
+from lockstep.tune.trial import Trial
+from lockstep.tune.tune_config import TuneConfig
+
+__all__ = ["AUTOMATIC_KEYS", "ExperimentProgress"]
+
+AUTOMATIC_KEYS = frozenset(
+    (
+        "_timestamp",
+        "_time_this_iter_s",
+        "_training_iteration",
+        "time_this_iter_s",
+        "done",
+        "timesteps_total",
+        "episodes_total",
+        "training_iteration",
+        "trial_id",
+        "experiment_id",
+        "date",
+        "timestamp",
+        "time_total_s",
+        "pid",
+        "hostname",
+        "node_ip",
+        "config",
+        "time_since_restore",
+        "timesteps_since_restore",
+        "iterations_since_restore",
+        "warmup_time",
+        "experiment_tag",
+        "checkpoint_dir_name",
+    )
+)
+"""What every row has besides what was reported."""
+
+_KEPT = ("training_iteration", "time_total_s")
+_SHOWN = 64
+
+
+class ExperimentProgress:
+    """Kept up to date by the loop, a few dict operations a report."""
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        tune_config: TuneConfig,
+        total: int | None,
+        name: str,
+        path: str,
+    ) -> None:
+        metric = tune_config.metric
+        self._metric = metric if isinstance(metric, str) or metric is None else metric[0]
+        mode = tune_config.mode
+        self._mode = mode if isinstance(mode, str) or mode is None else mode[0]
+        self._budget = tune_config.budget_seconds
+        self._total = total
+        self._name, self._path = name, path
+        self._started = time.monotonic()
+        self._running: dict[str, Trial] = {}
+        self._reports = 0
+        self._counted: dict[str, str] = {}
+        self.counts: Counter[str] = Counter()
+        self.best: tuple[float, TrialLine] | None = None
+        self.state = "running"
+        self.resources = ""
+        self.note = ""
+        for trial in trials:
+            self.changed(trial)
+            self._consider(trial)
+
+    def changed(self, trial: Trial) -> None:
+        """Its status has."""
+        before = self._counted.get(trial.trial_id)
+        if before is not None:
+            self.counts[before] -= 1
+        self.counts[trial.status] += 1
+        if trial.over:
+            self._counted.pop(trial.trial_id, None)
+        else:
+            self._counted[trial.trial_id] = trial.status
+        if trial.status == "RUNNING":
+            self._running[trial.trial_id] = trial
+        else:
+            self._running.pop(trial.trial_id, None)
+
+    def reported(self, trial: Trial) -> None:
+        """It has a new row."""
+        self._reports += 1
+        self._consider(trial)
+
+    def over(self, trial: Trial) -> None:
+        """It will not run again: only what tables show stays of its last row."""
+        self.changed(trial)
+        row, kept = trial.last_result, {}
+        for name in (self._metric, *_KEPT):
+            if name is not None and (value := look_up(row, name)) is not None:
+                kept[name] = value
+        trial.last_result = kept
+
+    def status(self) -> ExperimentStatus:
+        """For the display."""
+        best = None if self.best is None else self.best[1]
+        running = list(self._running.values())[:_SHOWN]
+        return ExperimentStatus(
+            state=self.state,
+            attempt=1,
+            elapsed_s=time.monotonic() - self._started,
+            reports=self._reports,
+            metrics={},
+            checkpoint=None,
+            num_workers=1,
+            name=self._name,
+            path=self._path,
+            counts={status: count for status, count in self.counts.items() if count},
+            total=self._total,
+            running=tuple(map(_line, running)),
+            best=best,
+            objective=f"{self._mode} {self._metric}" if self._metric else "",
+            budget_s=self._budget,
+            resources=self.resources,
+            note=self.note,
+        )
+
+    def _consider(self, trial: Trial) -> None:
+        if self._metric is None:
+            return
+        value = look_up(trial.last_result, self._metric)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            return
+        better = self.best is None or (
+            value > self.best[0] if self._mode == "max" else value < self.best[0]
+        )
+        if better:
+            line = TrialLine(
+                trial.trial_id,
+                trial.status,
+                trial.evaluated_params,
+                {self._metric: value},
+                int(trial.last_result.get("training_iteration") or 0),
+            )
+            self.best = (float(value), line)
+
+
+def _line(trial: Trial) -> TrialLine:
+    row: dict[str, Any] = trial.last_result
+    reported = {key: value for key, value in row.items() if key not in AUTOMATIC_KEYS}
+    iteration = int(row.get("training_iteration") or 0)
+    return TrialLine(trial.trial_id, trial.status, trial.evaluated_params, reported, iteration)

@@ -1,0 +1,216 @@
+"""Bringing an experiment back: its trials, and what searcher and scheduler have to be told again.
+
+Nothing of a searcher or scheduler is kept. They are made anew and told what had happened, in the
+order it happened: which configs there were, what each trial reported, how it ended.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.errors import StorageError
+from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
+from lockstep.tune.configs import decode_config
+from lockstep.tune.experiment import ExperimentRecords, TrialRecord
+from lockstep.tune.schedulers import TrialScheduler
+from lockstep.tune.search import Searcher
+from lockstep.tune.space import evaluated_params
+from lockstep.tune.stopper import Stopper
+from lockstep.tune.trial import Trial
+
+__all__ = ["Resumption", "Revived", "outcome", "revive"]
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What ``Tuner.restore`` was told to go on with."""
+
+    unfinished: bool = True
+    errored: bool = False
+    restart_errored: bool = False
+
+
+@dataclass
+class Revived:
+    """The trials of an experiment, as they stood."""
+
+    trials: list[Trial] = field(default_factory=list)
+    exploits: dict[str, str] = field(default_factory=dict)
+    """Of those that are to go on from another trial's checkpoint: which."""
+    restarted: list[Trial] = field(default_factory=list)
+    """They need a directory of their own again."""
+    problems: list[str] = field(default_factory=list)
+
+
+def read_run(records: ExperimentRecords, trial: TrialRecord) -> RunRecords | None:
+    """The journal of a trial's run, None if it has none yet."""
+    with suppress(FileNotFoundError, StorageError):
+        return RunRecords(records.run_storage(trial))
+    return None
+
+
+def outcome(trial: TrialRecord, run: RunRecords | None) -> str:
+    """How a trial stands: its run's word counts where the driver was killed before its own."""
+    if trial.status in ("TERMINATED", "ERROR"):
+        return trial.status
+    if run is not None and run.state == "finished":
+        return "TERMINATED"
+    if run is not None and run.state == "failed":
+        return "ERROR"
+    return "PAUSED" if trial.status == "PAUSED" else "PENDING"
+
+
+def revive(
+    records: ExperimentRecords,
+    searcher: Searcher,
+    scheduler: TrialScheduler,
+    stopper: Any,
+    *,
+    space: Any,
+    trainable_name: str,
+    resumption: Resumption,
+) -> Revived:
+    """The experiment's trials; ``searcher`` and ``scheduler`` have been told of them."""
+    revived = Revived()
+    past = _Past(revived, searcher, scheduler, stopper)
+    stories = []
+    for record in records.trials.values():
+        run = read_run(records, record)
+        trial = _trial(records, record, run, space, trainable_name, revived)
+        revived.trials.append(trial)
+        ended = outcome(record, run)
+        final = ended
+        again = ended == "ERROR" and (resumption.errored or resumption.restart_errored)
+        if trial.error and not record.error:
+            final = "ERROR"  # its config is lost
+        elif again:
+            final, trial.error = "PENDING", None
+        elif not resumption.unfinished and ended in ("PENDING", "PAUSED"):
+            final = "TERMINATED"
+        if again and resumption.restart_errored:
+            trial.begun, trial.checkpoint, trial.reports, run = False, None, 0, None
+            revived.restarted.append(trial)
+        stories.append(past.story(trial, record, run, final))
+    for _, _, tell in heapq.merge(*stories, key=lambda event: event[:2]):
+        tell()
+    return revived
+
+
+def _trial(
+    records: ExperimentRecords,
+    record: TrialRecord,
+    run: RunRecords | None,
+    space: Any,
+    trainable_name: str,
+    revived: Revived,
+) -> Trial:
+    error = record.error
+    changed = record.exploit or {}
+    try:
+        config = decode_config(changed.get("config", record.config), space)
+    except ValueError as lost:
+        config = dict(run.run["config"]) if run is not None else {}
+        if record.status not in ("TERMINATED", "ERROR"):
+            error = f"trial {record.trial_id} cannot go on: {lost}"
+            revived.problems.append(error)
+    trial = Trial(
+        record.trial_id,
+        record.index,
+        config,
+        trainable_name=trainable_name,
+        experiment_tag=record.tag,
+        evaluated_params=evaluated_params(space, config),
+        directory=record.directory,
+        path=records.storage.path(record.directory),
+    )
+    trial.error = error
+    trial.begun = run is not None
+    if run is not None and record.status not in ("TERMINATED", "ERROR"):
+        storage = records.run_storage(record)
+        kept = existing_checkpoints(storage, run.checkpoints)
+        trial.checkpoint = open_checkpoint(storage, kept[-1]) if kept else None
+    if changed.get("checkpoint"):
+        revived.exploits[trial.trial_id] = changed["checkpoint"]
+    return trial
+
+
+_Event = tuple[float, int, Callable[[], None]]
+
+
+class _Past:
+    """Tells searcher, scheduler and stopper what had happened. The scheduler's tune_controller."""
+
+    def __init__(
+        self, revived: Revived, searcher: Searcher, scheduler: TrialScheduler, stopper: Any
+    ) -> None:
+        self._searcher = searcher
+        self._scheduler = scheduler
+        self._stopper = stopper if isinstance(stopper, Stopper) else None
+        self._trials = revived.trials
+        self._known: dict[str, Trial] = {}
+
+    def get_trials(self) -> Sequence[Trial]:
+        """Every trial there had been by then."""
+        return list(self._known.values())
+
+    def get_live_trials(self) -> Sequence[Trial]:
+        """Those that were not over then."""
+        return [trial for trial in self._known.values() if not trial.over]
+
+    def stop_trial(self, trial: Trial) -> None:
+        """It was, then."""
+
+    def exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: Any) -> None:
+        """It did, then."""
+
+    def story(
+        self, trial: Trial, record: TrialRecord, run: RunRecords | None, final: str
+    ) -> Iterator[_Event]:
+        """What happened to a trial, in order: when, and what to tell. Lazily: it may be long."""
+
+        def added() -> None:
+            self._known[trial.trial_id] = trial
+            self._searcher.recall(trial.trial_id, trial.config)
+            self._scheduler.on_trial_add(self, trial)
+
+        def reported(row: dict[str, Any]) -> Callable[[], None]:
+            def tell() -> None:
+                trial.status = "RUNNING"
+                trial.last_result = row
+                trial.reports += 1
+                self._searcher.on_trial_result(trial.trial_id, row)
+                self._scheduler.on_trial_result(self, trial, row)
+                if self._stopper is not None:
+                    self._stopper(trial.trial_id, row)
+
+            return tell
+
+        def ended() -> None:
+            trial.status = final  # type: ignore[assignment]
+            result = trial.last_result or None
+            if final == "ERROR":
+                self._searcher.on_trial_complete(trial.trial_id, result, error=True)
+                self._scheduler.on_trial_error(self, trial)
+            elif final == "TERMINATED":
+                self._searcher.on_trial_complete(trial.trial_id, result)
+                self._scheduler.on_trial_complete(self, trial, result)
+
+        def paused() -> None:
+            trial.status = "PAUSED"
+
+        now = record.time
+        yield now, record.index, added
+        pauses = [when for when, status in record.changes if status == "PAUSED"]
+        for report in run.reports() if run is not None else ():
+            assert run is not None
+            while pauses and pauses[0] <= report["time"]:
+                yield max(now, pauses.pop(0)), record.index, paused
+            now = max(now, report["time"])
+            yield now, record.index, reported(run.row(report))
+        for when in (*pauses, *(when for when, _ in record.changes[-1:])):
+            now = max(now, when)
+        yield now, record.index, ended

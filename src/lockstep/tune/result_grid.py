@@ -1,0 +1,216 @@
+"""ResultGrid: what all trials of an experiment achieved, read from their directories when asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from lockstep.metrics import flatten, look_up
+from lockstep.records import RunRecords
+from lockstep.result import Result
+from lockstep.storage import Storage
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow.fs
+
+__all__ = ["ResultGrid", "check_scope"]
+
+_SCOPES = ("last", "avg", "last-5-avg", "last-10-avg", "all")
+
+
+class ResultGrid(Sequence[Result]):
+    """The results of an experiment's trials, in the order of the trials.
+
+    A result is read from its directory when it is asked for, so thousands cost nothing.
+
+    Attributes:
+        experiment_path: the experiment's directory.
+    """
+
+    def __init__(
+        self,
+        experiment: Storage,
+        directories: Sequence[str],
+        errors: Sequence[int],
+        terminated: int,
+        metric: Any = None,
+        mode: Any = None,
+    ) -> None:
+        self._experiment = experiment
+        self._directories = list(directories)
+        self._failed = list(errors)
+        self._terminated = terminated
+        self._metric = metric if isinstance(metric, str) or metric is None else metric[0]
+        self._mode = mode if isinstance(mode, str) or mode is None else mode[0]
+
+    @property
+    def experiment_path(self) -> str:
+        """The experiment's directory (a path on ``filesystem``)."""
+        return self._experiment.root
+
+    @property
+    def filesystem(self) -> pyarrow.fs.FileSystem:
+        """The Arrow filesystem that ``experiment_path`` is on."""
+        return self._experiment.filesystem
+
+    def __len__(self) -> int:
+        return len(self._directories)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Result]: ...
+
+    def __getitem__(self, index: int | slice) -> Result | list[Result]:
+        if isinstance(index, slice):
+            return [Result(self._experiment.child(name)) for name in self._directories[index]]
+        return Result(self._experiment.child(self._directories[index]))
+
+    def __iter__(self) -> Iterator[Result]:
+        return (Result(self._experiment.child(name)) for name in self._directories)
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """The exceptions of the trials that failed."""
+        found = (self[index].error for index in self._failed)
+        return [error for error in found if error is not None]
+
+    @property
+    def num_errors(self) -> int:
+        """How many trials failed."""
+        return len(self._failed)
+
+    @property
+    def num_terminated(self) -> int:
+        """How many trials ended without an error, early or at their end."""
+        return self._terminated
+
+    def get_best_result(
+        self,
+        metric: str | None = None,
+        mode: str | None = None,
+        scope: str = "last",
+        filter_nan_and_inf: bool = True,
+    ) -> Result:
+        """The result of the best trial.
+
+        Args:
+            metric, mode: what is best; by default the ``TuneConfig``'s.
+            scope: which of a trial's reports count: the ``"last"``, their average (``"avg"``,
+                ``"last-5-avg"``, ``"last-10-avg"``), or the best of ``"all"``.
+            filter_nan_and_inf: leave out values that are no finite number.
+
+        Raises:
+            ValueError: there is no metric, or no trial has reported it.
+        """
+        metric, mode = self._objective("get_best_result", metric, mode)
+        check_scope("get_best_result", scope)
+        best: tuple[float, int] | None = None
+        for index in range(len(self)):
+            score = self._score(index, metric, mode, scope, filter_nan_and_inf)
+            if score is None:
+                continue
+            if best is None or (score > best[0] if mode == "max" else score < best[0]):
+                best = (score, index)
+        if best is None:
+            raise ValueError(
+                f"get_best_result(metric={metric!r}): none of {len(self)} trial(s) has reported "
+                "a finite number of that name; look at .errors and at the names in .metrics, or "
+                "give filter_nan_and_inf=False."
+            )
+        return self[best[1]]
+
+    def get_dataframe(
+        self, filter_metric: str | None = None, filter_mode: str | None = None
+    ) -> pd.DataFrame:
+        """One row a trial: its last report, or with a metric and a mode its best one.
+
+        Configs are in ``config/…`` columns; ``logdir`` is the trial's directory.
+        """
+        import pandas as pd
+
+        if (filter_metric is None) != (filter_mode is None):
+            raise ValueError(
+                f"get_dataframe(filter_metric={filter_metric!r}, filter_mode={filter_mode!r}): "
+                "give both or neither."
+            )
+        if filter_mode not in (None, "min", "max"):
+            raise ValueError(
+                f"get_dataframe(filter_mode={filter_mode!r}): expected 'min' or 'max'."
+            )
+        rows = []
+        for index, name in enumerate(self._directories):
+            row = self._row(index, filter_metric, filter_mode)
+            flat = flatten({key: value for key, value in row.items() if key != "config"})
+            config = flatten({"config": row["config"]})
+            rows.append({**flat, **config, "logdir": self._experiment.path(name)})
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"ResultGrid({len(self)} trials, {self.num_terminated} terminated, "
+            f"{self.num_errors} failed, {self._experiment.uri!r})"
+        )
+
+    def _objective(self, caller: str, metric: str | None, mode: str | None) -> tuple[str, str]:
+        metric = metric or self._metric
+        mode = mode or self._mode
+        if metric is None or mode is None:
+            missing = "metric" if metric is None else "mode"
+            raise ValueError(
+                f"{caller}(): give {missing}=…, here or to TuneConfig; which trial is best is not "
+                "known otherwise."
+            )
+        if mode not in ("min", "max"):
+            raise ValueError(f"{caller}(mode={mode!r}): expected 'min' or 'max'.")
+        return metric, mode
+
+    def _records(self, index: int) -> RunRecords:
+        return RunRecords(self._experiment.child(self._directories[index]))
+
+    def _rows(self, index: int) -> Iterator[dict[str, Any]]:
+        records = self._records(index)
+        return (records.row(report) for report in records.reports())
+
+    def _score(
+        self, index: int, metric: str, mode: str, scope: str, finite_only: bool
+    ) -> float | None:
+        if scope == "last":
+            values = [look_up(self[index].metrics, metric)]
+        else:
+            values = [look_up(row, metric) for row in self._rows(index)]
+            if scope.startswith("last-"):
+                values = values[-int(scope.split("-")[1]) :]
+        numbers = [
+            float(value)
+            for value in values
+            if isinstance(value, (int, float)) and (math.isfinite(value) or not finite_only)
+        ]
+        if not numbers:
+            return None
+        if scope == "all":
+            return max(numbers) if mode == "max" else min(numbers)
+        return sum(numbers) / len(numbers)
+
+    def _row(self, index: int, metric: str | None, mode: str | None) -> dict[str, Any]:
+        result = self[index]
+        row = result.metrics
+        if metric is not None and mode is not None:
+            scored = [
+                (value, row)
+                for row in self._rows(index)
+                if isinstance(value := look_up(row, metric), (int, float)) and value == value
+            ]
+            if scored:
+                pick = max if mode == "max" else min
+                row = pick(scored, key=lambda pair: pair[0])[1]
+        return {**row, "config": result.config}
+
+
+def check_scope(caller: str, scope: str) -> None:
+    """Raise unless ``scope`` is one that ``get_best_result`` knows."""
+    if scope not in _SCOPES:
+        raise ValueError(f"{caller}(scope={scope!r}): expected one of {', '.join(_SCOPES)}.")

@@ -1,0 +1,46 @@
+"""What decides which trials go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
+from lockstep.tune.schedulers.hyperband import HyperBandScheduler
+from lockstep.tune.schedulers.median_stopping_rule import MedianStoppingRule
+from lockstep.tune.schedulers.pbt import PopulationBasedTraining
+from lockstep.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
+from lockstep.tune.schedulers.trial_scheduler import FIFOScheduler, TrialScheduler
+
+__all__ = [
+    "ASHAScheduler",
+    "AsyncHyperBandScheduler",
+    "FIFOScheduler",
+    "HyperBandScheduler",
+    "MedianStoppingRule",
+    "PopulationBasedTraining",
+    "PopulationBasedTrainingReplay",
+    "TrialScheduler",
+    "create_scheduler",
+]
+
+_BY_NAME: dict[str, type[TrialScheduler]] = {
+    "fifo": FIFOScheduler,
+    "asha": ASHAScheduler,
+    "async_hyperband": AsyncHyperBandScheduler,
+    "asynchyperband": AsyncHyperBandScheduler,
+    "hyperband": HyperBandScheduler,
+    "median_stopping_rule": MedianStoppingRule,
+    "medianstopping": MedianStoppingRule,
+    "pbt": PopulationBasedTraining,
+    "pbt_replay": PopulationBasedTrainingReplay,
+}
+
+
+def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
+    """The scheduler of that name, made with these arguments."""
+    found = _BY_NAME.get(scheduler.lower()) if isinstance(scheduler, str) else None
+    if found is None:
+        raise ValueError(
+            f"create_scheduler({scheduler!r}): unknown; expected one of {', '.join(_BY_NAME)}."
+        )
+    return found(**kwargs)

@@ -1,0 +1,259 @@
+"""Search spaces in Optuna's terms: how a config is suggested, and back to its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
+from typing import Any, Protocol
+
+from lockstep.metrics import flatten
+from lockstep.tune.search.sample import (
+    Categorical,
+    Domain,
+    Float,
+    Function,
+    Integer,
+    Normal,
+    quantise,
+)
+from lockstep.tune.space import Path, Space, contains, has_unresolved, is_grid
+
+__all__ = ["OptunaSpace", "open_space"]
+
+_PRIMITIVE = (str, bool, int, float, type(None))
+_MISSING = object()
+_EDGE = 1e-6
+
+
+class OptunaSpace(Protocol):
+    """What can be asked of a space."""
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        """A config, its values asked of an Optuna trial."""
+
+    def parameters_of(
+        self, config: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """A config (or a part of one) as Optuna's parameters, and their distributions if known."""
+
+
+def open_space(space: Any) -> OptunaSpace:
+    """A space of domains, of Optuna distributions, or a function."""
+    if not isinstance(space, Mapping):
+        if callable(space):
+            return _DefinedByRun(space)
+        raise TypeError(
+            f"OptunaSearch(space={space!r}): expected a dict, or a function of an Optuna trial."
+        )
+    if not space:
+        raise ValueError("OptunaSearch(space={}) has nothing to choose; name a hyperparameter.")
+    flat = flatten(space)
+    if has_unresolved(dict(space)) or not any(map(_is_distribution, flat.values())):
+        return _OfDomains(space)
+    return _OfDistributions(flat)
+
+
+class _OfDistributions:
+    """A dict of Optuna distributions; other values are constants."""
+
+    def __init__(self, flat: dict[str, Any]) -> None:
+        self._flat = flat
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        """Ask for each."""
+        return _unflatten(
+            {
+                name: _ask(trial, name, value) if _is_distribution(value) else value
+                for name, value in self._flat.items()
+            }
+        )
+
+    def parameters_of(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The values by their ``a/b`` names."""
+        given = flatten(config)
+        names = [n for n, value in self._flat.items() if _is_distribution(value) and n in given]
+        _check_known(given, self._flat)
+        return {name: given[name] for name in names}, {name: self._flat[name] for name in names}
+
+
+class _DefinedByRun:
+    """A function that asks an Optuna trial for what it wants."""
+
+    def __init__(self, function: Callable[[Any], dict[str, Any] | None]) -> None:
+        self._function = function
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        """What it asked for, and what it returned."""
+        constants = self._function(trial)
+        if constants is not None and not isinstance(constants, dict):
+            raise TypeError(
+                f"OptunaSearch(space=…): the function returned {constants!r}; return None, or a "
+                "dict of further values."
+            )
+        return _unflatten({**trial.params, **(constants or {})})
+
+    def parameters_of(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], None]:
+        """All of it: what the function does not ask for is not used."""
+        return flatten(config), None
+
+
+class _OfDomains:
+    """A ``param_space``: each domain is a parameter, named by its place."""
+
+    def __init__(self, space: Mapping[str, Any]) -> None:
+        self._space = Space(space)
+        self._root = space
+        _check_gridless(space, ())
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        """Ask for each domain there is; those inside a choice only if it is chosen."""
+
+        def ask(path: Path, domain: Domain, spec: Any) -> Any:
+            if isinstance(domain, Function):
+                return domain.func(spec)
+            return _to_value(domain, _ask(trial, _name(path), _distribution(domain)))
+
+        return self._space.resolve_with(ask)
+
+    def parameters_of(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What Optuna would have had to suggest for this config."""
+        parameters: dict[str, Any] = {}
+        distributions: dict[str, Any] = {}
+
+        def collect(path: Path, given: Any, node: Any) -> None:
+            if given is _MISSING:
+                return
+            if isinstance(node, Function) or not has_unresolved(node):
+                return
+            if isinstance(node, Domain):
+                if not contains(node, given):
+                    raise ValueError(
+                        f"{_name(path)!r}={given!r} is not within {node!r}; give a value that is."
+                    )
+                name = _name(path)
+                parameters[name] = _to_parameter(node, given)
+                distributions[name] = _distribution(node)
+                if isinstance(node, Categorical):
+                    index = _category(node, given)
+                    collect((*path, index), given, node.categories[index])
+            elif isinstance(node, Mapping):
+                for key, child in node.items():
+                    inside = given.get(key, _MISSING) if isinstance(given, Mapping) else _MISSING
+                    collect((*path, key), inside, child)
+            else:
+                for index, child in enumerate(node):
+                    inside = given[index] if index < len(given) else _MISSING
+                    collect((*path, index), inside, child)
+
+        _check_known(config, self._root)
+        collect((), config, dict(self._root))
+        return parameters, distributions
+
+
+def _ask(trial: Any, name: str, distribution: Any) -> Any:
+    if hasattr(distribution, "choices"):
+        return trial.suggest_categorical(name, distribution.choices)
+    kind = type(distribution).__name__
+    ask = trial.suggest_int if kind.startswith("Int") else trial.suggest_float
+    return ask(
+        name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
+    )
+
+
+def _distribution(domain: Domain) -> Any:
+    from optuna import distributions
+
+    if isinstance(domain, (Float, Integer)) and _in_log_steps(domain):
+        # Optuna knows no steps of a logarithm: the number of steps is what it chooses.
+        q = domain.q or 1
+        return distributions.IntDistribution(
+            round(domain.lower / q), round(domain.upper / q), log=True
+        )
+    if isinstance(domain, Float):
+        return distributions.FloatDistribution(domain.lower, domain.upper, domain.log, domain.q)
+    if isinstance(domain, Integer):
+        return distributions.IntDistribution(domain.lower, domain.upper, domain.log, domain.q)
+    if isinstance(domain, Normal):  # by its quantile: every sampler knows a uniform number
+        return distributions.FloatDistribution(_EDGE, 1 - _EDGE)
+    assert isinstance(domain, Categorical)
+    if _is_primitive(domain):
+        return distributions.CategoricalDistribution(tuple(domain.categories))
+    return distributions.CategoricalDistribution(tuple(range(len(domain.categories))))
+
+
+def _in_log_steps(domain: Float | Integer) -> bool:
+    return domain.log and domain.q not in (None, 1)
+
+
+def _to_value(domain: Domain, parameter: Any) -> Any:
+    """The value that stands for what Optuna suggested."""
+    if isinstance(domain, Categorical):
+        return parameter if _is_primitive(domain) else domain.categories[parameter]
+    if isinstance(domain, Normal):
+        return quantise(NormalDist(domain.mean, domain.sd).inv_cdf(parameter), domain.q)
+    if isinstance(domain, Integer):
+        return parameter * domain.q if _in_log_steps(domain) else parameter
+    assert isinstance(domain, Float)
+    return quantise(parameter * (domain.q or 1) if _in_log_steps(domain) else parameter, domain.q)
+
+
+def _to_parameter(domain: Domain, value: Any) -> Any:
+    """What Optuna would have suggested for this value."""
+    if isinstance(domain, Categorical):
+        return value if _is_primitive(domain) else _category(domain, value)
+    if isinstance(domain, Normal):
+        return min(max(NormalDist(domain.mean, domain.sd).cdf(value), _EDGE), 1 - _EDGE)
+    assert isinstance(domain, (Float, Integer))
+    if _in_log_steps(domain):
+        return round(value / (domain.q or 1))
+    return float(value) if isinstance(domain, Float) else int(value)
+
+
+def _category(domain: Categorical, value: Any) -> int:
+    return next(i for i, category in enumerate(domain.categories) if contains(category, value))
+
+
+def _is_primitive(domain: Categorical) -> bool:
+    return all(isinstance(category, _PRIMITIVE) for category in domain.categories)
+
+
+def _is_distribution(value: Any) -> bool:
+    return hasattr(value, "to_internal_repr") and hasattr(value, "single")
+
+
+def _check_gridless(node: Any, path: Path) -> None:
+    if is_grid(node):
+        raise ValueError(
+            f"OptunaSearch cannot search the grid_search at {_name(path)!r}; make it a "
+            "tune.choice, or leave search_alg out."
+        )
+    if isinstance(node, Mapping):
+        for key, child in node.items():
+            _check_gridless(child, (*path, key))
+    elif isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            _check_gridless(child, (*path, index))
+
+
+def _check_known(config: Mapping[str, Any], space: Mapping[str, Any]) -> None:
+    for key in config:
+        if key not in space:
+            raise ValueError(
+                f"points_to_evaluate has {key!r}, which is not in the space; add it there or "
+                "leave it out."
+            )
+
+
+def _name(path: Path) -> str:
+    return "/".join(map(str, path))
+
+
+def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, last = name.split("/")
+        inside = nested
+        for parent in parents:
+            inside = inside.setdefault(parent, {})
+        inside[last] = value
+    return nested

@@ -1,0 +1,105 @@
+"""Searcher: what proposes the configs of trials. An own one is a class with ``suggest``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+__all__ = ["Searcher", "check_objective"]
+
+Mode = Literal["min", "max"]
+
+
+class Searcher:
+    """Proposes configs, and is told what became of them.
+
+    The contract:
+
+    - ``set_search_properties`` is called once, before anything else. Then, for each trial:
+      ``suggest`` (or ``recall``), ``on_trial_result`` for each report, ``on_trial_complete`` once.
+    - Every call comes from one thread, one at a time, and should be quick.
+    - Nothing of it is pickled. ``Tuner.restore`` makes it anew and tells it what had happened:
+      ``recall`` in place of ``suggest``, then results and completions as they were. So what it
+      suggests should depend on its arguments and on what it was told, and on nothing else.
+
+    Args:
+        metric: the name of what is searched for; by default the ``TuneConfig``'s. A list where a
+            searcher knows several objectives.
+        mode: ``"min"`` or ``"max"``, one for each metric.
+    """
+
+    FINISHED = "FINISHED"
+    """``suggest`` returns this when there is nothing left to propose."""
+
+    def __init__(
+        self,
+        metric: str | Sequence[str] | None = None,
+        mode: Mode | Sequence[Mode] | None = None,
+    ) -> None:
+        check_objective(type(self).__name__, metric, mode)
+        self._metric = metric
+        self._mode = mode
+
+    @property
+    def metric(self) -> Any:
+        """What is searched for."""
+        return self._metric
+
+    @property
+    def mode(self) -> Any:
+        """Whether little or much of it is wanted."""
+        return self._mode
+
+    def set_search_properties(
+        self, metric: Any, mode: Any, config: Mapping[str, Any], **spec: Any
+    ) -> bool:
+        """Take what the ``Tuner`` was given, where the searcher has no value of its own.
+
+        Args:
+            metric, mode: the ``TuneConfig``'s.
+            config: the ``param_space``.
+            spec: more of the ``TuneConfig``: ``num_samples``.
+
+        Returns:
+            Whether ``config`` was taken as the space to search. Where not (as here), a ``config``
+            with domains in it is an error, and its constants are laid under each suggestion.
+        """
+        check_objective("TuneConfig", metric, mode)
+        self._metric = metric if self._metric is None else self._metric
+        self._mode = mode if self._mode is None else self._mode
+        return False
+
+    def num_trials(self, num_samples: int) -> int | None:
+        """How many trials ``num_samples`` makes here; None: as many as there is time for."""
+        return None if num_samples < 0 else num_samples
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | Literal["FINISHED"] | None:
+        """The config of a new trial; None: nothing now, ask again when something has changed."""
+        raise NotImplementedError
+
+    def recall(self, trial_id: str, config: Mapping[str, Any]) -> None:
+        """On restore, in place of ``suggest``: this config had been suggested for this trial."""
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """A trial reported."""
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """A trial is over, for good. ``result`` is its last one, None if it never reported."""
+
+
+def check_objective(owner: str, metric: Any, mode: Any) -> None:
+    """Raise unless the metric is a name (or a list of them) and the mode fits to it."""
+    metrics = metric if isinstance(metric, (list, tuple)) else [metric]
+    if metric is not None and (
+        not metrics or not all(isinstance(name, str) and name for name in metrics)
+    ):
+        raise ValueError(f"{owner}(metric={metric!r}): expected the name of a reported metric.")
+    modes = mode if isinstance(mode, (list, tuple)) else [mode]
+    if mode is not None and (not modes or not set(modes) <= {"min", "max"}):
+        raise ValueError(f"{owner}(mode={mode!r}): expected 'min' or 'max'.")
+    if isinstance(mode, (list, tuple)) and metric is not None and len(modes) != len(metrics):
+        raise ValueError(
+            f"{owner}(metric={metric!r}, mode={mode!r}): give one mode for each metric."
+        )

@@ -1,0 +1,309 @@
+"""Search spaces: from a nested ``param_space`` and a number to one resolved config.
+
+Nothing is enumerated: config ``k`` is worked out from ``k``. The grid point is the mixed-radix
+number ``k`` (the first key varies fastest), and each random value comes from a generator of its
+own, keyed by seed, number and place in the space, so neither the order in which configs are asked
+for nor a key that is added elsewhere changes it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from lockstep.tune.search.sample import Categorical, Domain
+
+__all__ = [
+    "Draw",
+    "Path",
+    "Space",
+    "contains",
+    "evaluated_params",
+    "experiment_tag",
+    "has_unresolved",
+    "is_grid",
+    "merge",
+]
+
+Path = tuple[Any, ...]
+"""Where a value is in a space: keys of dicts, indices of lists."""
+
+Draw = Callable[[Path, Domain, Any], Any]
+"""The value of a domain: called with its place, itself, and what ``sample_from`` is given."""
+
+_MISSING = object()
+
+
+def is_grid(node: object) -> bool:
+    """Whether it is what ``tune.grid_search`` returns."""
+    return isinstance(node, dict) and len(node) == 1 and "grid_search" in node
+
+
+def has_unresolved(node: object) -> bool:
+    """Whether there is a domain or a grid anywhere in it."""
+    if isinstance(node, Domain) or is_grid(node):
+        return True
+    return any(has_unresolved(child) for _, child in _children(node))
+
+
+def contains(node: Any, value: Any) -> bool:
+    """Whether a part of a space can resolve to this value."""
+    if is_grid(node):
+        return any(contains(choice, value) for choice in node["grid_search"])
+    if isinstance(node, Categorical):
+        return any(contains(choice, value) for choice in node.categories)
+    if isinstance(node, Domain):
+        return node.is_valid(value)
+    if type(node) is dict and isinstance(value, Mapping):
+        return node.keys() == value.keys() and all(contains(node[k], value[k]) for k in node)
+    if type(node) in (list, tuple) and isinstance(value, (list, tuple)):
+        return len(node) == len(value) and all(map(contains, node, value))
+    return _same(node, value)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``base``, dict by dict; neither is changed."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(below, dict) and isinstance(value, Mapping) and not is_grid(below)
+        merged[key] = merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+class Space:
+    """A ``param_space``, ready to be resolved.
+
+    Raises:
+        TypeError: it is not a dict.
+        ValueError: a grid is where it cannot be counted: inside a ``choice``.
+    """
+
+    def __init__(self, param_space: Mapping[str, Any] | None) -> None:
+        if param_space is None:
+            param_space = {}
+        if not isinstance(param_space, Mapping):
+            raise TypeError(
+                f"param_space={param_space!r}: expected a dict of hyperparameters, such as "
+                "{'lr': tune.loguniform(1e-4, 1e-1)}."
+            )
+        self._root = dict(param_space)
+        self._counts: dict[int, int] = {}  # of the nodes that hold a grid, by their identity
+        self.size = self._count(self._root, ())
+        """How many points the grid has; 1 without one."""
+
+    def resolve(self, point: int, seed: int, draw: int) -> dict[str, Any]:
+        """A config: a point of the grid (they repeat), and the random values of a draw."""
+
+        def at_random(path: Path, domain: Domain, spec: Any) -> Any:
+            return domain.draw(random.Random(f"{seed}/{draw}/{path}"), spec)
+
+        return self.resolve_with(at_random, point)
+
+    def resolve_with(self, draw: Draw, point: int = 0) -> dict[str, Any]:
+        """A config: a point of the grid, and what ``draw`` says for each domain."""
+        tree, _ = self._decode(self._root, point)
+        return _Resolution(tree, draw).all()
+
+    def _count(self, node: Any, path: Path) -> int:
+        total, gridless = 1, not _contains_grid(node)
+        if is_grid(node):
+            values = node["grid_search"]
+            if not isinstance(values, (list, tuple)) or not values:
+                raise ValueError(
+                    f"param_space {_name(path)}: the grid_search of {values!r} has no values; "
+                    "give a list with at least one."
+                )
+            total = sum(self._count(value, (*path, i)) for i, value in enumerate(values))
+        elif isinstance(node, Categorical):
+            for value in node.categories:
+                if self._count(value, path) > 1:
+                    raise ValueError(
+                        f"param_space {_name(path)}: a grid_search inside a choice has no fixed "
+                        "size; make the choice a grid_search, too."
+                    )
+        else:
+            for key, child in _children(node):
+                total *= self._count(child, (*path, key))
+        if not gridless:
+            self._counts[id(node)] = total
+        return total
+
+    def _decode(self, node: Any, number: int) -> tuple[Any, int]:
+        """The node with one value of each grid in it, and what is left of the number."""
+        size = self._counts.get(id(node))
+        if size is None:
+            return node, number
+        if is_grid(node):
+            number, digit = divmod(number, size)
+            for value in node["grid_search"]:
+                if digit < self._counts.get(id(value), 1):
+                    return self._decode(value, digit)[0], number
+                digit -= self._counts.get(id(value), 1)
+        if isinstance(node, dict):
+            chosen = {}
+            for key, child in node.items():
+                chosen[key], number = self._decode(child, number)
+            return chosen, number
+        items = []
+        for child in node:
+            item, number = self._decode(child, number)
+            items.append(item)
+        return type(node)(items), number
+
+
+class _Resolution:
+    """The random values of one config. Functions may ask for others, which are drawn first."""
+
+    def __init__(self, tree: dict[str, Any], draw: Draw) -> None:
+        self._tree = tree
+        self._draw_value = draw
+        self._drawn: dict[Path, Any] = {}
+        self._busy: list[Path] = []
+
+    def all(self) -> dict[str, Any]:
+        """The whole config."""
+        resolved: dict[str, Any] = self._resolve((), self._tree)
+        return resolved
+
+    def view(self, path: Path, node: Any) -> Any:
+        """What a function sees at a place: a value, or a container that resolves when asked."""
+        if isinstance(node, Domain):
+            return self._draw(path, node)
+        return _View(self, path, node) if isinstance(node, (dict, list, tuple)) else node
+
+    def _resolve(self, path: Path, node: Any) -> Any:
+        if isinstance(node, Domain):
+            return self._draw(path, node)
+        if type(node) is dict:
+            return {key: self._resolve((*path, key), child) for key, child in node.items()}
+        if type(node) in (list, tuple):
+            return type(node)(self._resolve((*path, i), child) for i, child in enumerate(node))
+        return node
+
+    def _draw(self, path: Path, domain: Domain) -> Any:
+        found = self._drawn.get(path, _MISSING)
+        if found is not _MISSING:
+            return found
+        if path in self._busy:
+            circle = " → ".join(_name(p) for p in [*self._busy[self._busy.index(path) :], path])
+            raise ValueError(
+                f"param_space: sample_from functions wait for each other ({circle}); "
+                "let one of them use only values drawn without it."
+            )
+        self._busy.append(path)
+        try:
+            value = self._draw_value(path, domain, _Spec(_View(self, (), self._tree)))
+            if _contains_grid(value):
+                raise ValueError(
+                    f"param_space {_name(path)}: a sample_from function returned {value!r}, whose "
+                    "grid_search cannot be counted any more; put the grid into the space itself."
+                )
+            if has_unresolved(value):
+                value = self._resolve((*path, _branch(domain, value)), value)
+        finally:
+            self._busy.pop()
+        self._drawn[path] = value
+        return value
+
+
+def _branch(domain: Domain, value: Any) -> int | str:
+    """Which of the values of a choice it is, so that the domains of each have their own place."""
+    categories = domain.categories if isinstance(domain, Categorical) else ()
+    return next((i for i, category in enumerate(categories) if category is value), "*")
+
+
+class _View(Mapping[Any, Any]):
+    """A dict or list of the space, for the functions of ``sample_from``: keys or attributes."""
+
+    def __init__(self, resolution: _Resolution, path: Path, node: Any) -> None:
+        self._resolution, self._path, self._node = resolution, path, node
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._resolution.view((*self._path, key), self._node[key])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not isinstance(self._node, dict) or name not in self._node:
+            raise AttributeError(
+                f"param_space {_name(self._path)} has no {name!r}; it has "
+                f"{', '.join(map(repr, self))}."
+            )
+        return self[name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._node if isinstance(self._node, dict) else range(len(self._node)))
+
+    def __len__(self) -> int:
+        return len(self._node)
+
+
+class _Spec:
+    """What a function of ``sample_from`` gets: ``spec.config.x``, or ``spec["x"]`` for short."""
+
+    def __init__(self, config: _View) -> None:
+        self.config = config
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.config if key == "config" else self.config[key]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
+
+
+def evaluated_params(param_space: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config that are not constants of its space, by their ``a/b`` names."""
+    return {"/".join(map(str, path)): value for path, value in _varied(param_space, config)}
+
+
+def experiment_tag(number: int, param_space: Any, config: Mapping[str, Any]) -> str:
+    """A trial's number and what was chosen for it, fit for a file name: ``3_lr=0.0100,width=8``."""
+    varied = sorted(_varied(param_space, config), key=lambda item: [str(key) for key in item[0]])
+    if not varied:
+        return str(number)
+    return f"{number}_" + ",".join(f"{_clean(path[-1])}={_clean(value)}" for path, value in varied)
+
+
+def _varied(space: Any, config: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    if config is space:
+        return
+    children = list(_children(config))
+    if not children:
+        if path and (space is _MISSING or has_unresolved(space) or not _same(space, config)):
+            yield path, config
+        return
+    for key, child in children:
+        try:
+            below = _MISSING if isinstance(space, Domain) or is_grid(space) else space[key]
+        except (KeyError, IndexError, TypeError):
+            below = _MISSING
+        yield from _varied(below, child, (*path, key))
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # an array, say, which has no single answer
+        return one is other
+
+
+def _children(node: Any) -> Iterator[tuple[Any, Any]]:
+    if type(node) is dict:
+        yield from node.items()
+    elif type(node) in (list, tuple):
+        yield from enumerate(node)
+
+
+def _contains_grid(node: Any) -> bool:
+    return is_grid(node) or any(_contains_grid(child) for _, child in _children(node))
+
+
+def _name(path: Path) -> str:
+    return "/".join(map(str, path)) or "(the whole)"
+
+
+def _clean(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+    return re.sub("[^a-zA-Z0-9_-]+", "_", str(value))[:40].strip("_")

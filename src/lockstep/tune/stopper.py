@@ -1,0 +1,290 @@
+"""Stoppers: when a trial ends early, and when the whole experiment does."""
+
+from __future__ import annotations
+
+import bisect
+import datetime
+import inspect
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from statistics import pstdev
+from typing import Any
+
+from lockstep.metrics import look_up
+
+__all__ = [
+    "CombinedStopper",
+    "ExperimentPlateauStopper",
+    "FunctionStopper",
+    "MaximumIterationStopper",
+    "NoopStopper",
+    "Stopper",
+    "TimeoutStopper",
+    "TrialPlateauStopper",
+]
+
+
+class Stopper(ABC):
+    """Decides when trials end. Given as ``RunConfig(stop=…)``.
+
+    Every call comes from one thread, one at a time. Nothing of it is pickled: when an experiment
+    is restored it is told again what had been reported.
+    """
+
+    @abstractmethod
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """A trial reported: does it end here?"""
+
+    @abstractmethod
+    def stop_all(self) -> bool:
+        """Does everything end now? Asked after each report, and from time to time."""
+
+
+class NoopStopper(Stopper):
+    """Stops nothing."""
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Never."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Never."""
+        return False
+
+
+class FunctionStopper(Stopper):
+    """Ends a trial where ``function(trial_id, result)`` says so."""
+
+    def __init__(self, function: Callable[[str, dict[str, Any]], bool]) -> None:
+        if not self.is_valid_function(function):
+            raise TypeError(
+                f"FunctionStopper({function!r}): expected a function of (trial_id, result)."
+            )
+        self._function = function
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """What the function says."""
+        return bool(self._function(trial_id, result))
+
+    def stop_all(self) -> bool:
+        """Never."""
+        return False
+
+    @classmethod
+    def is_valid_function(cls, function: object) -> bool:
+        """Whether it can be called with a trial's id and a result."""
+        if not callable(function) or isinstance(function, (type, Stopper)):
+            return False
+        try:
+            inspect.signature(function).bind("trial", {})
+        except TypeError:
+            return False
+        except ValueError:  # a builtin without a signature
+            pass
+        return True
+
+
+class MaximumIterationStopper(Stopper):
+    """Ends a trial after so many reports."""
+
+    def __init__(self, max_iter: int) -> None:
+        _check_whole("MaximumIterationStopper", "max_iter", max_iter, 1)
+        self._max_iter = max_iter
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether it has reported so often."""
+        return bool(result["training_iteration"] >= self._max_iter)
+
+    def stop_all(self) -> bool:
+        """Never."""
+        return False
+
+
+class TimeoutStopper(Stopper):
+    """Ends everything after a time, measured from when it is first asked.
+
+    Args:
+        timeout: seconds, or a ``datetime.timedelta``.
+    """
+
+    def __init__(self, timeout: float | datetime.timedelta) -> None:
+        seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise TypeError(
+                f"TimeoutStopper(timeout={timeout!r}): expected seconds or a datetime.timedelta."
+            )
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"TimeoutStopper(timeout={timeout!r}): must be above 0 and finite.")
+        self._seconds = float(seconds)
+        self._started: float | None = None
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether the time is over."""
+        return self.stop_all()
+
+    def stop_all(self) -> bool:
+        """Whether the time is over."""
+        now = time.monotonic()
+        if self._started is None:
+            self._started = now
+        return now - self._started >= self._seconds
+
+
+class TrialPlateauStopper(Stopper):
+    """Ends a trial whose metric does not move any more.
+
+    Args:
+        metric: which.
+        std: the standard deviation of its last results below which it stands still.
+        num_results: how many of them.
+        grace_period: no trial ends before so many reports.
+        metric_threshold: only a trial that has reached this value ends.
+        mode: with ``metric_threshold``: ``"min"`` is reached from above, ``"max"`` from below.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        std: float = 0.01,
+        num_results: int = 4,
+        grace_period: int = 4,
+        metric_threshold: float | None = None,
+        mode: str | None = None,
+    ) -> None:
+        _check_metric("TrialPlateauStopper", metric)
+        _check_std("TrialPlateauStopper", std)
+        _check_whole("TrialPlateauStopper", "num_results", num_results, 1)
+        _check_whole("TrialPlateauStopper", "grace_period", grace_period, 0)
+        if mode not in (None, "min", "max") or (metric_threshold is not None and mode is None):
+            raise ValueError(
+                f"TrialPlateauStopper(metric_threshold={metric_threshold!r}, mode={mode!r}): "
+                "mode says from which side it is reached; give 'min' or 'max'."
+            )
+        self._metric = metric
+        self._std = std
+        self._num_results = num_results
+        self._grace_period = grace_period
+        self._threshold = metric_threshold
+        self._mode = mode
+        self._reports: dict[str, int] = {}
+        self._last: dict[str, deque[float]] = {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether its last results are as good as equal."""
+        value = _number(result, self._metric)
+        self._reports[trial_id] = reports = self._reports.get(trial_id, 0) + 1
+        last = self._last.setdefault(trial_id, deque(maxlen=self._num_results))
+        last.append(value)
+        if reports < self._grace_period or len(last) < self._num_results:
+            return False
+        if self._threshold is not None:
+            reached = value <= self._threshold if self._mode == "min" else value >= self._threshold
+            if not reached:
+                return False
+        stopping = all(map(math.isfinite, last)) and pstdev(last) < self._std
+        if stopping:
+            del self._reports[trial_id], self._last[trial_id]
+        return stopping
+
+    def stop_all(self) -> bool:
+        """Never."""
+        return False
+
+
+class ExperimentPlateauStopper(Stopper):
+    """Ends everything when the best results do not get better.
+
+    Args:
+        metric: which.
+        std: the standard deviation of the best results at which they stand still.
+        top: how many of the best results.
+        mode: ``"min"`` or ``"max"``: which are best.
+        patience: for so many reports more.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        std: float = 0.001,
+        top: int = 10,
+        mode: str = "min",
+        patience: int = 0,
+    ) -> None:
+        _check_metric("ExperimentPlateauStopper", metric)
+        _check_std("ExperimentPlateauStopper", std)
+        _check_whole("ExperimentPlateauStopper", "top", top, 2)
+        _check_whole("ExperimentPlateauStopper", "patience", patience, 0)
+        if mode not in ("min", "max"):
+            raise ValueError(f"ExperimentPlateauStopper(mode={mode!r}): expected 'min' or 'max'.")
+        self._metric = metric
+        self._std = std
+        self._top = top
+        self._sign = 1 if mode == "min" else -1
+        self._patience = patience
+        self._best: list[float] = []
+        self._still = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Take note of a result; whether everything ends."""
+        value = _number(result, self._metric)
+        if math.isfinite(value):
+            bisect.insort(self._best, self._sign * value)
+            del self._best[self._top :]
+        self._still = self._still + 1 if self.has_plateaued() else 0
+        return self.stop_all()
+
+    def has_plateaued(self) -> bool:
+        """Whether the best results are as good as equal."""
+        return len(self._best) == self._top and pstdev(self._best) <= self._std
+
+    def stop_all(self) -> bool:
+        """Whether they have been for long enough."""
+        return self.has_plateaued() and self._still >= self._patience
+
+
+class CombinedStopper(Stopper):
+    """Stops where any of several stoppers does."""
+
+    def __init__(self, *stoppers: Stopper) -> None:
+        for stopper in stoppers:
+            if not isinstance(stopper, Stopper):
+                raise TypeError(
+                    f"CombinedStopper({stopper!r}): expected stoppers; wrap a function in "
+                    "FunctionStopper."
+                )
+        self._stoppers = stoppers
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether any of them ends it."""
+        # Every one is told, also after one has said yes: they count what they see.
+        verdicts = [stopper(trial_id, result) for stopper in self._stoppers]
+        return any(verdicts)
+
+    def stop_all(self) -> bool:
+        """Whether any of them says so."""
+        return any(stopper.stop_all() for stopper in self._stoppers)
+
+
+def _number(result: Mapping[str, Any], metric: str) -> float:
+    value = look_up(result, metric)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    return float(value)
+
+
+def _check_metric(owner: str, metric: object) -> None:
+    if not isinstance(metric, str) or not metric:
+        raise ValueError(f"{owner}(metric={metric!r}): expected the name of a reported metric.")
+
+
+def _check_std(owner: str, std: object) -> None:
+    if isinstance(std, bool) or not isinstance(std, (int, float)) or not 0 < std < math.inf:
+        raise ValueError(f"{owner}(std={std!r}): expected a finite number above 0.")
+
+
+def _check_whole(owner: str, name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{owner}({name}={value!r}): expected a whole number, {least} or more.")

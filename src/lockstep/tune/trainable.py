@@ -1,0 +1,266 @@
+"""Trainable: a trial as a class with steps. It runs as an ordinary training function."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.errors import StopTraining
+from lockstep.train import api, session
+
+__all__ = ["Trainable", "trainable_function"]
+
+_PREFIX = "lockstep-trainable-"
+
+
+class Trainable:
+    """What is trained, step by step. Subclass it and implement ``setup`` and ``step``.
+
+    ::
+
+        setup(config) ─▶ load_checkpoint(…) if there is one
+              ╭──▶ step() ─▶ its result is reported ─▶ save_checkpoint(…) when it is time ──╮
+              ╰─────────────────────────────────────────────────────────────────────────────╯
+        cleanup() when step returned done=True, the trial is stopped, or step raised
+
+    Args:
+        config: the hyperparameters.
+    """
+
+    _parameters: tuple[Any, ...] = ()
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        self.config: dict[str, Any] = dict(config or {})
+        self._iteration = 0
+        self._time_total = 0.0
+        bound: dict[str, Any] = {}
+        for parameters in self._parameters:
+            bound.update(parameters.values)
+        self.setup(dict(self.config), **bound)
+
+    # What a subclass implements.
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Prepare: called once, first."""
+
+    def step(self) -> dict[str, Any]:
+        """Train a little and return metrics. ``done=True`` among them ends the trial."""
+        raise NotImplementedError(f"{type(self).__name__} has to implement step().")
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any] | str | None:
+        """Write files into the directory, or return a dict to be kept instead."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has to implement save_checkpoint() to be checkpointed."
+        )
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Go on from what ``save_checkpoint`` made: its dict, or the directory's path."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has to implement load_checkpoint() to go on from one."
+        )
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take another config without being made anew; False: that is not possible."""
+        return False
+
+    def cleanup(self) -> None:
+        """Release what ``setup`` took: called once, last."""
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> Any:
+        """What a trial with this config takes, as for ``tune.with_resources``; None: one CPU."""
+        return None
+
+    # What others call.
+
+    def train(self) -> dict[str, Any]:
+        """One step, counted and timed."""
+        before = self._time_total
+        result = self._counted_step()
+        return {
+            "done": False,
+            "training_iteration": self._iteration,
+            "time_this_iter_s": self._time_total - before,
+            "time_total_s": self._time_total,
+            **result,
+        }
+
+    def _counted_step(self) -> dict[str, Any]:
+        started = time.monotonic()
+        result = self.step()
+        if not isinstance(result, dict):
+            raise TypeError(
+                f"{type(self).__name__}.step() returned {result!r}; return a dict of metrics."
+            )
+        self._iteration += 1
+        self._time_total += time.monotonic() - started
+        return result
+
+    def save(self, checkpoint_dir: str | None = None) -> Checkpoint:
+        """Save into the directory (by default a new temporary one)."""
+        if checkpoint_dir is None:
+            checkpoint_dir = tempfile.mkdtemp(prefix=_PREFIX)
+        os.makedirs(checkpoint_dir, exist_ok=True)
+        saved = self.save_checkpoint(checkpoint_dir)
+        if isinstance(saved, dict):
+            Checkpoint.from_dict(saved).to_directory(checkpoint_dir)
+        elif saved is not None and not os.path.realpath(saved).startswith(
+            os.path.realpath(checkpoint_dir)
+        ):
+            raise ValueError(
+                f"{type(self).__name__}.save_checkpoint() returned {saved!r}, which is outside of "
+                f"{checkpoint_dir!r}; write into the directory it is given."
+            )
+        checkpoint = Checkpoint(checkpoint_dir)
+        checkpoint.update_metadata({"iteration": self._iteration, "time_total_s": self._time_total})
+        return checkpoint
+
+    def restore(self, checkpoint: Checkpoint | str) -> None:
+        """Go on from what ``save`` made."""
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint(checkpoint)
+        if checkpoint.is_dict:
+            self.load_checkpoint(checkpoint.to_dict())
+        else:
+            with checkpoint.as_directory() as directory:
+                self.load_checkpoint(directory)
+        metadata = checkpoint.get_metadata()
+        self._iteration = int(metadata.get("iteration", 0))
+        self._time_total = float(metadata.get("time_total_s", 0.0))
+
+    def reset(self, new_config: dict[str, Any]) -> bool:
+        """Start over with another config, where ``reset_config`` can."""
+        if not self.reset_config(dict(new_config)):
+            return False
+        self.config = dict(new_config)
+        self._iteration, self._time_total = 0, 0.0
+        return True
+
+    def stop(self) -> None:
+        """Nothing more will be asked of it."""
+        self.cleanup()
+
+    @property
+    def iteration(self) -> int:
+        """How many steps there have been, those before a restore included."""
+        return self._iteration
+
+    @property
+    def training_iteration(self) -> int:
+        """How many steps there have been, those before a restore included."""
+        return self._iteration
+
+    @property
+    def trial_id(self) -> str:
+        """The trial's id; ``"default"`` outside a trial."""
+        return self._context("trial_id") or "default"
+
+    @property
+    def trial_name(self) -> str:
+        """The trial's name; ``"default"`` outside a trial."""
+        return self._context("trial_name") or "default"
+
+    @property
+    def logdir(self) -> str:
+        """The trial's directory; empty outside a trial."""
+        return self._context("trial_dir")
+
+    @property
+    def trial_resources(self) -> dict[str, float]:
+        """What the trial was given."""
+        current = session.current()
+        return current.context.get_trial_resources() if current is not None else {}
+
+    def get_config(self) -> dict[str, Any]:
+        """The hyperparameters."""
+        return self.config
+
+    @staticmethod
+    def _context(name: str) -> str:
+        current = session.current()
+        return "" if current is None else str(getattr(current.context, name))
+
+
+def trainable_function(
+    cls: type[Trainable], checkpoint_frequency: int = 0, checkpoint_at_end: bool = False
+) -> Callable[[dict[str, Any]], None]:
+    """A training function that runs a ``Trainable`` class.
+
+    Args:
+        cls: the class.
+        checkpoint_frequency: save at every so many steps; 0: never.
+        checkpoint_at_end: save when the trial ends: it is done, or it is stopped.
+    """
+    return _ClassTrial(cls, checkpoint_frequency, checkpoint_at_end)
+
+
+class _ClassTrial:
+    def __init__(
+        self, cls: type[Trainable], checkpoint_frequency: int, checkpoint_at_end: bool
+    ) -> None:
+        self.cls = cls
+        self.frequency = checkpoint_frequency
+        self.at_end = checkpoint_at_end
+        self.__name__ = cls.__name__
+
+    def __call__(self, config: dict[str, Any]) -> None:
+        trainable = self.cls(config)
+        try:
+            checkpoint = api.get_checkpoint()
+            if checkpoint is not None:
+                trainable.restore(checkpoint)
+            while not self._step(trainable):
+                pass
+        finally:
+            trainable.stop()
+
+    def _step(self, trainable: Trainable) -> bool:
+        result = dict(trainable._counted_step())
+        done = bool(result.get("done"))
+        saving = (
+            bool(result.pop("should_checkpoint", False))
+            or api.checkpoint_requested()
+            or (self.frequency > 0 and trainable.iteration % self.frequency == 0)
+            or (done and self.at_end)
+        )
+        try:
+            if saving:
+                with _Saved(trainable) as checkpoint:
+                    api.report(result, checkpoint, delete_local_checkpoint_after_upload=True)
+            else:
+                api.report(result)
+        except StopTraining:
+            if self.at_end and not saving:
+                self._save_after_all(trainable)
+            raise
+        return done
+
+    @staticmethod
+    def _save_after_all(trainable: Trainable) -> None:
+        current = session.current()
+        assert current is not None
+        with _Saved(trainable) as checkpoint:
+            current.save_checkpoint(checkpoint)
+
+
+class _Saved:
+    """A trainable's checkpoint in a temporary directory, for as long as it is reported."""
+
+    def __init__(self, trainable: Trainable) -> None:
+        self._trainable = trainable
+        self._directory = tempfile.mkdtemp(prefix=_PREFIX)
+
+    def __enter__(self) -> Checkpoint:
+        try:
+            return self._trainable.save(self._directory)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,0 +1,129 @@
+"""A trial: what the driver knows of one config and its run, small enough to keep for thousands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from lockstep.callback import Trial as TrialSnapshot
+from lockstep.callback import TrialStatus
+
+if TYPE_CHECKING:
+    from lockstep.checkpoint import Checkpoint
+
+__all__ = ["Trial", "TrialSnapshots"]
+
+
+class Trial:
+    """One config and what became of it. Changed by the loop only; schedulers read it.
+
+    Attributes:
+        trial_id: unique in the experiment and the same after a restore: ``4913f_00007``.
+        index: its number, from 0.
+        config: what the searcher suggested.
+        directory: the name of its run's directory in the experiment's.
+        status: ``PENDING``, ``RUNNING``, ``PAUSED``, ``TERMINATED`` or ``ERROR``.
+        last_result: the newest row; of one that is over, only what tables show.
+        checkpoint: the newest committed checkpoint.
+        error: what it failed of, in one line.
+        begun: its run has a directory already.
+    """
+
+    __slots__ = (
+        "begun",
+        "checkpoint",
+        "config",
+        "directory",
+        "error",
+        "evaluated_params",
+        "experiment_tag",
+        "index",
+        "last_result",
+        "path",
+        "reports",
+        "status",
+        "trainable_name",
+        "trial_id",
+    )
+
+    def __init__(
+        self,
+        trial_id: str,
+        index: int,
+        config: dict[str, Any],
+        *,
+        trainable_name: str,
+        experiment_tag: str,
+        evaluated_params: dict[str, Any],
+        directory: str,
+        path: str,
+    ) -> None:
+        self.trial_id = trial_id
+        self.index = index
+        self.config = config
+        self.trainable_name = trainable_name
+        self.experiment_tag = experiment_tag
+        self.evaluated_params = evaluated_params
+        self.directory = directory
+        self.path = path
+        self.status: TrialStatus = "PENDING"
+        self.last_result: dict[str, Any] = {}
+        self.checkpoint: Checkpoint | None = None
+        self.error: str | None = None
+        self.begun = False
+        self.reports = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether it will not run again."""
+        return self.status in ("TERMINATED", "ERROR")
+
+    @property
+    def logdir(self) -> str:
+        """Its run's directory."""
+        return self.path
+
+    local_path = logdir
+
+    def snapshot(self) -> TrialSnapshot:
+        """What a callback is given of it."""
+        return TrialSnapshot(
+            trial_id=self.trial_id,
+            trainable_name=self.trainable_name,
+            path=self.path,
+            experiment_tag=self.experiment_tag,
+            config=self.config,
+            last_result=self.last_result,
+            status=self.status,
+            checkpoint=self.checkpoint,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.trainable_name}_{self.trial_id}"
+
+    def __repr__(self) -> str:
+        return f"Trial({self}, {self.status})"
+
+
+class TrialSnapshots(Sequence[TrialSnapshot]):
+    """All trials as callbacks see them: each is copied when it is looked at, not before."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._trials = trials
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    @overload
+    def __getitem__(self, index: int) -> TrialSnapshot: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TrialSnapshot]: ...
+
+    def __getitem__(self, index: int | slice) -> TrialSnapshot | list[TrialSnapshot]:
+        if isinstance(index, slice):
+            return [trial.snapshot() for trial in self._trials[index]]
+        return self._trials[index].snapshot()
+
+    def __iter__(self) -> Iterator[TrialSnapshot]:
+        return (trial.snapshot() for trial in self._trials)

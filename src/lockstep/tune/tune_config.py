@@ -1,0 +1,102 @@
+"""TuneConfig: how a search goes."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lockstep.tune.schedulers import TrialScheduler
+from lockstep.tune.search import Searcher
+from lockstep.tune.search.searcher import check_objective
+
+if TYPE_CHECKING:
+    from lockstep.tune.trial import Trial
+
+__all__ = ["TuneConfig"]
+
+
+@dataclass
+class TuneConfig:
+    """How a search goes.
+
+    Args:
+        metric: the reported metric that is searched for; ``"a/b"`` reaches into nested dicts. A
+            list where the searcher knows several objectives.
+        mode: ``"min"`` or ``"max"``, one for each metric.
+        search_alg: what proposes configs; random values and grids by default.
+        scheduler: what stops trials early; by default each runs to its end.
+        num_samples: how many trials, or how often the grid is gone through. -1: as many as there
+            is time for, with ``time_budget_s`` or a ``Stopper``.
+        max_concurrent_trials: at most this many at a time; by default as many as fit.
+        time_budget_s: after so many seconds (or a ``timedelta``) no trial starts and all stop, at
+            their next report or, where none comes, a moment later.
+        reuse_actors: accepted for scripts that have it. Workers are forked from a warm server in
+            milliseconds and never reused, so nothing of one trial can leak into another.
+        trial_name_creator: ``f(trial) -> str``, what a trial is called.
+        trial_dirname_creator: ``f(trial) -> str``, what its directory is called.
+        chdir_to_trial_dir: the old spelling of ``RunConfig(working_dir="run")``.
+    """
+
+    metric: str | Sequence[str] | None = None
+    mode: Any = None
+    search_alg: Searcher | None = None
+    scheduler: TrialScheduler | None = None
+    num_samples: int = 1
+    max_concurrent_trials: int | None = None
+    time_budget_s: float | datetime.timedelta | None = None
+    reuse_actors: bool | None = None
+    trial_name_creator: Callable[[Trial], str] | None = None
+    trial_dirname_creator: Callable[[Trial], str] | None = None
+    chdir_to_trial_dir: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_objective("TuneConfig", self.metric, self.mode)
+        if self.metric is not None and self.mode is None:
+            raise ValueError(
+                f"TuneConfig(metric={self.metric!r}) needs mode='min' or mode='max' besides."
+            )
+        for name, kind in (("search_alg", Searcher), ("scheduler", TrialScheduler)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(
+                    f"TuneConfig({name}={value!r}): expected an object of a {kind.__name__} class."
+                )
+        if isinstance(self.num_samples, bool) or not isinstance(self.num_samples, int):
+            raise TypeError(f"TuneConfig(num_samples={self.num_samples!r}): expected an integer.")
+        if self.num_samples < 1 and self.num_samples != -1:
+            raise ValueError(
+                f"TuneConfig(num_samples={self.num_samples}): expected 1 or more, or -1 for as "
+                "many as there is time for."
+            )
+        limit = self.max_concurrent_trials
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
+        ):
+            raise ValueError(
+                f"TuneConfig(max_concurrent_trials={limit!r}): expected a whole number, or None "
+                "for as many as fit."
+            )
+        if isinstance(self.time_budget_s, datetime.timedelta):
+            self.time_budget_s = self.time_budget_s.total_seconds()
+        budget = self.time_budget_s
+        if budget is not None and (
+            isinstance(budget, bool)
+            or not isinstance(budget, (int, float))
+            or not 0 < budget < math.inf
+        ):
+            raise ValueError(
+                f"TuneConfig(time_budget_s={budget!r}): expected seconds, finite and above 0."
+            )
+        for name in ("trial_name_creator", "trial_dirname_creator"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(f"TuneConfig({name}={value!r}): expected a function of a trial.")
+
+    @property
+    def budget_seconds(self) -> float | None:
+        """``time_budget_s`` as a number."""
+        budget = self.time_budget_s
+        return budget.total_seconds() if isinstance(budget, datetime.timedelta) else budget

@@ -1,0 +1,396 @@
+"""Tuner: runs a trainable with many configs and returns what came of each."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lockstep import runtime, settings
+from lockstep.config import RunConfig
+from lockstep.console.experiment import make_experiment_display
+from lockstep.engine.loop import EventLoop
+from lockstep.engine.resources import available_cpus, visible_gpus
+from lockstep.errors import LockstepError, TrainingInterrupted, TrainingPreempted
+from lockstep.result import Result
+from lockstep.storage import Storage, open_storage
+from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
+from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.drive import driver_signals, install_quiet_excepthook
+from lockstep.train.run import experiment_storage
+from lockstep.train.trainer import DataParallelTrainer
+from lockstep.tune.experiment import Experiment, ExperimentRecords
+from lockstep.tune.launch import Launcher, check_space, check_trainable
+from lockstep.tune.loop import TuneLoop
+from lockstep.tune.machine import Machine
+from lockstep.tune.progress import ExperimentProgress
+from lockstep.tune.replay import Resumption, Revived, outcome, read_run, revive
+from lockstep.tune.result_grid import ResultGrid
+from lockstep.tune.saved import load_tuner, pack_tuner
+from lockstep.tune.schedulers import FIFOScheduler, TrialScheduler
+from lockstep.tune.search import BasicVariantGenerator, Searcher
+from lockstep.tune.space import Space, has_unresolved
+from lockstep.tune.stopper import Stopper
+from lockstep.tune.trial import TrialSnapshots
+from lockstep.tune.tune_config import TuneConfig
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+
+__all__ = ["TuneConfig", "Tuner"]
+
+
+class Tuner:
+    """Runs a trainable with many configs.
+
+    Args:
+        trainable: a trainer, a training function (of one argument, the config), or a
+            ``tune.Trainable`` class.
+        param_space: the hyperparameters: values, and ``tune.uniform``, ``tune.grid_search`` and
+            so on anywhere among them. Over a trainer its keys are the trainer's arguments:
+            ``train_loop_config``, ``scaling_config``, ``run_config``, ``datasets``, each laid over
+            what the trainer has.
+        tune_config: what is searched for, how, how often, for how long.
+        run_config: where the experiment lives, its callbacks, stop conditions, retries; by default
+            the trainer's.
+    """
+
+    def __init__(
+        self,
+        trainable: Any = None,
+        *,
+        param_space: Mapping[str, Any] | None = None,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        if trainable is None:
+            raise ValueError("Tuner(trainable=None): give a trainer, a function or a class.")
+        check_trainable(trainable)
+        for name, value, kind in (
+            ("tune_config", tune_config, TuneConfig),
+            ("run_config", run_config, RunConfig),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"Tuner({name}={value!r}): expected a {kind.__name__}.")
+        if run_config is None and isinstance(trainable, DataParallelTrainer):
+            run_config = trainable.run_config
+        self._trainable = trainable
+        Space(param_space)  # raises where it makes no sense
+        self._space = dict(param_space or {})
+        check_space(trainable, self._space)
+        self._tune_config = tune_config or TuneConfig()
+        self._run_config = run_config or RunConfig()
+        if self._tune_config.chdir_to_trial_dir:
+            self._run_config = replace(self._run_config, working_dir="run")
+        self._restored: Storage | None = None
+        self._resumption = Resumption()
+        self._given_anew = True
+        self._grid: ResultGrid | None = None
+
+    # -------------------------------------------------------------------------------- public
+
+    def fit(self) -> ResultGrid:
+        """Run every trial; return when all are over. A trial that fails is a row with its error.
+
+        Raises:
+            TrainingInterrupted: Ctrl-C (a KeyboardInterrupt); the message says how to go on.
+            InsufficientResourcesError: no trial could ever run here.
+            LockstepError: the searcher or the scheduler raised.
+        """
+        past = self._records_to_resume()
+        machine = _machine()
+        launcher = Launcher(self._trainable, self._run_config, machine)
+        if not (launcher.over_trainer and "scaling_config" in self._space):
+            launcher.check()
+        seed = random.getrandbits(63) if past is None else int(past.header["seed"])
+        saved = None
+        if past is None or self._given_anew:
+            saved = pack_tuner(self._trainable, self._space, self._tune_config, self._run_config)
+        searcher, constants = self._make_searcher(seed)
+        scheduler = self._make_scheduler()
+        total = searcher.num_trials(self._tune_config.num_samples)
+        experiment = self._open_experiment(past, launcher.name, seed, total, saved)
+        with ExitStack() as cleanup:
+            cleanup.callback(experiment.close)
+            display = make_experiment_display(
+                self._run_config.verbose,
+                interactive_function=launcher.engine.name == "inprocess",
+            )
+            revived = Revived()
+            if past is not None:
+                revived = revive(
+                    past,
+                    searcher,
+                    scheduler,
+                    self._run_config.stop,
+                    space=self._space,
+                    trainable_name=launcher.name,
+                    resumption=self._resumption,
+                )
+            for text in revived.problems:
+                display.message(text, "warning")
+            loop = EventLoop()
+            cleanup.callback(loop.close)
+            callbacks = CallbackDispatcher(
+                [*self._run_config.callbacks, CSVLoggerCallback(), JsonLoggerCallback()],
+                lambda text: display.message(text, "warning"),
+                settings.callback_flush_seconds(),
+                TrialSnapshots(revived.trials),
+            )
+            cleanup.callback(callbacks.close)
+            progress = ExperimentProgress(
+                revived.trials, self._tune_config, total, experiment.name, experiment.storage.uri
+            )
+            tuning = TuneLoop(
+                loop=loop,
+                experiment=experiment,
+                launcher=launcher,
+                searcher=searcher,
+                scheduler=scheduler,
+                machine=machine,
+                tune_config=self._tune_config,
+                run_config=self._run_config,
+                space=self._space,
+                constants=constants,
+                total=total,
+                callbacks=callbacks,
+                display=display,
+                progress=progress,
+                revived=revived,
+            )
+            display.start(progress.status())
+            cleanup.callback(lambda: display.finish(progress.status()))
+            callbacks.begin(self._run_config.stop, -1 if total is None else total)
+            signals: Any = nullcontext()
+            if launcher.engine.name != "inprocess":
+                signals = driver_signals(tuning.interrupt, tuning.preempt)
+            with signals:
+                tuning.run()
+            callbacks.finish(TrialSnapshots(revived.trials))
+            callbacks.close()
+            experiment.record_end(tuning.state)
+            progress.state = tuning.state
+            self._grid = self._make_grid(experiment.storage, revived.trials)
+        return self._conclude(tuning, experiment.storage.uri)
+
+    def get_results(self) -> ResultGrid:
+        """The results of ``fit()``, or of what a restored experiment has achieved so far.
+
+        Raises:
+            RuntimeError: there are none yet.
+        """
+        if self._grid is None and self._restored is not None:
+            return _read_grid(ExperimentRecords(self._restored), self._tune_config)
+        if self._grid is None:
+            raise RuntimeError("Tuner.get_results(): there are no results yet; call fit() first.")
+        return self._grid
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        trainable: Any = None,
+        resume_unfinished: bool = True,
+        resume_errored: bool = False,
+        restart_errored: bool = False,
+        param_space: Mapping[str, Any] | None = None,
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+        *,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> Tuner:
+        """A tuner that goes on with an earlier experiment, in its directory.
+
+        Trials that are over are not run again. Those that were not go on from their newest
+        checkpoint, or start over if they have none.
+
+        Args:
+            path: the experiment's directory.
+            trainable: instead of the experiment's own, which is kept with it.
+            resume_unfinished: go on with the trials that were not over.
+            resume_errored: go on with those that failed, from their newest checkpoints.
+            restart_errored: run those that failed anew, from the beginning.
+            param_space: instead of the experiment's own; it has to be the same space.
+            storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
+            tune_config, run_config: instead of the experiment's own. Callbacks that could not be
+                kept have to be given again here.
+
+        Raises:
+            FileNotFoundError: there is no experiment.
+            ValueError: a part of it could not be kept, or cannot be loaded here, and has to be
+                given.
+        """
+        if resume_errored and restart_errored:
+            raise ValueError(
+                "Tuner.restore(resume_errored=True, restart_errored=True): give one of them."
+            )
+        records = ExperimentRecords(open_storage(path, storage_filesystem))
+        arguments: dict[str, Any] = {
+            "trainable": trainable,
+            "param_space": param_space,
+            "tune_config": tune_config,
+            "run_config": run_config,
+        }
+        given = {name: value for name, value in arguments.items() if value is not None}
+        kept = load_tuner(records.saved, os.fspath(path), given)
+        tuner = cls(**{**kept, **given})
+        tuner._restored = records.storage
+        tuner._resumption = Resumption(resume_unfinished, resume_errored, restart_errored)
+        tuner._given_anew = bool(given)
+        return tuner
+
+    @classmethod
+    def can_restore(
+        cls,
+        path: str | os.PathLike[str],
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+    ) -> bool:
+        """Whether ``restore(path)`` would find an experiment."""
+        try:
+            return ExperimentRecords(open_storage(path, storage_filesystem)).saved is not None
+        except FileNotFoundError:
+            return False
+
+    # -------------------------------------------------------------------------------- helpers
+
+    def _records_to_resume(self) -> ExperimentRecords | None:
+        """The experiment to go on with, None to begin one."""
+        if self._restored is not None:
+            return ExperimentRecords(self._restored)
+        if self._run_config.resume == "never" or self._run_config.name is None:
+            return None
+        storage = experiment_storage(self._run_config, self._run_config.name)
+        found = None
+        with suppress(FileNotFoundError):
+            found = ExperimentRecords(storage)
+        if found is not None and found.state != "finished":
+            return found
+        if self._run_config.resume == "must":
+            what = "no experiment" if found is None else "only one that has finished"
+            raise FileNotFoundError(
+                f"RunConfig(name={self._run_config.name!r}, resume='must'): there is {what} in "
+                f"{storage.uri}; use resume='auto' to begin one."
+            )
+        return None
+
+    def _make_searcher(self, seed: int) -> tuple[Searcher, dict[str, Any]]:
+        """The searcher, and what is laid under its suggestions."""
+        config = self._tune_config
+        searcher = config.search_alg or BasicVariantGenerator(random_state=seed)
+        taken = searcher.set_search_properties(
+            config.metric, config.mode, self._space, num_samples=config.num_samples
+        )
+        if not taken and has_unresolved(self._space):
+            raise ValueError(
+                f"TuneConfig(search_alg={type(searcher).__name__}): it has a space of its own, so "
+                "param_space may hold constants only; leave one of the two out."
+            )
+        bounded = config.time_budget_s is not None or isinstance(self._run_config.stop, Stopper)
+        endless = config.num_samples == -1 and isinstance(searcher, BasicVariantGenerator)
+        if endless and not bounded:
+            raise ValueError(
+                "TuneConfig(num_samples=-1) would never end; give time_budget_s=…, or "
+                "RunConfig(stop=…) a Stopper that ends the experiment."
+            )
+        return searcher, {} if taken else self._space
+
+    def _make_scheduler(self) -> TrialScheduler:
+        config = self._tune_config
+        scheduler = config.scheduler or FIFOScheduler()
+        metric = config.metric if isinstance(config.metric, (str, type(None))) else config.metric[0]
+        mode = config.mode if isinstance(config.mode, (str, type(None))) else config.mode[0]
+        if not scheduler.set_search_properties(metric, mode):
+            raise ValueError(
+                f"TuneConfig(metric={metric!r}, mode={mode!r}): the {type(scheduler).__name__} has "
+                f"metric={scheduler.metric!r} and mode={scheduler.mode!r}; give them in one place."
+            )
+        return scheduler
+
+    def _open_experiment(
+        self,
+        past: ExperimentRecords | None,
+        trainable: str,
+        seed: int,
+        total: int | None,
+        saved: bytes | None,
+    ) -> Experiment:
+        if past is not None:
+            return Experiment.reopen(past, saved, self._space)
+        date = time.strftime("%Y-%m-%d_%H-%M-%S")
+        name = self._run_config.name or f"{trainable}_{date}"
+        storage = experiment_storage(self._run_config, name)
+        header = {
+            "name": name,
+            "trainable": trainable,
+            "metric": self._tune_config.metric,
+            "mode": self._tune_config.mode,
+            "num_samples": self._tune_config.num_samples,
+            "total": total,
+            "seed": seed,
+        }
+        assert saved is not None
+        return Experiment.create(storage, header, saved, self._space)
+
+    def _make_grid(self, storage: Storage, trials: Any) -> ResultGrid:
+        begun = [trial for trial in trials if trial.begun]
+        return ResultGrid(
+            storage,
+            [trial.directory for trial in begun],
+            [index for index, trial in enumerate(begun) if trial.status == "ERROR"],
+            sum(trial.status == "TERMINATED" for trial in begun),
+            self._tune_config.metric,
+            self._tune_config.mode,
+        )
+
+    def _conclude(self, tuning: TuneLoop, uri: str) -> ResultGrid:
+        grid = self._grid
+        assert grid is not None
+        done = grid.num_terminated + grid.num_errors
+        advice = f"{done} trial(s) are done, in {uri}. To go on: Tuner.restore({uri!r}).fit()"
+        if tuning.failure is not None:
+            error = tuning.failure
+            raise LockstepError(
+                f"{tuning.culprit} raised {type(error).__name__}: {error}; {advice}"
+            ) from error
+        if tuning.interrupted:
+            install_quiet_excepthook()
+            raise TrainingInterrupted(f"Interrupted: {advice}")
+        if tuning.preempted:
+            text = f"Preempted: {advice}"
+            print(text, file=sys.stderr)
+            raise TrainingPreempted(text)
+        if tuning.failed_trial is not None and self._run_config.failure_config.fail_fast == "raise":
+            error = Result(open_storage(tuning.failed_trial.path)).error
+            if error is not None:
+                raise error
+        return grid
+
+
+def _machine() -> Machine:
+    limits = runtime.current()
+    gpus = visible_gpus(limits.env_vars)
+    if limits.num_gpus is not None:
+        gpus = gpus[: limits.num_gpus]
+    cpus = available_cpus() if limits.num_cpus is None else limits.num_cpus
+    return Machine(float(cpus), tuple(gpus))
+
+
+def _read_grid(records: ExperimentRecords, tune_config: TuneConfig) -> ResultGrid:
+    directories, failed, terminated = [], [], 0
+    for trial in records.trials.values():
+        run = read_run(records, trial)
+        if run is None:
+            continue
+        how = outcome(trial, run)
+        if how == "ERROR":
+            failed.append(len(directories))
+        terminated += how == "TERMINATED"
+        directories.append(trial.directory)
+    return ResultGrid(
+        records.storage, directories, failed, terminated, tune_config.metric, tune_config.mode
+    )

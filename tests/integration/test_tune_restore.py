@@ -1,0 +1,359 @@
+"""An experiment survives: the driver is killed at any instant, interrupted, told to go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import tune
+from lockstep.errors import LockstepError
+from lockstep.records import RunRecords
+from lockstep.storage import open_storage
+from lockstep.train import Checkpoint, RunConfig
+from lockstep.tune import ResultGrid, TuneConfig, Tuner
+from lockstep.tune.schedulers import TrialScheduler
+from lockstep.tune.search import Searcher
+from tests.integration.runs import SRC
+from tests.integration.tuning import fit, note, notes
+
+ROOT = SRC.parent
+
+# Each trial notes when it begins and ends; the driver is killed at its n-th write to any journal.
+DRIVER = """
+    import os, signal, sys
+    from lockstep import tune
+    from lockstep.journal import Journal
+    from lockstep.train import Checkpoint, RunConfig
+    from lockstep.tune import TuneConfig, Tuner
+
+    here, when, after = os.getcwd(), int(sys.argv[1]), sys.argv[2] == "after"
+
+    def trial(config):
+        def note(text):
+            with open(os.path.join(here, "notes"), "a") as file:
+                file.write(f"{config['x']} {text}\\n")
+        note("begin")
+        checkpoint = tune.get_checkpoint()
+        start = checkpoint.to_dict()["i"] + 1 if checkpoint else 0
+        for i in range(start, 2):
+            tune.report({"i": i, "x": config["x"]}, checkpoint=Checkpoint.from_dict({"i": i}))
+        note("end")
+
+    count = 0
+    write = Journal._write
+
+    def writes(self, line):
+        global count
+        count += 1
+        if count == when and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(self, line)
+        if count == when:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Journal._write = writes
+    Tuner(
+        trial,
+        param_space={"x": tune.grid_search([0, 1, 2, 3, 4])},
+        tune_config=TuneConfig(max_concurrent_trials=2),
+        run_config=RunConfig(name="killed", storage_path=here, verbose=0),
+    ).fit()
+"""
+
+
+def start_driver(directory: Path, source: str, *arguments: str) -> subprocess.Popen[str]:
+    script = directory / "script.py"
+    script.write_text(textwrap.dedent(source))
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextmanager
+def driver(directory: Path, source: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = start_driver(directory, source, *arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def finished_runs(experiment: Path) -> set[int]:
+    found = set()
+    for run in experiment.iterdir() if experiment.exists() else ():
+        if (run / "journal.jsonl").exists():
+            try:
+                records = RunRecords(open_storage(run))
+            except FileNotFoundError:
+                continue
+            if records.state == "finished":
+                found.add(records.run["config"]["x"])
+    return found
+
+
+@pytest.mark.parametrize("when", [1, 2, 4, 7, 11, 16, 24, 33, 41])
+@pytest.mark.parametrize("instant", ["before", "after"])
+def test_a_driver_killed_at_any_instant_restores(tmp_path: Path, when: int, instant: str) -> None:
+    with driver(tmp_path, DRIVER, str(when), instant) as process:
+        out, err = process.communicate(timeout=50)
+        assert process.returncode == -signal.SIGKILL, out + err
+    path = tmp_path / "killed"
+    before = finished_runs(path)
+    begun = notes(tmp_path, "notes")
+    if not Tuner.can_restore(path):
+        assert not begun
+        return
+    restored = Tuner.restore(path)
+    assert len(restored.get_results()) <= 5
+    grid = restored.fit()
+    assert grid.num_terminated == 5
+    assert sorted(result.metrics["x"] for result in grid) == [0, 1, 2, 3, 4]
+    assert [result.metrics["training_iteration"] for result in grid] == [2] * 5
+    after = notes(tmp_path, "notes")
+    for x in before:  # each finished trial ran once
+        assert [line for line in after if line.startswith(f"{x} ")] == [f"{x} begin", f"{x} end"]
+    assert [Tuner.restore(path).fit().num_terminated, notes(tmp_path, "notes")] == [5, after]
+
+
+INTERRUPTED = """
+    import os, time
+    from lockstep import tune
+    from lockstep.train import Checkpoint, RunConfig
+    from lockstep.tune import TuneConfig, Tuner
+
+    here = os.getcwd()
+
+    def trial(config):
+        checkpoint = tune.get_checkpoint()
+        start = checkpoint.to_dict()["i"] + 1 if checkpoint else 0
+        for i in range(start, 4):
+            with open(os.path.join(here, f"trial_{config['x']}"), "a") as file:
+                file.write(f"{i}\\n")
+            tune.report({"i": i}, checkpoint=Checkpoint.from_dict({"i": i}))
+            while i == 1 and not os.path.exists(os.path.join(here, "go")):
+                time.sleep(0.01)
+
+    Tuner(
+        trial,
+        param_space={"x": tune.grid_search([0, 1, 2])},
+        tune_config=TuneConfig(max_concurrent_trials=2),
+        run_config=RunConfig(name="stopped", storage_path=here, verbose=1),
+    ).fit()
+"""
+
+
+def wait_for(directory: Path, count: int) -> None:
+    deadline = time.monotonic() + 40
+    while sum(len(notes(directory, f"trial_{x}")) for x in range(3)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_ctrl_c_stops_all_trials_and_says_how_to_go_on(tmp_path: Path) -> None:
+    with driver(tmp_path, INTERRUPTED) as process:
+        wait_for(tmp_path, 4)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=50)
+    assert process.returncode == -signal.SIGINT
+    path = str(tmp_path / "stopped")
+    assert f"Interrupted: 0 trial(s) are done, in {path}." in err
+    assert f"Tuner.restore({path!r}).fit()" in err
+    assert "Traceback" not in err
+    (tmp_path / "go").touch()
+    grid = Tuner.restore(path).fit()
+    assert grid.num_terminated == 3
+    for x in range(3):
+        assert sorted(set(notes(tmp_path, f"trial_{x}"))) == ["0", "1", "2", "3"]
+
+
+def test_sigterm_lets_every_trial_save_and_restores(tmp_path: Path) -> None:
+    with driver(tmp_path, INTERRUPTED) as process:
+        wait_for(tmp_path, 4)
+        process.send_signal(signal.SIGTERM)
+        (tmp_path / "go").touch()
+        out, err = process.communicate(timeout=50)
+    assert process.returncode == 143, out + err
+    assert "Preempted: 0 trial(s) are done" in err
+    grid = Tuner.restore(tmp_path / "stopped").fit()
+    assert grid.num_terminated == 3
+    for x in range(3):
+        assert sorted(set(notes(tmp_path, f"trial_{x}"))) == ["0", "1", "2", "3"]
+
+
+def test_errored_trials_resume_or_restart(tmp_path: Path) -> None:
+    marker = tmp_path / "fixed"
+
+    def trial(config: dict[str, Any]) -> None:
+        checkpoint = tune.get_checkpoint()
+        start = checkpoint.to_dict()["i"] + 1 if checkpoint else 0
+        for i in range(start, 3):
+            note(tmp_path, f"trial_{config['x']}", str(i))
+            tune.report({"i": i}, checkpoint=Checkpoint.from_dict({"i": i}))
+            if i == 1 and config["x"] == 1 and not marker.exists():
+                raise ValueError("not yet")
+
+    space = {"x": tune.grid_search([0, 1])}
+    first = fit(trial, space, run={"name": "resume"})
+    second = fit(trial, space, run={"name": "restart"})
+    assert first.num_errors == second.num_errors == 1
+    done = notes(tmp_path, "trial_0")
+    assert Tuner.restore(first.experiment_path).fit().num_errors == 1
+    marker.touch()
+    (tmp_path / "trial_1").unlink()
+    grid = Tuner.restore(first.experiment_path, resume_errored=True).fit()
+    assert (grid.num_errors, grid.num_terminated) == (0, 2)
+    assert notes(tmp_path, "trial_1") == ["2"]
+    (tmp_path / "trial_1").unlink()
+    again = Tuner.restore(second.experiment_path, trainable=trial, restart_errored=True).fit()
+    assert (again.num_errors, len(again), notes(tmp_path, "trial_1")) == (0, 2, ["0", "1", "2"])
+    assert again[1].metrics["training_iteration"] == 3
+    assert notes(tmp_path, "trial_0") == done
+    with pytest.raises(ValueError, match="give one of them"):
+        Tuner.restore(first.experiment_path, resume_errored=True, restart_errored=True)
+
+
+class Teller(Searcher):
+    """Suggests how much it has been told, so that forgetting anything shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, ...]] = []
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        self.told.append(("suggest", trial_id[-5:]))
+        return {"x": len(self.told)}
+
+    def recall(self, trial_id: str, config: Any) -> None:
+        self.suggest(trial_id)
+
+    def on_trial_result(self, trial_id: str, result: Any) -> None:
+        self.told.append(("result", trial_id[-5:], str(result["x"])))
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        self.told.append(("complete", trial_id[-5:], str(error)))
+
+
+class Seen(TrialScheduler):
+    """Keeps what it is told; stops everything after so many results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[str, str]] = []
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        self.events.append(("add", trial.trial_id[-5:]))
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> Any:
+        assert trial in tune_controller.get_live_trials()
+        self.events.append(("result", trial.trial_id[-5:]))
+        return self.CONTINUE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: Any) -> None:
+        self.events.append(("complete", trial.trial_id[-5:]))
+
+
+def test_searcher_and_scheduler_are_told_again_what_had_happened(tmp_path: Path) -> None:
+    def trial(config: dict[str, Any]) -> None:
+        tune.report({"x": config["x"]})
+        note(tmp_path, "ran", str(config["x"]))
+        if len(notes(tmp_path, "ran")) == 3:
+            raise ValueError("the third")
+
+    def settings(samples: int) -> TuneConfig:
+        return TuneConfig(
+            num_samples=samples, search_alg=Teller(), scheduler=Seen(), max_concurrent_trials=1
+        )
+
+    whole = Tuner(trial, tune_config=settings(6), run_config=RunConfig(verbose=0)).fit()
+    (tmp_path / "ran").unlink()
+    half = Tuner(trial, tune_config=settings(3), run_config=RunConfig(verbose=0)).fit()
+    config = settings(6)
+    rest = Tuner.restore(half.experiment_path, tune_config=config).fit()
+    assert [r.config for r in rest] == [r.config for r in whole]
+    assert isinstance(config.scheduler, Seen)
+    kinds = [kind for kind, _ in config.scheduler.events]
+    assert kinds == ["add", "result", "complete"] * 2 + ["add", "result"] + kinds[8:]
+    assert len(kinds) == 17
+
+
+def test_the_same_name_again_is_another_experiment_beside_the_first() -> None:
+    first = fit(lambda config: {"x": 1}, run={"name": "again"})
+    second = fit(lambda config: {"x": 2}, run={"name": "again"}, num_samples=2)
+    assert first.experiment_path == second.experiment_path
+    assert [r.metrics["x"] for r in first] == [1]
+    assert [r.metrics["x"] for r in second] == [2, 2]
+    assert len(Tuner.restore(first.experiment_path).get_results()) == 2
+
+
+def test_resume_auto_goes_on_where_it_was(tmp_path: Path) -> None:
+    def trial(config: dict[str, Any]) -> None:
+        note(tmp_path, "ran", str(config["x"]))
+        tune.report({"x": config["x"]})
+        if config["x"] == 2 and not (tmp_path / "fixed").exists():
+            raise ValueError("stop here")
+
+    options: dict[str, Any] = {"run": {"name": "auto", "resume": "auto"}, "fail_fast": "raise"}
+    space = {"x": tune.grid_search([1, 2, 3])}
+    with pytest.raises(ValueError, match="stop here"):
+        fit(trial, space, max_concurrent_trials=1, **options)
+    (tmp_path / "fixed").touch()
+    grid = fit(trial, space, **options)
+    assert [r.metrics["x"] for r in grid] == [1, 2, 3]
+    assert notes(tmp_path, "ran").count("1") == 1
+    with pytest.raises(FileNotFoundError, match="only one that has finished"):
+        fit(trial, space, run={"name": "auto", "resume": "must"})
+
+
+def test_what_could_not_be_kept_has_to_be_given() -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    def stop(trial_id: str, row: dict[str, Any]) -> bool:
+        return lock.locked()
+
+    grid = fit(lambda config: {"x": 1}, run={"name": "unkept", "stop": stop})
+    with pytest.raises(ValueError, match="run_config could not be kept"):
+        Tuner.restore(grid.experiment_path)
+    restored = Tuner.restore(grid.experiment_path, run_config=RunConfig(verbose=0)).fit()
+    assert len(restored) == 1
+
+
+def test_there_is_nothing_to_restore(tmp_path: Path) -> None:
+    assert not Tuner.can_restore(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"experiment\.jsonl"):
+        Tuner.restore(tmp_path)
+
+
+def test_two_drivers_do_not_drive_one_experiment(tmp_path: Path) -> None:
+    with driver(tmp_path, INTERRUPTED) as process:
+        wait_for(tmp_path, 2)
+        with pytest.raises(LockstepError, match="still being driven"):
+            Tuner.restore(tmp_path / "stopped").fit()
+        process.kill()
+        process.communicate()
+
+
+def test_a_finished_experiment_is_read_without_running_anything() -> None:
+    grid = fit(
+        lambda config: {"x": config["x"]}, {"x": tune.grid_search([1, 2])}, metric="x", mode="max"
+    )
+    read = Tuner.restore(grid.experiment_path).get_results()
+    assert isinstance(read, ResultGrid)
+    assert read.get_best_result().metrics["x"] == 2

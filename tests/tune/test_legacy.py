@@ -1,0 +1,67 @@
+"""tune.run, for older scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import tune
+from lockstep.errors import TrainingFailedError
+from lockstep.train import Checkpoint
+
+
+def trial(config: dict[str, Any]) -> None:
+    for i in range(3):
+        loss = abs(config["x"] - i)
+        tune.report({"loss": loss}, checkpoint=Checkpoint.from_dict({"loss": loss}))
+
+
+def test_the_analysis(tmp_path: Path) -> None:
+    analysis = tune.run(
+        trial,
+        config={"x": tune.grid_search([0, 2, 5])},
+        metric="loss",
+        mode="min",
+        name="old",
+        local_dir=tmp_path,
+        keep_checkpoints_num=1,
+        checkpoint_score_attr="min-loss",
+        resources_per_trial={"cpu": 1},
+        verbose=0,
+    )
+    assert analysis.best_config == {"x": 2} == analysis.get_best_config("loss", "min")
+    assert analysis.best_result["loss"] == 0
+    assert analysis.best_trial.config == {"x": 2}
+    assert analysis.best_checkpoint is not None
+    assert analysis.best_checkpoint.to_dict()["loss"] == 0
+    assert analysis.get_best_config(scope="all") == {"x": 0}
+    assert Path(analysis.best_logdir).parent == tmp_path / "old"
+    assert len(analysis.best_dataframe) == 3
+    assert len(analysis.dataframe("loss", "min")) == 3 == len(analysis.results_df)
+    assert len(analysis.trials) == len(analysis.results) == len(analysis.trial_dataframes) == 3
+    assert {"x": 5} in analysis.get_all_configs().values()
+    assert analysis.get_last_checkpoint() is not None
+    assert "3 trials" in repr(analysis)
+
+
+def test_failed_trials_raise_or_not() -> None:
+    def fail(config: dict[str, Any]) -> None:
+        if config["x"]:
+            raise ValueError("bad x")
+        tune.report({"loss": 1})
+
+    config = {"x": tune.grid_search([0, 1])}
+    with pytest.raises(TrainingFailedError, match="1 of 2 trials failed") as raised:
+        tune.run(fail, config=config, verbose=0)
+    assert isinstance(raised.value.worker_failures[1], ValueError)
+    analysis = tune.run(fail, config=config, verbose=0, raise_on_failed_trial=False)
+    assert analysis.get_best_config("loss", "min") == {"x": 0}
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="older name of storage_path"):
+        tune.run(trial, local_dir="a", storage_path="b")
+    with pytest.raises(ValueError, match="resume='maybe'"):
+        tune.run(trial, resume="maybe")
