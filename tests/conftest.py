@@ -19,18 +19,20 @@ import pytest
 KEPT_PROCESSES = ("lockstep.engine.forkserver", "multiprocessing.resource_tracker")
 # Set by pytest for each phase, or by a library when it is first imported.
 UNOWNED_VARIABLES = {
+    "CRC32C_SW_MODE",
     "PYTEST_CURRENT_TEST",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
     "TORCHINDUCTOR_CACHE_DIR",
 }
-# What a module opens on first use and keeps: Arrow for S3, Jupyter for its event loop, torch for
-# the first store.
+# What a module opens on first use and keeps: Arrow for S3 and to notice Ctrl-C, Jupyter for its
+# event loop, torch for the first store.
 LAZY_FILES = {
     "pyarrow._s3fs": ("eventpoll", "eventfd"),
     "jupyter_core.utils": ("eventpoll", "socket", "socket"),
     "torch.distributed": ("pipe", "pipe"),
+    "pyarrow._csv": ("pipe", "pipe"),
 }
 SETTLE_SECONDS = 2.0
 

@@ -48,17 +48,24 @@ LAYERS = [
 
 HEAVY = {
     "accelerate",
+    "comet_ml",
     "horovod",
     "lightning",
+    "mlflow",
     "numpy",
+    "optuna",
     "pandas",
+    "plotly",
     "pyarrow",
     "pytorch_lightning",
     "ray",
     "rich",
+    "tensorboard",
+    "tensorboardX",
     "tensorflow",
     "torch",
     "transformers",
+    "wandb",
 }
 
 # Modules made to be imported when a class of a framework is first needed: it is their base.
@@ -79,6 +86,7 @@ ENVIRONMENT_WRITERS = {
     "testing/engines.py",
     "engine/forkserver.py",
     "engine/inprocess.py",
+    "trackers/mlflow_client.py",
     "train/horovod/backend.py",
     "train/tensorflow/backend.py",
     "train/torch/backend.py",
@@ -259,6 +267,8 @@ def in_fresh_interpreter(code: str) -> object:
         "lockstep, lockstep.train",
         "lockstep, lockstep.train.torch",
         "lockstep.train.lightning, lockstep.train.huggingface.transformers",
+        "lockstep.tune, lockstep.tune.search.optuna, lockstep.tune.plots",
+        "lockstep.tune.logger, lockstep.tune.logger.mlflow, lockstep.train.tracking",
         "lockstep.train.tensorflow.keras, lockstep.train.horovod, lockstep.testing",
     ],
 )

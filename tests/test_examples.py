@@ -37,6 +37,14 @@ SHOWS = {
     "10_transformers.py": ["4.0    32 0.", "3 4 5 6 7"],
     "15_tensorflow.py": ["epochs: 2 and 3 more", "learned: [ 2. -1.]", "loaded: [ 2. -1.] 2"],
     "16_horovod.py": ["killed by SIGKILL", "4        2", "learned: [2.0, -1.0]"],
+    "18_resume_mid_epoch.py": [
+        "read in epoch 1 so far: 600 rows",
+        "epoch 0: 1200 rows, each {1} time",
+        "epoch 1: 1200 rows, each {1} time",
+        "workers: [2, 2, 3]",
+    ],
+    "20_asha.py": ["48 trials in ", "accuracy: 0.9"],
+    "21_pbt.py": ["alone:      0.39", "population: 1.", "replayed:   1."],
 }
 
 # What a third party warns about on its own account.

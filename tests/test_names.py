@@ -15,7 +15,7 @@ ROOT = Path(lockstep.__file__).parent
 # The defining place first, then every other spelling of it.
 SPELLINGS = [
     ["callback.Callback", "tune.Callback", "tune.callback.Callback"],
-    ["callback.LoggerCallback", "tune.logger.LoggerCallback"],
+    ["callback.LoggerCallback", "tune.logger.LoggerCallback", "tune.logger.logger.LoggerCallback"],
     ["callback.UserCallback", "train.UserCallback"],
     [
         "trackers.csv.CSVLoggerCallback",
@@ -27,6 +27,36 @@ SPELLINGS = [
         "trackers.JsonLoggerCallback",
         "tune.logger.JsonLoggerCallback",
     ],
+    [
+        "trackers.tensorboard.TBXLoggerCallback",
+        "trackers.TBXLoggerCallback",
+        "tune.logger.TBXLoggerCallback",
+        "tune.logger.tensorboardx.TBXLoggerCallback",
+    ],
+    *(
+        [
+            f"trackers.{module}.{name}",
+            f"trackers.{name}",
+            f"tune.logger.{module}.{name}",
+            f"tune.integration.{module}.{name}",
+            f"air.integrations.{module}.{name}",
+            f"air.callbacks.{module}.{name}",
+        ]
+        for module, name in (
+            ("comet", "CometLoggerCallback"),
+            ("mlflow", "MLflowLoggerCallback"),
+            ("wandb", "WandbLoggerCallback"),
+        )
+    ),
+    *(
+        [
+            f"train.tracking.{module}.setup_{module}",
+            f"train.tracking.setup_{module}",
+            f"tune.integration.{module}.setup_{module}",
+            f"air.integrations.{module}.setup_{module}",
+        ]
+        for module in ("comet", "mlflow", "wandb")
+    ),
     [
         "checkpoint.Checkpoint",
         "train.Checkpoint",
@@ -46,6 +76,15 @@ SPELLINGS = [
         "air.session.get_checkpoint",
     ],
     ["train.api.get_context", "train.get_context", "tune.get_context"],
+    ["train.api.get_dataset_shard", "train.get_dataset_shard", "air.session.get_dataset_shard"],
+    ["data.config.DataConfig", "data.DataConfig", "train.DataConfig"],
+    [
+        "data.config.DatasetConfig",
+        "data.DatasetConfig",
+        "train.DatasetConfig",
+        "air.DatasetConfig",
+        "air.config.DatasetConfig",
+    ],
     ["train.context.TrainContext", "train.TrainContext"],
     *(
         [f"train.api.{name}", f"air.session.{name}"]
@@ -67,6 +106,38 @@ SPELLINGS = [
         "train.tensorflow.keras.ReportCheckpointCallback",
         "air.integrations.keras.ReportCheckpointCallback",
     ],
+    [
+        "tune.schedulers.async_hyperband.AsyncHyperBandScheduler",
+        "tune.schedulers.async_hyperband.ASHAScheduler",
+        "tune.schedulers.AsyncHyperBandScheduler",
+        "tune.schedulers.ASHAScheduler",
+    ],
+    *(
+        [f"tune.schedulers.{module}.{name}", f"tune.schedulers.{name}"]
+        for module, name in (
+            ("hyperband", "HyperBandScheduler"),
+            ("median_stopping_rule", "MedianStoppingRule"),
+            ("pbt", "PopulationBasedTraining"),
+            ("pbt_replay", "PopulationBasedTrainingReplay"),
+            ("trial_scheduler", "FIFOScheduler"),
+            ("trial_scheduler", "TrialScheduler"),
+        )
+    ),
+    *(
+        [f"tune.search.{module}.{name}", f"tune.search.{name}"]
+        for module, name in (
+            ("basic_variant", "BasicVariantGenerator"),
+            ("concurrency_limiter", "ConcurrencyLimiter"),
+            ("repeater", "Repeater"),
+            ("searcher", "Searcher"),
+        )
+    ),
+    *(
+        [f"tune.search.sample.{name}", f"tune.{name}"]
+        for name in ("choice", "grid_search", "loguniform", "sample_from", "uniform")
+    ),
+    ["tune.trainable.Trainable", "tune.Trainable"],
+    ["tune.stopper.Stopper", "tune.Stopper"],
     ["errors.WorkerDiedError", "exceptions.WorkerDiedError", "exceptions.RayActorError"],
     ["errors.TrainingFailedError", "exceptions.TrainingFailedError"],
 ]
@@ -77,7 +148,11 @@ OLD_SPELLINGS = sorted(
         *(ROOT / "air").rglob("*.py"),
         ROOT / "exceptions.py",
         ROOT / "tune" / "callback.py",
-        ROOT / "tune" / "logger.py",
+        *(ROOT / "tune" / "logger").rglob("*.py"),
+        *(
+            ROOT / "tune" / "integration" / f"{name}.py"
+            for name in ("__init__", "comet", "mlflow", "wandb")
+        ),
     )
 )
 

@@ -138,7 +138,9 @@ def test_global_batches_are_the_same_for_any_number_of_workers(
                 [ids(b) for b in part.iter_batches(batch_size=20, drop_last=drop_last)]
                 for part in parts
             ]
-            found.append([sum(step, []) for step in zip(*per_rank, strict=True)])
+            found.append(
+                [[row for part in step for row in part] for step in zip(*per_rank, strict=True)]
+            )
         return found
 
     for drop_last in (False, True):
@@ -210,13 +212,13 @@ def test_a_state_that_was_loaded_and_not_used_is_still_the_state() -> None:
     through_three = saved(shards(dataset.prepare(3), state))
     (last,) = shards(dataset.prepare(1), through_three)
     rest = [i for batch in last.iter_batches() for i in ids(batch)]
-    assert sorted(rest + sum(seen, [])) == list(range(100))
+    assert sorted(rest + seen[0] + seen[1]) == list(range(100))
 
 
 def test_ranks_that_finished_an_epoch_others_are_in() -> None:
     dataset = lockstep.data.range(60)
     first, second = shards(dataset.prepare(2), None)
-    assert len([b for b in first.iter_batches(batch_size=10)]) == 3
+    assert len(list(first.iter_batches(batch_size=10))) == 3
     running = iter(second.iter_batches(batch_size=10))
     next(running)
     state = saved([first, second])
@@ -248,7 +250,7 @@ def test_a_state_of_other_data_is_an_error() -> None:
     (part,) = shards(lockstep.data.range(50).prepare(1), None)
     running = iter(part.iter_batches(batch_size=20))
     next(running)
-    with pytest.raises(ValueError, match="has 51 rows, but was left in the middle of .* of 50"):
+    with pytest.raises(ValueError, match=r"has 51 rows, but was left in the middle of .* of 50"):
         lockstep.data.range(51).prepare(1).shard(0, saved([part]))
     del running  # the epoch is over, so another number of rows may follow
     lockstep.data.range(51).prepare(1).shard(0, saved([part]))

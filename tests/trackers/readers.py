@@ -29,6 +29,9 @@ class WandbFiles:
 
 def wandb_runs(directory: Path) -> list[WandbFiles]:
     """The offline runs below ``directory``, oldest first."""
+    import wandb
+
+    wandb.teardown()  # its service may still be writing
     return [_wandb_run(path) for path in sorted(directory.glob("wandb/offline-run-*/*.wandb"))]
 
 

@@ -36,7 +36,11 @@ def tracked(config: dict[str, Any]) -> None:
     )
     run = setup_wandb(told, project="inside", mode="offline", dir=place)
     experiment = setup_comet(
-        told, online=False, offline_directory=f"{place}/comet", tags=["inside"]
+        told,
+        online=False,
+        offline_directory=f"{place}/comet",
+        tags=["inside"],
+        log_env_details=False,
     )
     known = train.load_checkpoint()
     for step in range(known["step"] + 1 if known else 1, 4):

@@ -505,3 +505,49 @@ def test_reporting_costs_the_driver_next_to_nothing() -> None:
 
     dispatch([callback], events)
     assert best < 3e-6
+
+
+class Slow(Blocked):
+    max_waiting = 5
+
+
+def test_what_waits_for_a_stalled_callback_is_bounded_and_that_is_said_once() -> None:
+    slow, patient, problems = Slow(), Blocked(), Problems()
+
+    def events(dispatcher: CallbackDispatcher) -> None:
+        report(dispatcher, 1)
+        assert slow.entered.wait(10)
+        for iteration in range(2, 1001):
+            report(dispatcher, iteration)
+            dispatcher.checkpoint(iteration, TRIAL, CHECKPOINT)
+        dispatcher.end(1000, TRIAL, failed=False)
+        slow.go.set()
+        patient.go.set()
+
+    dispatch([slow, patient], events, problems)
+    (problem,) = problems
+    assert "Slow.on_trial_result is 5 events behind" in problem
+    assert "progress.csv has every report" in problem
+    assert slow.results < 10
+    assert patient.results == 1000
+
+
+def test_a_callback_may_refuse_a_run_before_it_starts() -> None:
+    class Refusing(Callback):
+        def check_before_run(self) -> None:
+            raise ValueError("no key")
+
+    with pytest.raises(ValueError, match="no key"):
+        CallbackDispatcher([Recorder(), Refusing()], pytest.fail, 30.0)
+
+
+def test_a_callback_may_ask_for_more_time_at_the_end(blocked: Blocked) -> None:
+    blocked.end_timeout_s = 20.0
+    problems = Problems()
+    dispatcher = CallbackDispatcher([blocked], problems, 0.0)
+    dispatcher.start(TRIAL, CONTEXT)
+    report(dispatcher)
+    assert blocked.entered.wait(10)
+    threading.Timer(0.1, blocked.go.set).start()
+    dispatcher.close()
+    assert (blocked.results, problems) == (1, [])

@@ -438,6 +438,17 @@ class TestFailures:
         machine.feed(e.Raised(1, ERROR))
         assert machine.feed(e.Raised(0, ERROR)) == [e.KillWorkers()]
 
+    def test_a_rank_that_is_ending_its_tracker_gets_its_grace(self) -> None:
+        machine = Machine(3).run()
+        assert machine.feed(e.Ending(0), e.Raised(1, ERROR)) == [e.SetTimer("collect")]
+        assert machine.feed(e.TimerFired("collect", 1)) == [e.SetTimer("grace")]
+        assert machine.feed(e.TimerFired("grace", 1)) == [e.KillWorkers()]
+
+    def test_once_it_has_ended_nobody_is_waited_for(self) -> None:
+        machine = Machine(3).run()
+        machine.feed(e.Ending(0), e.Raised(1, ERROR), e.Raised(0, ERROR))
+        assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
+
     def test_a_death_says_how(self) -> None:
         machine = Machine(1)
         machine.gone(0, exitcode=-11)

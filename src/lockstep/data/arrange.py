@@ -287,7 +287,7 @@ def _first_rows(dataset: DatasetBase, groups: list[Group], limit: int) -> list[G
         if taken:
             units.append(unit.part(0, taken))
         left -= taken
-    return [Group(units)]
+    return [Group(units or _none_of(groups))]
 
 
 def _part(groups: list[Group], start: int, stop: int) -> list[Group]:
@@ -303,7 +303,15 @@ def _part(groups: list[Group], start: int, stop: int) -> list[Group]:
             break
         if start < ends[place]:
             found.append(unit.part(max(start - begin, 0), min(stop, ends[place]) - begin))
-    return [Group(found)]
+    return [Group(found or _none_of(groups))]
+
+
+def _none_of(groups: list[Group]) -> list[Unit]:
+    """No rows, but the columns of what there was."""
+    first = next((unit for group in groups for unit in group.units), None)
+    if first is None:
+        return []
+    return [replace(first, block=replace(first.block, rows=0), start=0, stop=0, rows=0)]
 
 
 def _rows_of(groups: list[Group], start: int, stop: int) -> pa.Table:
@@ -342,7 +350,7 @@ def _sampled(groups: list[Group], key: int, low: int, high: int) -> list[Group]:
             # Before the other operations, where that comes to the same: they have less to do.
             chain = (sample, *unit.operations) if unit.keeps_rows else (*unit.operations, sample)
             units.append(replace(unit, operations=chain, rows=rows, exact=True))
-        found.append(replace(group, units=units))
+        found.append(replace(group, units=units or _none_of([group])))
     return found
 
 

@@ -14,6 +14,7 @@ from lockstep.data.iteration import DataIterator, Pass, Request
 from lockstep.data.ops import Operation
 from lockstep.data.order import Group, read_windows, windows_of
 from lockstep.data.position import LocalShuffle
+from lockstep.data.schema import known_schema
 from lockstep.data.unit import Piece, Reader, Unit, count_rows
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ class DatasetBase(DataIterator):
                     replace(group, units=count_rows(group.units, threads)) for group in groups
                 ]
             return self._groups()
+
+    def _schema(self) -> pa.Schema | None:
+        """The columns, where they can be known without running a user's function."""
+        return known_schema(self._groups())
 
     def _units(self) -> list[Unit]:
         return [unit for group in self._groups() for unit in group.units]

@@ -85,6 +85,7 @@ class _Columns:
         import pyarrow.types as types
 
         self.rows = piece.table.num_rows
+        self.owned, self.write = piece.owned, write
         self.arrays: list[tuple[str, Any, bool]] = []
         for name, column in zip(piece.table.column_names, piece.table.columns, strict=True):
             kind = column.type
@@ -98,9 +99,13 @@ class _Columns:
 
     def part(self, start: int, stop: int) -> dict[str, np.ndarray[Any, Any]]:
         return {
-            name: to_numpy(values.slice(start, stop - start)) if lists else values[start:stop]
+            name: self._lists(values, start, stop) if lists else values[start:stop]
             for name, values, lists in self.arrays
         }
+
+    def _lists(self, values: pa.Array, start: int, stop: int) -> np.ndarray[Any, Any]:
+        array = to_numpy(values.slice(start, stop - start))
+        return writable(array, self.owned) if self.write and array.dtype != object else array
 
 
 def cut_arrays(

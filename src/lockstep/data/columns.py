@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "LinedUp",
     "as_written",
-    "gather",
     "one_array",
     "take",
     "to_arrow",
@@ -215,56 +215,68 @@ def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
 
 def take(table: pa.Table, indices: np.ndarray[Any, Any]) -> pa.Table:
     """These rows of a table, in this order."""
-    return gather([table], indices)
+    return LinedUp([table]).take(indices)
 
 
-def gather(tables: list[pa.Table], indices: np.ndarray[Any, Any]) -> pa.Table:
-    """These rows of several tables, numbered through, in this order.
+class LinedUp:
+    """The rows of several tables, numbered through, to be had in any order.
 
-    The list is emptied: what nobody else holds is freed column by column, for the next one to use.
+    Args:
+        tables: emptied, so that what nobody else holds is freed column by column.
+        memory: where to line up what is in several pieces; the next one to be given it may use it
+            again, for new memory costs more than copying.
     """
+
+    def __init__(self, tables: list[pa.Table], memory: dict[int, Any] | None = None) -> None:
+        import pyarrow as pa
+        import pyarrow.types as types
+
+        several = len(tables) > 1
+        whole = pa.concat_tables(tables, promote_options="permissive") if several else tables[0]
+        tables.clear()
+        self._schema, self._rows, pending = whole.schema, whole.num_rows, whole.columns
+        del whole
+        self._columns: list[pa.Array] = []
+        while pending:
+            column = pending.pop(0)
+            plain = types.is_primitive(column.type) and column.type.bit_width in _WIDTHS
+            lines_up = plain and column.num_chunks > 1 and len(column) and not column.null_count
+            if memory is not None and lines_up:
+                self._columns.append(_end_to_end(column, len(self._columns), memory))
+            else:
+                self._columns.append(one_array(column))
+
+    def take(self, indices: np.ndarray[Any, Any]) -> pa.Table:
+        """These rows, in this order: a copy."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self._rows < 1 << 32:
+            indices = indices.astype(np.uint32)
+        positions = pa.array(indices)
+        # The indices are ours; checking them would cost as much again.
+        columns = [pc.take(column, positions, boundscheck=False) for column in self._columns]
+        return pa.table(columns, schema=self._schema)
+
+
+def _end_to_end(column: pa.ChunkedArray, place: int, memory: dict[int, Any]) -> pa.Array:
+    """The numbers of a column in pieces, one after the other in memory that is used again."""
     import numpy as np
     import pyarrow as pa
-    import pyarrow.types as types
 
-    several = len(tables) > 1
-    whole = pa.concat_tables(tables, promote_options="permissive") if several else tables[0]
-    tables.clear()
-    schema, rows, pending = whole.schema, whole.num_rows, whole.columns
-    del whole
-    # One piece of memory to line up the pieces of each column in: a new one costs more than copying.
-    aside = np.empty(rows, np.uint64) if rows else None
-    positions = None
-    columns = []
-    while pending:
-        column = pending.pop(0)
-        kind = column.type
-        if types.is_primitive(kind) and kind.bit_width in _WIDTHS and column.null_count == 0:
-            source = _lined_up(column, f"u{kind.bit_width // 8}", aside)
-            buffer = pa.allocate_buffer(len(indices) * source.itemsize)
-            # Not mode="raise", which is slower by far: the indices are ours.
-            np.take(source, indices, mode="clip", out=np.frombuffer(buffer, source.dtype))
-            columns.append(pa.Array.from_buffers(kind, len(indices), [None, buffer]))
-        else:
-            if positions is None:
-                positions = pa.array(indices)
-            columns.append(one_array(column).take(positions))
-    return pa.table(columns, schema=schema)
-
-
-def _lined_up(column: pa.ChunkedArray, dtype: str, aside: Any) -> np.ndarray[Any, Any]:
-    """The values of a column without nulls as one array, in ``aside`` where they are in several."""
-    import numpy as np
-
-    pieces = []
-    for chunk in column.chunks:
-        if len(chunk):
-            values = np.frombuffer(chunk.buffers()[1], dtype)
-            pieces.append(values[chunk.offset : chunk.offset + len(chunk)])
-    if len(pieces) == 1:
-        return pieces[0]
-    out = np.empty(0, dtype) if aside is None else aside.view(dtype)[: len(column)]
-    return np.concatenate(pieces, out=out) if pieces else out
+    dtype = np.dtype(f"u{column.type.bit_width // 8}")
+    pieces = [
+        np.frombuffer(chunk.buffers()[1], dtype)[chunk.offset : chunk.offset + len(chunk)]
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    size = len(column) * dtype.itemsize
+    if place not in memory or len(memory[place]) < size:
+        memory[place] = np.empty(size, np.uint8)
+    out = memory[place][:size].view(dtype)
+    np.concatenate(pieces, out=out)
+    return pa.Array.from_buffers(column.type, len(column), [None, pa.py_buffer(out)])
 
 
 class _Memory:

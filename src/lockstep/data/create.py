@@ -10,7 +10,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.formats import from_rows, to_table
 from lockstep.data.items import ItemSource, row_of
 from lockstep.data.order import Group
-from lockstep.data.source import MemorySource, RangeSource, Source
+from lockstep.data.source import Block, MemorySource, RangeSource, Source
 from lockstep.data.unit import Unit
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ def dataset_of(source: Source) -> Dataset:
     """A source's rows as a dataset."""
 
     def make() -> list[Group]:
+        # One that is empty, where there are none: it knows the columns.
+        blocks = source.index() or [Block((), 0, 0)]
         whole: tuple[Any, ...] = ()
-        return [Group([Unit(source, b, whole, rows=b.rows) for b in source.index()])]
+        return [Group([Unit(source, block, whole, rows=block.rows) for block in blocks])]
 
     return Dataset(make)
 
@@ -140,11 +142,14 @@ def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
         dataset: it.
         local_read: accepted; reading is always local.
     """
-    if not hasattr(dataset, "__getitem__"):
+    import torch.utils.data
+
+    if isinstance(dataset, torch.utils.data.IterableDataset):
         return from_items([row_of(item) for item in dataset])
-    if not hasattr(dataset, "__len__"):
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"from_torch() got a {type(dataset).__name__} without a length; define __len__."
+            f"from_torch() got a {type(dataset).__name__}, which has no __getitem__ or no __len__; "
+            "define them, or make it an IterableDataset."
         )
     return dataset_of(ItemSource(dataset))
 

@@ -74,10 +74,10 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
 
     def schema(self, fetch_if_missing: bool = True) -> pa.Schema:
         """The columns and their types; may run transforms on the first rows to find out."""
-        from lockstep.data.schema import found_schema, known_schema
-
-        schema = known_schema(self._groups())
+        schema = self._schema()
         if schema is None and fetch_if_missing:
+            from lockstep.data.schema import found_schema
+
             schema = found_schema(self._groups())
         return schema
 

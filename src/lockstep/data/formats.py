@@ -142,16 +142,12 @@ def to_table(batch: Any, doing: str) -> pa.Table:
 def _from_frame(frame: pd.DataFrame) -> pa.Table:
     import pyarrow as pa
 
-    tensors = [
-        name
-        for name in frame.columns
-        if frame[name].dtype == object and len(frame) and hasattr(frame[name].iloc[0], "shape")
-    ]
-    plain = frame.drop(columns=tensors) if tensors else frame
-    table = pa.Table.from_pandas(plain, preserve_index=False).replace_schema_metadata(None)
-    for name in tensors:
-        table = table.append_column(str(name), to_arrow(list(frame[name])))
-    return table.select([str(name) for name in frame.columns]) if tensors else table
+    columns = {}
+    for name in frame.columns:
+        values = frame[name]
+        tensors = values.dtype == object and len(values) and hasattr(values.iloc[0], "shape")
+        columns[str(name)] = to_arrow(list(values) if tensors else values)
+    return pa.table(columns)
 
 
 def described(function: Callable[..., Any]) -> str:

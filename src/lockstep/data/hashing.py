@@ -19,6 +19,8 @@ _SECOND = 0x94D049BB133111EB
 _SORTED = 1 << 16
 """Up to so many numbers are put in order by sorting them."""
 _ROUNDS = 4
+_AT_ONCE = 1 << 16
+"""How many numbers are worked on at once: so few that they stay in the processor's cache."""
 
 
 def draw_seed() -> int:
@@ -103,13 +105,16 @@ def _scattered(
         left |= right
         return left
 
-    values = sent(places.astype(np.uint32))
-    outside = np.flatnonzero(values >= size)
-    while len(outside):
-        again = sent(values[outside])
-        values[outside] = again
-        outside = outside[again >= size]
-    return values.astype(np.int64)
+    order = np.empty(len(places), np.int64)
+    for begin in range(0, len(places), _AT_ONCE):
+        values = sent(places[begin : begin + _AT_ONCE].astype(np.uint32))
+        outside = np.flatnonzero(values >= size)
+        while len(outside):
+            again = sent(values[outside])
+            values[outside] = again
+            outside = outside[again >= size]
+        order[begin : begin + _AT_ONCE] = values
+    return order
 
 
 def _hash32(

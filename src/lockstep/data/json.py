@@ -50,7 +50,7 @@ class JsonSource(LineSource):
         known = self._lists.get(file.path)
         if known is None:
             if super().is_whole(file):
-                start = read_whole(file).slice(0, 4096).to_pybytes() if file.size else b""
+                start = bytes(memoryview(read_whole(file))[:4096]) if file.size else b""
             else:
                 start = read_range(file, 0, min(file.size, 4096)).to_pybytes()
             known = self._lists[file.path] = start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["

@@ -246,14 +246,11 @@ class FilterExpression(Operation):
 
         try:
             return table.filter(self.expression)
-        except pa.ArrowInvalid as error:
-            raise _unknown_column(table, str(error)) from error
-
-
-def _unknown_column(table: pa.Table, cause: str) -> Exception:
-    return ValueError(
-        f"The filter does not fit the columns {', '.join(table.column_names)} ({cause.strip()})."
-    )
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            cause = str(error).partition(" in ")[0].strip()
+            raise ValueError(
+                f"The filter does not fit the columns {', '.join(table.column_names)} ({cause})."
+            ) from error
 
 
 @dataclass(frozen=True, eq=False)

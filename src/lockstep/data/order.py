@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lockstep.data.columns import gather, take
+from lockstep.data.columns import LinedUp, take
 from lockstep.data.hashing import key_of, permutation
 from lockstep.data.unit import Piece, Reader, Unit
 
@@ -171,7 +171,11 @@ def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Pie
     tables = [_table(unit, None, reader, commute) for unit in units]
     rows = sum(table.num_rows for table in tables)
     order = permutation(window.key, rows, None if own is None else _rows(own))
-    yield from _shuffled(_gathered(tables, order), units, reader, commute)
+    tables = [table for table in tables if table.num_rows]
+    if tables:
+        # All of a column at once: coming back to it costs more than the memory.
+        table = LinedUp(tables, reader.memory).take(order)
+        yield from _shuffled(table, units, reader, commute)
 
 
 def _alike(units: Sequence[Unit]) -> bool:
@@ -193,7 +197,7 @@ def _table(
 
 def _some(
     units: Sequence[Unit], chosen: np.ndarray[Any, Any], reader: Reader, commute: bool
-) -> pa.Table:
+) -> pa.Table | None:
     """Rows of several units, numbered through, in the order asked for; one unit at a time."""
     import numpy as np
 
@@ -210,12 +214,7 @@ def _some(
         begin = bound
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
-    return _gathered(tables, places)
-
-
-def _gathered(tables: list[pa.Table], order: np.ndarray[Any, Any]) -> pa.Table | None:
-    tables[:] = [table for table in tables if table.num_rows]
-    return gather(tables, order) if tables else None
+    return LinedUp(tables).take(places) if tables else None
 
 
 def _shuffled(

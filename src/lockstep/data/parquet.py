@@ -95,11 +95,20 @@ class ParquetSource(Source):
         everything = range(metadata.num_row_groups)
         if self._expression is None:
             return everything
+        import pyarrow as pa
         import pyarrow.dataset
 
         form = pyarrow.dataset.ParquetFileFormat()
         fragment = form.make_fragment(file.path, filesystem=file.storage.filesystem)
-        parts = fragment.split_by_row_group(self._expression, metadata.schema.to_arrow_schema())
+        schema = metadata.schema.to_arrow_schema()
+        try:
+            parts = fragment.split_by_row_group(self._expression, schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            cause = str(error).partition(" in ")[0].strip()
+            raise ValueError(
+                f"The filter does not fit the columns {', '.join(schema.names)} of {file.path!r} "
+                f"({cause})."
+            ) from error
         return [part.row_groups[0].id for part in parts]
 
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from lockstep.data import ops
 from lockstep.data.base import DatasetBase
 from lockstep.data.formats import check_format
-from lockstep.data.schema import known_schema
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
@@ -151,7 +150,7 @@ class Transforms(DatasetBase):
         if expr is not None:
             from lockstep.data.expressions import as_expression
 
-            return self._then(ops.FilterExpression(as_expression(expr)))
+            return self._checked(ops.FilterExpression(as_expression(expr)))
         assert fn is not None
         return self._then(
             ops.FilterRows(
@@ -194,9 +193,13 @@ class Transforms(DatasetBase):
 
     def _columns(self, operation: ops.Operation, resources: Mapping[str, Any]) -> Dataset:
         _only_resources(type(operation).__name__, resources)
-        schema = known_schema(self._groups())
+        return self._checked(operation)
+
+    def _checked(self, operation: ops.Operation) -> Dataset:
+        """The operation, where the columns it names are known to be there, or may be."""
+        schema = self._schema()
         if schema is not None and len(schema):
-            operation.apply(schema.empty_table())  # a name that is not there is an error now
+            operation.apply(schema.empty_table())
         return self._then(operation)
 
 

@@ -101,6 +101,8 @@ class Reader:
         self._threads = threads
         self._exact = exact
         self._last: tuple[Any, pa.Table] | None = None
+        self.memory: dict[int, Any] = {}
+        """For windows to line up rows in, one after the other."""
 
     def raw(self, unit: Unit) -> pa.Table:
         """What goes into a unit's operations, those done that only choose columns."""
@@ -110,7 +112,7 @@ class Reader:
             table = self._last[1]
         else:
             self._last = None
-            table = unit.source.read(unit.block, columns, self._threads)
+            table = self._read(unit, columns)
             if unit.block.rows is not None and table.num_rows != unit.block.rows:
                 raise ValueError(
                     f"A block{unit.where} has {table.num_rows} rows where {unit.block.rows} were "
@@ -125,9 +127,11 @@ class Reader:
             table = table.rename_columns(names)
         return table
 
-    def forget(self) -> None:
-        """Let go of the last block."""
-        self._last = None
+    def _read(self, unit: Unit, columns: tuple[str, ...] | None) -> pa.Table:
+        if unit.block.rows != 0:
+            return unit.source.read(unit.block, columns, self._threads)
+        table = unit.source.schema().empty_table()
+        return table if columns is None else table.select(list(columns))
 
     def rows(self, unit: Unit, chosen: np.ndarray[Any, Any] | slice | None = None) -> Piece:
         """A unit's rows, or some: a slice, or these in this order."""

@@ -146,6 +146,13 @@ class DataParallelTrainer(BaseTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
         )
         self.dataset_config = check_dataset_config(dataset_config, self.datasets)
+        kept = self.run_config.checkpoint_config
+        if kept.checkpoint_frequency or kept.checkpoint_at_end:
+            raise ValueError(
+                f"CheckpointConfig(checkpoint_frequency={kept.checkpoint_frequency}, "
+                f"checkpoint_at_end={kept.checkpoint_at_end}) is for tune.Trainable classes; a "
+                "training function decides by itself: report(metrics, checkpoint=…)."
+            )
         if not callable(train_loop_per_worker):
             raise TypeError(
                 f"train_loop_per_worker={train_loop_per_worker!r}: expected a function."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from lockstep.callback import Callback
+from lockstep.checkpoint import Checkpoint
+from lockstep.config import CheckpointConfig, FailureConfig, RunConfig
 from lockstep.train.api import get_checkpoint, get_context, report
 from lockstep.tune import logger, schedulers, search
 from lockstep.tune.legacy import ExperimentAnalysis, run
@@ -12,6 +14,8 @@ from lockstep.tune.parameters import (
     with_resources,
 )
 from lockstep.tune.result_grid import ResultGrid
+from lockstep.tune.schedulers import create_scheduler
+from lockstep.tune.search import create_searcher
 from lockstep.tune.search.sample import (
     choice,
     grid_search,
@@ -34,14 +38,20 @@ from lockstep.tune.tuner import Tuner
 
 __all__ = [
     "Callback",
+    "Checkpoint",
+    "CheckpointConfig",
     "ExperimentAnalysis",
+    "FailureConfig",
     "PlacementGroupFactory",
     "ResultGrid",
+    "RunConfig",
     "Stopper",
     "Trainable",
     "TuneConfig",
     "Tuner",
     "choice",
+    "create_scheduler",
+    "create_searcher",
     "get_checkpoint",
     "get_context",
     "grid_search",

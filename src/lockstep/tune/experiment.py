@@ -247,7 +247,9 @@ class Experiment:
             "status", trial_id=trial.trial_id, status=trial.status, time=time.time(), **more
         )
 
-    def record_exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: str) -> None:
+    def record_exploit(
+        self, trial: Trial, config: Mapping[str, Any], checkpoint: str | None
+    ) -> None:
         """It goes on with another config, from another trial's checkpoint."""
         self._journal.append(
             "exploit",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
+from lockstep import settings
 from lockstep.config import RunConfig, ScalingConfig
-from lockstep.engine import Engine
+from lockstep.engine import Engine, GroupSpec
 from lockstep.metrics import describable
 from lockstep.train.api import report
 from lockstep.train.run import Run, RunPlace
@@ -18,12 +21,17 @@ from lockstep.train.trainer import BaseTrainer, DataParallelTrainer, Package
 from lockstep.train.worker import takes_config
 from lockstep.tune.machine import Machine, Need, Share
 from lockstep.tune.parameters import resources_of
+from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.space import is_grid, merge
 from lockstep.tune.trainable import Trainable, trainable_function
 
 __all__ = ["Launcher", "check_space", "check_trainable"]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
+_LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "sklearn", "torch", "torchvision")
+"""What is safe to have imported before a fork, and slow to import."""
+_IN_PARTS = ("scipy", "sklearn")
+"""Those that are imported piece by piece."""
 _OF_A_TRIAL = (
     "failure_config",
     "checkpoint_config",
@@ -78,9 +86,12 @@ class Launcher:
         trainable: what ``Tuner`` was given.
         run_config: the experiment's.
         machine: what elastic trials are bounded by.
+        scheduler: says when ``Trainable`` classes have to save for it.
     """
 
-    def __init__(self, trainable: Any, run_config: RunConfig, machine: Machine) -> None:
+    def __init__(
+        self, trainable: Any, run_config: RunConfig, machine: Machine, scheduler: TrialScheduler
+    ) -> None:
         check_trainable(trainable)
         self._trainable = trainable
         self._machine = machine
@@ -94,13 +105,18 @@ class Launcher:
                 kept = run_config.checkpoint_config
                 trainable = trainable_function(
                     trainable,
-                    checkpoint_frequency=kept.checkpoint_frequency,
-                    checkpoint_at_end=bool(kept.checkpoint_at_end),
+                    checkpoint_frequency=(
+                        kept.checkpoint_frequency or scheduler.checkpoint_frequency
+                    ),
+                    checkpoint_at_end=bool(kept.checkpoint_at_end) or scheduler.pauses,
                 )
+                kept = replace(kept, checkpoint_frequency=0, checkpoint_at_end=None)
+                run_config = replace(run_config, checkpoint_config=kept)
             function = _Function(trainable)
             self._template = DataParallelTrainer(function, run_config=run_config)
             self.name = function.__name__
         self._packages: dict[Any, Package] = {}
+        self._preload = _libraries_in_use()
 
     @property
     def engine(self) -> Engine:
@@ -114,7 +130,14 @@ class Launcher:
             InsufficientResourcesError: no trial could ever run.
             TypeError: something cannot be sent to workers.
         """
-        return list(self._package(self._template).warnings)
+        package = self._package(self._template)
+        if not self.over_trainer:
+            need = None
+            with suppress(Exception):  # resources that depend on the config
+                need = self.need({})
+            if need is not None:
+                package.engine.check(_sized(package.spec, need, None))
+        return list(package.warnings)
 
     def need(self, config: Mapping[str, Any]) -> Need:
         """What a trial with this config takes."""
@@ -158,15 +181,13 @@ class Launcher:
         package = self._package(trainer)
         arguments = trainer.controller_arguments(package, run, overrides)
         need = share.need
-        spec = replace(
-            arguments["group_spec"],
-            # A worker would import it, to load its function, at the cost of several forks.
-            preload=(*arguments["group_spec"].preload, __name__),
-            size=need.workers,
-            cpus_per_worker=need.cpus or None,
-            gpus_per_worker=int(need.gpus) or (1 if need.gpus else 0),
-            gpus=share.gpus or None,
-        )
+        spec = _sized(arguments["group_spec"], need, share.gpus or None)
+        if not self.over_trainer:
+            # Those libraries choose their number of threads when they are imported.
+            threads = {"OMP_NUM_THREADS": str(max(1, int(need.cpus)))}
+            if settings.user_thread_setting(spec.environment) is None:
+                spec = replace(spec, environment={**spec.environment, **threads})
+            spec = replace(spec, preload=(*spec.preload, *self._preload))
         smallest = min(package.scaling.smallest, need.workers)
         scaling = ScalingPolicy(smallest, need.workers)
         return {**arguments, "group_spec": spec, "scaling": scaling}
@@ -215,6 +236,32 @@ class Launcher:
             return own or base
         _check_scaling_config(own)
         return replace(base, **own)
+
+
+def _libraries_in_use() -> tuple[str, ...]:
+    """Libraries that this process has loaded, so trials are likely to need them.
+
+    Importing torch in each trial would take a hundred times as long as forking a worker with it.
+    """
+    roots = [name for name in _LIBRARIES if name in sys.modules]
+    parts = tuple(f"{root}." for root in roots if root in _IN_PARTS)
+    loaded = [name for name in list(sys.modules) if parts and name.startswith(parts)]
+    public = [name for name in loaded if name.count(".") == 1 and "._" not in name]
+    # The first optimizer would import it, for a second.
+    lazy = ("torch._dynamo",) if "torch" in roots else ()
+    return (*roots, *sorted(public), *lazy)
+
+
+def _sized(spec: GroupSpec, need: Need, gpus: tuple[str, ...] | None) -> GroupSpec:
+    return replace(
+        spec,
+        # A worker would import it, to load its function, at the cost of several forks.
+        preload=(*spec.preload, __name__),
+        size=need.workers,
+        cpus_per_worker=need.cpus or None,
+        gpus_per_worker=int(need.gpus) or (1 if need.gpus else 0),
+        gpus=gpus,
+    )
 
 
 def check_space(trainable: Any, space: Mapping[str, Any]) -> None:

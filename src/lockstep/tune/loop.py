@@ -36,6 +36,7 @@ from lockstep.tune.progress import AUTOMATIC_KEYS, ExperimentProgress
 from lockstep.tune.replay import Revived
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
+from lockstep.tune.space import merge
 from lockstep.tune.starter import TrialStarter
 from lockstep.tune.stopper import Stopper
 from lockstep.tune.trial import Trial
@@ -135,9 +136,10 @@ class TuneLoop:
             self._ask("scheduler", lambda: self._scheduler.on_trial_remove(self, trial))
             self._over(trial, "TERMINATED")
 
-    def exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: Any) -> None:
+    def exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: Any) -> bool:
         """Let a trial that is being paused go on with this config, from that checkpoint."""
-        self._starter.change(trial, config, checkpoint.path)
+        self._starter.change(trial, config, None if checkpoint is None else checkpoint.path)
+        return True
 
     # ------------------------------------------------------------------------------- the loop
 
@@ -270,7 +272,8 @@ class TuneLoop:
         if isinstance(config, str):
             self._suggestions_over = True
             return
-        trial = self._starter.new_trial(index, {**self._constants, **config})
+        config = self._scheduler.complete_config(merge(self._constants, config))
+        trial = self._starter.new_trial(index, config)
         self._trials.append(trial)
         self._unfinished[trial_id] = trial
         self._progress.changed(trial)
@@ -411,6 +414,7 @@ class TuneLoop:
 
     def _settle(self, live: LiveTrial, outcome: Outcome) -> None:
         trial = live.trial
+        self._look_for_work = True
         if outcome == "ERROR":
             assert live.controller is not None
             state = live.controller.state

@@ -145,7 +145,7 @@ class ExperimentProgress:
             line = TrialLine(
                 trial.trial_id,
                 trial.status,
-                trial.evaluated_params,
+                _named(trial.evaluated_params),
                 {self._metric: value},
                 int(trial.last_result.get("training_iteration") or 0),
             )
@@ -156,4 +156,13 @@ def _line(trial: Trial) -> TrialLine:
     row: dict[str, Any] = trial.last_result
     reported = {key: value for key, value in row.items() if key not in AUTOMATIC_KEYS}
     iteration = int(row.get("training_iteration") or 0)
-    return TrialLine(trial.trial_id, trial.status, trial.evaluated_params, reported, iteration)
+    parameters = _named(trial.evaluated_params)
+    return TrialLine(trial.trial_id, trial.status, parameters, reported, iteration)
+
+
+def _named(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Classes and functions by their names."""
+    return {
+        key.rpartition("/")[2]: getattr(value, "__name__", value)
+        for key, value in parameters.items()
+    }

@@ -164,8 +164,9 @@ class _Past:
     def stop_trial(self, trial: Trial) -> None:
         """It was, then."""
 
-    def exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: Any) -> None:
+    def exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: Any) -> bool:
         """It did, then."""
+        return False
 
     def story(
         self, trial: Trial, record: TrialRecord, run: RunRecords | None, final: str

@@ -149,6 +149,34 @@ class ResultGrid(Sequence[Result]):
             rows.append({**flat, **config, "logdir": self._experiment.path(name)})
         return pd.DataFrame(rows)
 
+    def plot_history(self, metric: str | None = None, mode: str | None = None) -> Any:
+        """See :func:`lockstep.tune.plots.plot_history`."""
+        from lockstep.tune.plots import plot_history
+
+        return plot_history(self, metric, mode)
+
+    def plot_parallel_coordinates(
+        self,
+        params: Sequence[str] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+    ) -> Any:
+        """See :func:`lockstep.tune.plots.plot_parallel_coordinates`."""
+        from lockstep.tune.plots import plot_parallel_coordinates
+
+        return plot_parallel_coordinates(self, params, metric, mode)
+
+    def plot_importance(
+        self,
+        params: Sequence[str] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+    ) -> Any:
+        """See :func:`lockstep.tune.plots.plot_importance`."""
+        from lockstep.tune.plots import plot_importance
+
+        return plot_importance(self, params, metric, mode)
+
     def __repr__(self) -> str:
         return (
             f"ResultGrid({len(self)} trials, {self.num_terminated} terminated, "

@@ -76,13 +76,16 @@ class TrialStarter:
         trial.directory = self._experiment.free_directory(wanted, trial.trial_id)
         trial.path = self._experiment.storage.path(trial.directory)
 
-    def change(self, trial: Trial, config: Mapping[str, Any], checkpoint: str) -> None:
+    def change(self, trial: Trial, config: Mapping[str, Any], checkpoint: str | None) -> None:
         """Let a trial that is being paused go on with this config, from that checkpoint."""
-        source = checkpoint.removeprefix(self._experiment.storage.path("")).lstrip("/")
+        source = None
+        if checkpoint is not None:
+            source = checkpoint.removeprefix(self._experiment.storage.path("")).lstrip("/")
         self._experiment.record_exploit(trial, config, source)
         trial.config = dict(config)
         trial.evaluated_params = evaluated_params(self._space, config)
-        self._exploits[trial.trial_id] = source
+        if source is not None:
+            self._exploits[trial.trial_id] = source
 
     def forget(self, trial: Trial) -> None:
         """It is over."""

@@ -104,7 +104,8 @@ class Tuner:
         """
         past = self._records_to_resume()
         machine = _machine()
-        launcher = Launcher(self._trainable, self._run_config, machine)
+        scheduler = self._tune_config.scheduler or FIFOScheduler()
+        launcher = Launcher(self._trainable, self._run_config, machine, scheduler)
         if not (launcher.over_trainer and "scaling_config" in self._space):
             launcher.check()
         seed = random.getrandbits(63) if past is None else int(past.header["seed"])
@@ -112,8 +113,8 @@ class Tuner:
         if past is None or self._given_anew:
             saved = pack_tuner(self._trainable, self._space, self._tune_config, self._run_config)
         searcher, constants = self._make_searcher(seed)
-        scheduler = self._make_scheduler()
         total = searcher.num_trials(self._tune_config.num_samples)
+        self._prepare_scheduler(scheduler, total)
         experiment = self._open_experiment(past, launcher.name, seed, total, saved)
         with ExitStack() as cleanup:
             cleanup.callback(experiment.close)
@@ -299,17 +300,15 @@ class Tuner:
             )
         return searcher, {} if taken else self._space
 
-    def _make_scheduler(self) -> TrialScheduler:
+    def _prepare_scheduler(self, scheduler: TrialScheduler, total: int | None) -> None:
         config = self._tune_config
-        scheduler = config.scheduler or FIFOScheduler()
         metric = config.metric if isinstance(config.metric, (str, type(None))) else config.metric[0]
         mode = config.mode if isinstance(config.mode, (str, type(None))) else config.mode[0]
-        if not scheduler.set_search_properties(metric, mode):
+        if not scheduler.set_search_properties(metric, mode, num_trials=total):
             raise ValueError(
                 f"TuneConfig(metric={metric!r}, mode={mode!r}): the {type(scheduler).__name__} has "
                 f"metric={scheduler.metric!r} and mode={scheduler.mode!r}; give them in one place."
             )
-        return scheduler
 
     def _open_experiment(
         self,

@@ -71,7 +71,8 @@ class ReportCheckpointCallback:
         self.__class__ = _on_keras(cls, self._report_on.union(self._every))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {name: value for name, value in vars(self).items() if name in _OWN_STATE}
+        # The class under Keras's is told again where it is loaded, maybe with another Keras.
+        state = {name: value for name, value in vars(self).items() if name not in _OF_A_FIT}
         return _again, (type(self).__mro__[1], state)
 
     def _happened(self, event: str, logs: Mapping[str, Any] | None) -> None:
@@ -88,7 +89,7 @@ class ReportCheckpointCallback:
             return logs
         missing = [name for name in self._names.values() if name not in logs]
         if missing:
-            raise KeyError(
+            raise ValueError(
                 f"ReportCheckpointCallback(metrics=…): Keras logged no {missing[0]!r} here, only "
                 f"{sorted(logs)}; name one of those, or compile the model with that metric."
             )
@@ -112,7 +113,7 @@ class ReportCheckpointCallback:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-_OWN_STATE = ("_every", "_report_on", "_names", "_seen")
+_OF_A_FIT = ("model", "_model", "params", "validation_data")
 
 
 def _again(cls: type[ReportCheckpointCallback], state: dict[str, Any]) -> ReportCheckpointCallback:
@@ -120,6 +121,7 @@ def _again(cls: type[ReportCheckpointCallback], state: dict[str, Any]) -> Report
     vars(made).update(state)
     made._become_callback()
     super(ReportCheckpointCallback, made).__init__()
+    vars(made).update(state)
     return made
 
 
@@ -136,10 +138,13 @@ def _on_keras(cls: Any, events: frozenset[str]) -> Any:
 
 
 def _hook(event: str) -> Any:
-    def hook(self: Any, *place_and_logs: Any, logs: Any = None) -> None:
-        self._happened(event, place_and_logs[-1] if place_and_logs else logs)
+    def with_place(self: Any, place: int, logs: Any = None) -> None:
+        self._happened(event, logs)
 
-    return hook
+    def without(self: Any, logs: Any = None) -> None:
+        self._happened(event, logs)
+
+    return with_place if "epoch" in event or "batch" in event else without
 
 
 def _events(argument: str, given: str | Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
+from lockstep.train.backend import only_config
 from lockstep.train.session import Faults
 from lockstep.train.torch.config import TorchConfig
 from lockstep.train.trainer import DataParallelTrainer
@@ -49,11 +50,7 @@ class TorchTrainer(DataParallelTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
         fault_plan: Faults | None = None,
     ) -> None:
-        if torch_config is not None and torch_backend is not None:
-            raise ValueError("torch_backend is the older name of torch_config; give one of them.")
-        config = torch_config or torch_backend or self._default_backend_config()
-        if not isinstance(config, TorchConfig):
-            raise TypeError(f"torch_config={config!r}: expected a TorchConfig.")
+        config = only_config(TorchConfig, torch_config=torch_config, torch_backend=torch_backend)
         if importlib.util.find_spec("torch") is None:
             raise ImportError(
                 "TorchTrainer needs PyTorch; install it: pip install 'lockstep[torch]'"

@@ -131,7 +131,7 @@ class OptunaSearch(Searcher):
             if self._ask(trial_id) == dict(config):
                 return
             study.tell(self._numbers.pop(trial_id), state=optuna.trial.TrialState.FAIL)
-        study.enqueue_trial(space.parameters_of(config)[0])
+        study.enqueue_trial(space.parameters_of(config, strict=False)[0])
         self._ask(trial_id)
 
     def on_trial_complete(

@@ -32,9 +32,12 @@ class OptunaSpace(Protocol):
         """A config, its values asked of an Optuna trial."""
 
     def parameters_of(
-        self, config: Mapping[str, Any]
+        self, config: Mapping[str, Any], strict: bool = True
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """A config (or a part of one) as Optuna's parameters, and their distributions if known."""
+        """A config (or a part of one) as Optuna's parameters, and their distributions if known.
+
+        What is not in the space is left out, or (``strict``) raises.
+        """
 
 
 def open_space(space: Any) -> OptunaSpace:
@@ -68,11 +71,14 @@ class _OfDistributions:
             }
         )
 
-    def parameters_of(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def parameters_of(
+        self, config: Mapping[str, Any], strict: bool = True
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The values by their ``a/b`` names."""
         given = flatten(config)
         names = [n for n, value in self._flat.items() if _is_distribution(value) and n in given]
-        _check_known(given, self._flat)
+        if strict:
+            _check_known(given, self._flat)
         return {name: given[name] for name in names}, {name: self._flat[name] for name in names}
 
 
@@ -92,7 +98,9 @@ class _DefinedByRun:
             )
         return _unflatten({**trial.params, **(constants or {})})
 
-    def parameters_of(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], None]:
+    def parameters_of(
+        self, config: Mapping[str, Any], strict: bool = True
+    ) -> tuple[dict[str, Any], None]:
         """All of it: what the function does not ask for is not used."""
         return flatten(config), None
 
@@ -115,7 +123,9 @@ class _OfDomains:
 
         return self._space.resolve_with(ask)
 
-    def parameters_of(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def parameters_of(
+        self, config: Mapping[str, Any], strict: bool = True
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What Optuna would have had to suggest for this config."""
         parameters: dict[str, Any] = {}
         distributions: dict[str, Any] = {}
@@ -127,6 +137,8 @@ class _OfDomains:
                 return
             if isinstance(node, Domain):
                 if not contains(node, given):
+                    if not strict:
+                        return
                     raise ValueError(
                         f"{_name(path)!r}={given!r} is not within {node!r}; give a value that is."
                     )
@@ -145,7 +157,8 @@ class _OfDomains:
                     inside = given[index] if index < len(given) else _MISSING
                     collect((*path, index), inside, child)
 
-        _check_known(config, self._root)
+        if strict:
+            _check_known(config, self._root)
         collect((), config, dict(self._root))
         return parameters, distributions
 

@@ -1,0 +1,219 @@
+"""What is particular to one tracker."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import train
+from lockstep.callback import Callback
+from lockstep.trackers import (
+    CometLoggerCallback,
+    MLflowLoggerCallback,
+    TBXLoggerCallback,
+    WandbLoggerCallback,
+)
+from lockstep.trackers.mlflow_client import file_store_allowed, mlflow_name, mlflow_parameters
+from lockstep.trackers.values import numbers_in, parameters_in, run_key
+from lockstep.train import Checkpoint, DataParallelTrainer, Result
+from tests.integration.runs import fit
+from tests.trackers import readers
+from tests.trackers.installed import need
+
+need("comet_ml", "mlflow", "tensorboardX", "wandb")
+
+
+def three_reports(config: dict[str, Any]) -> None:
+    for step in range(1, 4):
+        metrics = {"loss": 1 / step, "val": {"acc": step}, "weights": [1.0, step]}
+        train.report(metrics, checkpoint=Checkpoint.from_dict({"step": step}))
+
+
+def run(callback: Callback, **config: Any) -> Result:
+    return fit(three_reports, workers=1, config=config, callbacks=[callback])
+
+
+def mlflow_run(uri: str, experiment: str) -> tuple[Any, Any]:
+    from mlflow import MlflowClient
+
+    with file_store_allowed(uri):
+        client = MlflowClient(uri)
+        found = client.get_experiment_by_name(experiment)
+    (logged,) = client.search_runs([found.experiment_id])
+    return client, logged
+
+
+def test_mlflow_has_the_whole_of_the_small_files(libraries: None, tmp_path: Path) -> None:
+    uri = f"file:{tmp_path}/mlruns"
+    result = run(MLflowLoggerCallback(uri, experiment_name="e", save_artifact=True))
+    client, logged = mlflow_run(uri, "e")
+    copies = Path(client.download_artifacts(logged.info.run_id, ""))
+    with (copies / "progress.csv").open() as rows:
+        assert len(list(csv.DictReader(rows))) == 3
+    lines = (copies / "result.json").read_text().splitlines()
+    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2, 3]
+    assert (copies / "logs" / "rank_0.log").exists()
+    assert not list(copies.glob("*.pkl"))
+    saved = copies / "checkpoint_000002"
+    assert Checkpoint.from_directory(str(saved)).to_dict()["step"] == 3
+    assert Path(result.path, "checkpoint_000002").is_dir()
+
+
+def test_mlflow_takes_the_experiment_from_the_environment_and_parameters_at_the_end(
+    libraries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"file:{tmp_path}/mlruns"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from the environment")
+    run(MLflowLoggerCallback(log_params_on_trial_end=True), lr=0.5)
+    _, logged = mlflow_run(uri, "from the environment")
+    assert logged.data.params == {"train_loop_config/lr": "0.5"}
+    assert logged.data.metrics["val/acc"] == 3
+
+
+def test_names_that_mlflow_refuses_are_made_to_fit(libraries: None, tmp_path: Path) -> None:
+    def odd(config: dict[str, Any]) -> None:
+        train.report({"a//b": 1, "../c": 2, "loss@5": 3, "/": 4, "nan": float("nan")})
+
+    uri = f"file:{tmp_path}/mlruns"
+    fit(odd, workers=1, config={"k" * 300: "v" * 9000}, callbacks=[MLflowLoggerCallback(uri)])
+    _, logged = mlflow_run(uri, "Default")
+    assert {"a/b", "c", "loss_5", "_", "nan"} <= logged.data.metrics.keys()
+    ((key, value),) = logged.data.params.items()
+    assert (len(key), len(value)) == (250, 6000)
+    assert mlflow_name("plain/name-1.x") == "plain/name-1.x"
+    assert mlflow_parameters({"a": {"b": None}}) == {"a/b": "None"}
+
+
+def test_a_token_is_set_for_mlflow_and_kept_nowhere(
+    libraries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "before")
+    uri = f"file:{tmp_path}/mlruns"
+    result = run(MLflowLoggerCallback(uri, tracking_token="a secret token"))
+    assert os.environ["MLFLOW_TRACKING_TOKEN"] == "a secret token"
+    for path in Path(result.path).rglob("*"):
+        assert path.is_dir() or b"a secret token" not in path.read_bytes()
+
+
+def test_wandb_leaves_out_what_is_excluded_and_logs_the_config(
+    libraries: None, tmp_path: Path
+) -> None:
+    callback = WandbLoggerCallback(
+        project="p",
+        group="g",
+        mode="offline",
+        dir=str(tmp_path),
+        excludes=["val", "time_total_s"],
+        log_config=True,
+        tags=["a"],
+    )
+    run(callback, lr=0.5)
+    (logged,) = readers.wandb_runs(tmp_path)
+    assert (logged.project, logged.group) == ("p", "g")
+    assert [row["_step"] for row in logged.history] == [1, 2, 3]
+    last = logged.history[-1]
+    assert last["config/train_loop_config/lr"] == 0.5
+    assert "time_this_iter_s" in last
+    assert not {"val/acc", "time_total_s", "pid", "weights"} & last.keys()
+
+
+def test_wandb_keeps_its_key_off_the_disk(libraries: None, tmp_path: Path) -> None:
+    key = "0123456789" * 4
+    callback = WandbLoggerCallback(api_key=key, mode="offline", dir=str(tmp_path / "here"))
+    result = run(callback)
+    for place in (Path(result.path), tmp_path):
+        for path in place.rglob("*"):
+            assert path.is_dir() or key.encode() not in path.read_bytes()
+    assert pickle.loads(pickle.dumps(callback)).api_key is None
+
+
+def test_the_users_own_wandb_run_is_left_alone(libraries: None, tmp_path: Path) -> None:
+    import wandb
+
+    own = wandb.init(mode="offline", dir=str(tmp_path / "own"), id="mine")
+    run(WandbLoggerCallback(mode="offline", dir=str(tmp_path / "theirs")))
+    assert wandb.run is own
+    own.log({"still": "here"})
+    own.finish()
+    (mine,) = readers.wandb_runs(tmp_path / "own")
+    assert (mine.id, mine.exit_code, len(mine.history)) == ("mine", 0, 1)
+
+
+def test_tensorboard_with_torchs_writer(
+    libraries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "tensorboardX" else find(name)
+    )
+    result = run(TBXLoggerCallback(), lr=0.5)
+    found = readers.scalars(Path(result.path))
+    assert [step for step, _ in found["val/acc"]] == [1, 2, 3]
+    assert found["loss"][-1][1] == pytest.approx(1 / 3)
+
+
+def test_tensorboard_draws_a_list_as_a_histogram(libraries: None) -> None:
+    result = run(TBXLoggerCallback())
+    events = readers.accumulated(Path(result.path))
+    assert events.Tags()["histograms"] == ["weights"]
+    assert {"loss", "val/acc", "training_iteration"} <= set(events.Tags()["scalars"])
+    assert not {"pid", "timestamp", "done"} & set(events.Tags()["scalars"])
+
+
+def test_a_restored_run_shows_its_later_values_in_tensorboard(libraries: None) -> None:
+    def count(config: dict[str, Any]) -> None:
+        known = train.load_checkpoint()
+        attempt = train.get_context().get_attempt()
+        for step in range(known["step"] + 1 if known else 1, 5):
+            saved = Checkpoint.from_dict({"step": step}) if step == 2 else None
+            train.report({"attempt": attempt}, checkpoint=saved)
+            if step == 3 and attempt == 1:
+                raise ValueError("once")
+
+    with pytest.raises(RuntimeError) as raised:
+        fit(count, workers=1, callbacks=[TBXLoggerCallback()])
+    result = DataParallelTrainer.restore(raised.value.result.path).fit()  # type: ignore[attr-defined]
+    found = readers.scalars(Path(result.path))
+    assert found["attempt"] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        MLflowLoggerCallback("file:here", tags={"a": 1}),
+        WandbLoggerCallback(mode="offline", project="p"),
+        CometLoggerCallback(online=False, project_name="p"),
+        TBXLoggerCallback(),
+    ],
+    ids=lambda callback: type(callback).__name__,
+)
+def test_a_tracker_is_kept_with_its_run(callback: Callback) -> None:
+    copy = pickle.loads(pickle.dumps(callback))
+    assert vars(copy) == vars(callback)
+
+
+def test_what_counts_as_a_number_and_as_a_parameter() -> None:
+    row = {"loss": 1, "ok": True, "word": "x", "none": None, "a": {"b": 2.5}, "pid": 7, "l": [1]}
+    assert numbers_in(row) == {"loss": 1, "ok": True, "a/b": 2.5}
+    assert numbers_in(row, ["a", "loss"]) == {"ok": True}
+    assert numbers_in(row, ["a/b"]) == {"loss": 1, "ok": True}
+    config = {"lr": 0.1, "f": len, "empty": {}, "n": {"x": [1, 2]}, "none": None}
+    assert parameters_in(config) == {
+        "lr": 0.1,
+        "f": "<built-in function len>",
+        "empty": "{}",
+        "n/x": "[1, 2]",
+        "none": "None",
+    }
+    assert run_key("e", "t") == run_key("e", "t") != run_key("e2", "t")
+    assert len(run_key("e", "t")) == 32
