@@ -1,4 +1,4 @@
-"""How fast do two workers get batches of tensors from Parquet and CSV files, with how much memory?"""
+"""How fast do two workers get tensors from Parquet and CSV files, and with how much memory?"""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _processes(batches: Callable[..., Iterable[Any]], config: dict[str, Any]) ->
 def _process(
     batches: Callable[..., Iterable[Any]], config: dict[str, Any], rank: int, barrier: Any
 ) -> None:
-    import torch  # noqa: F401
+    import torch
 
     torch.set_num_threads(1)
     barrier.wait()

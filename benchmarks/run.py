@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import HERE, Bench, Measurement, ProgramFailed, foreign_load, median
 
-QUESTIONS = ("startup", "reporting", "checkpointing", "recovery", "ddp", "memory", "data")
+QUESTIONS = ("startup", "reporting", "checkpointing", "recovery", "ddp", "memory", "data", "tune")
 RESULTS = HERE / "results"
 
 

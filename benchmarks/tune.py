@@ -1,4 +1,4 @@
-"""What does a trial cost: trivial functions, two-worker trainers, thousands; what does ASHA save?"""
+"""What does a trial cost, of a function or a trainer, of few or of thousands; what saves ASHA?"""
 
 from __future__ import annotations
 
@@ -262,24 +262,24 @@ def _asha(bench: Bench) -> list[Measurement]:
         for asha in (True, False):
             found[asha] += bench.run(FILE, "search", asha=asha, seed=seed)[2]
 
-    def compare(
-        what: str, key: str, unit: str, reach: Reach, sign: Callable[[float], float]
-    ) -> Any:
-        ours, theirs = ([sign(r[key]) for r in found[asha]] for asha in (True, False))
+    def row(what: str, unit: str, reach: Reach, value: Callable[[Any], float]) -> Measurement:
+        ours, theirs = ([value(record) for record in found[asha]] for asha in (True, False))
         return Measurement(what, unit, ours, None, [Against("FIFO", theirs, reach)])
 
-    same = float
+    wrong = "… wrong images of the best, of 1,000"
     return [
-        compare(
-            "ASHA, 64 digit classifiers: epochs", "epochs", "epochs", Reach(3, "a third"), same
+        row(
+            f"ASHA, {CONFIGS} digit classifiers: epochs",
+            "epochs",
+            Reach(3, "a third"),
+            lambda record: record["epochs"],
         ),
-        compare("… and time", "seconds", "s", Reach(1, "less"), same),
-        compare(
-            "… wrongly classified by the best, of 1,000",
-            "accuracy",
+        row("… time", "s", Reach(1, "less"), lambda record: record["seconds"]),
+        row(
+            wrong,
             "images",
             Reach(0.8, "within noise"),
-            lambda accuracy: 1000 * (1 - accuracy) + 1,
+            lambda record: 1000 * (1 - record["accuracy"]) + 1,
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Log a run to MLflow in both ways: a callback in the driver, and calls in the training function."""
+"""Log a run to MLflow both ways: with a callback in the driver, and in the training function."""
 
 import os
 import tempfile

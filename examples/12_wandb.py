@@ -18,12 +18,15 @@ from lockstep.train.torch import TorchTrainer, prepare_data_loader, prepare_mode
 def train_func(config: dict) -> None:
     # On rank 0: wandb.init(id=<trial id>, …), finished when this function ends. Others: silence.
     run = setup_wandb(config, project="function", mode="offline", dir=config["shared"])
-    checkpoint = train.get_checkpoint()
-    start = checkpoint.to_dict()["epoch"] + 1 if checkpoint else 0
+    saved = train.load_checkpoint()
+    start = saved["epoch"] + 1 if saved else 0
     torch.manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(256, 4))
     loader = prepare_data_loader(torch.utils.data.DataLoader(data, batch_size=32, shuffle=True))
-    model = prepare_model(torch.nn.Linear(4, 1))
+    model = torch.nn.Linear(4, 1)
+    if saved:
+        model.load_state_dict(saved["weights"])
+    model = prepare_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
     for epoch in range(start, 3):
         for (x,) in loader:
@@ -32,7 +35,8 @@ def train_func(config: dict) -> None:
             loss.backward()
             optimizer.step()
         run.log({"loss": loss.item(), "epoch": epoch})
-        train.report({"loss": loss.item()}, checkpoint=Checkpoint.from_dict({"epoch": epoch}))
+        state = {"epoch": epoch, "weights": model.module.state_dict()}
+        train.report({"loss": loss.item()}, checkpoint=Checkpoint.from_dict(state))
         if epoch == 1 and train.get_context().get_attempt() == 1:
             raise RuntimeError("a crash, to show that both attempts log to the same run")
 

@@ -16,7 +16,7 @@ from lockstep.train import DataParallelTrainer, RunConfig, ScalingConfig
 
 def train_func(config: dict) -> None:
     # Rank 0 gets Comet's experiment, ended when this function ends; the others a silent stand-in.
-    experiment = setup_comet(config, online=False, offline_directory=f"{config['shared']}/function")
+    experiment = setup_comet(config, online=False, offline_directory=config["directory"])
     for epoch in range(3):
         loss = config["lr"] / (epoch + 1)
         experiment.log_metric("loss", loss, step=epoch)
@@ -42,7 +42,7 @@ if __name__ == "__main__":
         )
         DataParallelTrainer(
             train_func,
-            train_loop_config={"lr": 0.6, "shared": shared},
+            train_loop_config={"lr": 0.6, "directory": f"{shared}/function"},
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(callbacks=[callback]),
         ).fit()

@@ -35,6 +35,21 @@ SHOWS = {
     ],
     "09_lightning.py": ["3    64  0.9", "0.9 > 0.1: True"],
     "10_transformers.py": ["4.0    32 0.", "3 4 5 6 7"],
+    "11_mlflow.py": [
+        "train_experiment: FINISHED, params ['train_loop_config/num_epochs', ",
+        "loss {1: 1.0, 2: 0.5, 3: 0.33}",
+        "from_the_function: FINISHED, params ['num_epochs', 'tracking_uri']",
+        "loss {0: 1.0, 1: 0.5, 2: 0.33}",
+    ],
+    "12_wandb.py": ["attempt 2", "from callback: ", "from function: ", "_00000 20"],
+    "13_comet.py": [
+        "callback: finished, loss {1: 0.6, 2: 0.3, 3:",
+        "function: finished, loss {0: 0.6, 1: 0.3, 2:",
+    ],
+    "14_tensorboard.py": [
+        "callback: loss at steps [1, 2, 3]",
+        "lightning: train_loss at steps [0, 1, 2, 3, 4, 5]",
+    ],
     "15_tensorflow.py": ["epochs: 2 and 3 more", "learned: [ 2. -1.]", "loaded: [ 2. -1.] 2"],
     "16_horovod.py": ["killed by SIGKILL", "4        2", "learned: [2.0, -1.0]"],
     "18_resume_mid_epoch.py": [
@@ -45,14 +60,23 @@ SHOWS = {
     ],
     "20_asha.py": ["48 trials in ", "accuracy: 0.9"],
     "21_pbt.py": ["alone:      0.39", "population: 1.", "replayed:   1."],
+    "19_tune.py": ["trials:   12, failed: 0", "accuracy: 0.", "restored: 12 trials"],
 }
 
 # What a third party warns about on its own account.
 IGNORES = {
     "09_lightning.py": "ignore:`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning",
+    "14_tensorboard.py": "ignore:`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning",
 }
 
-NEEDS = {"09_lightning.py": "lightning", "10_transformers.py": "transformers"}
+NEEDS = {
+    "09_lightning.py": "lightning",
+    "10_transformers.py": "transformers",
+    "11_mlflow.py": "mlflow",
+    "12_wandb.py": "wandb",
+    "13_comet.py": "comet_ml",
+    "14_tensorboard.py": "lightning",
+}
 
 # Those whose framework has an environment of its own.
 ELSEWHERE = {

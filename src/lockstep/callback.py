@@ -107,7 +107,7 @@ class Callback:
         """Internal: called after each batch of events of a ``batched`` callback."""
 
     def check_before_run(self) -> None:
-        """Called by ``fit()`` in its own thread, before anything starts; raise to refuse the run."""
+        """Called by ``fit()`` itself, before anything starts; raise to refuse the run."""
 
     def setup(
         self,
@@ -162,11 +162,14 @@ class Callback:
         """After everything else."""
 
     def get_state(self) -> dict[str, Any] | None:
-        """What an interrupted experiment should keep of this callback; None for nothing."""
+        """What a run keeps of this callback for a restore, after each checkpoint and at the end.
+
+        It is pickled; None keeps nothing.
+        """
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes back what ``get_state`` gave."""
+        """Takes back what ``get_state`` gave: in a restored run, before ``on_trial_start``."""
 
 
 class LoggerCallback(Callback):

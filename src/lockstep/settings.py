@@ -15,14 +15,14 @@ __all__ = [
     "child_environment",
     "cuda_visible_devices",
     "engine_name",
-    "library_variable",
     "legacy_keras",
+    "library_variable",
     "omp_threads",
     "preemption_grace_seconds",
     "results_root",
     "stop_grace_seconds",
-    "tracker_environment",
     "tensorflow_log_level",
+    "tracker_environment",
     "user_thread_setting",
 ]
 
@@ -99,7 +99,9 @@ def omp_threads() -> int | None:
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with ``extra`` laid over it, for a child process."""
-    return {**os.environ, **extra}
+    # Where wandb in this process has its service: a worker's wandb would use it, as this process.
+    inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    return {**inherited, **extra}
 
 
 def library_variable(name: str) -> str | None:

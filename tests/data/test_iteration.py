@@ -475,21 +475,3 @@ class TestPickling:
         dataset = blocks(10).random_shuffle(seed=1)
         again = pickle.loads(pickle.dumps(dataset))
         assert again.take_all() == dataset.take_all()
-
-
-def test_tensorflow() -> None:
-    tf = pytest.importorskip("tensorflow")
-    dataset = lockstep.data.from_items([{"x": [i, i + 1], "y": i, "s": str(i)} for i in range(5)])
-    for _ in range(2):
-        pairs = list(dataset.to_tf("x", "y", batch_size=2))
-        assert [pair[1].numpy().tolist() for pair in pairs] == [[0, 1], [2, 3], [4]]
-        assert pairs[0][0].shape == (2, 2)
-    features, label = next(iter(dataset.to_tf(["x", "s"], ["y"], batch_size=2)))
-    assert features["s"].dtype == tf.string
-    assert label["y"].dtype == tf.int64
-    with pytest.raises(KeyError, match="to_tf: there is no column 'q'"):
-        dataset.to_tf("q", "y")
-    (batch,) = dataset.select_columns(["y"]).iter_tf_batches(dtypes=tf.float32)
-    assert batch["y"].dtype == tf.float32
-    back = lockstep.data.from_tf(tf.data.Dataset.from_tensor_slices({"a": [1, 2]}))
-    assert back.take_all() == [{"a": 1}, {"a": 2}]

@@ -611,3 +611,10 @@ class TestColumnTypes:
         batches = list(dataset.repartition(4).iter_batches(batch_size=3))
         assert [batch["x"].dtype == object for batch in batches] == [False, True, False]
         assert [list(map(len, batch["x"])) for batch in batches] == [[2, 2, 2], [2, 1, 1], [1, 1]]
+
+
+def test_what_is_left_to_frame_libraries() -> None:
+    with pytest.raises(AttributeError, match=r"no groupby\(\): do that in a frame library"):
+        blocks(3).groupby("id")
+    with pytest.raises(AttributeError, match="A dataset has no 'nope'"):
+        _ = blocks(3).nope

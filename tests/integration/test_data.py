@@ -108,9 +108,7 @@ def test_a_dataset_that_is_not_split_is_whole_on_every_worker(config: Any) -> No
 
 def test_the_older_config_shuffles() -> None:
     config = {"train": DatasetConfig(global_shuffle=True, split=False)}
-    result = fit(
-        tell_ids, datasets={"train": ids(50), "validation": ids(4)}, dataset_config=config
-    )
+    result = fit(tell_ids, datasets={"train": ids(50), "validation": ids(4)}, dataset_config=config)
     first, second = shares(result, "train")
     assert first == second != sorted(first)
     assert sorted(first) == list(range(50))
@@ -131,7 +129,7 @@ def test_global_batches_do_not_depend_on_the_number_of_workers() -> None:
             dataset_config=DataConfig(order="global", equal=False),
         )
         ranks = [rank["batches"] for rank in result.metrics_by_rank]
-        seen.append([sum(parts, []) for parts in zip(*ranks, strict=True)])
+        seen.append([[i for part in parts for i in part] for parts in zip(*ranks, strict=True)])
     assert seen[0] == seen[1] == seen[2]
     assert list(map(len, seen[0])) == [12] * 8 + [4]
 
@@ -280,7 +278,7 @@ def test_a_function_that_cannot_be_sent(tmp_path: Path) -> None:
 
 def test_an_unknown_name_lists_those_there_are() -> None:
     def ask() -> None:
-        with pytest.raises(KeyError, match="'valid'.*datasets are 'train', 'test'"):
+        with pytest.raises(KeyError, match=r"'valid'.*datasets are 'train', 'test'"):
             train.get_dataset_shard("valid")
         with pytest.raises(KeyError, match="None"):
             train.get_dataset_shard()
@@ -299,7 +297,7 @@ def test_the_only_dataset_needs_no_name() -> None:
 
 def test_without_datasets() -> None:
     def ask() -> None:
-        with pytest.raises(KeyError, match="'train'.*datasets are none"):
+        with pytest.raises(KeyError, match=r"'train'.*datasets are none"):
             train.get_dataset_shard("train")
         train.report({})
 
@@ -324,6 +322,45 @@ def test_a_shard_is_what_the_older_api_returned_too() -> None:
         train.report({"rows": len(shard.to_pandas())})
 
     assert fit(ask, workers=1, datasets={"train": ids(4)}).metrics["rows"] == 4
+
+
+def test_what_is_in_memory_is_mapped_rather_than_sent() -> None:
+    def ask() -> None:
+        shard = train.get_dataset_shard("train")
+        total = sum(int(batch["id"].sum()) for batch in shard.iter_batches(batch_size=1 << 16))
+        mapped = "lockstep-table" in Path("/proc/self/maps").read_text()
+        train.report({"total": total, "mapped": mapped})
+        if train.get_context().get_attempt() == 1:
+            raise OSError("the next attempt has to map it, too")
+
+    result = DataParallelTrainer(
+        ask,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(verbose=0, failure_config=FailureConfig(1)),
+        datasets={"train": pa.table({"id": np.arange(1 << 19)})},
+    ).fit()
+    assert [rank["mapped"] for rank in result.metrics_by_rank] == [True, True]
+    assert sum(rank["total"] for rank in result.metrics_by_rank) == sum(range(1 << 19))
+
+
+def test_trials_share_the_datasets_of_their_trainer() -> None:
+    from lockstep import tune
+
+    def ask(config: dict[str, Any]) -> None:
+        rows = [int(i) for b in train.get_dataset_shard("train").iter_batches() for i in b["id"]]
+        train.report({"rows": rows, "x": config["x"]})
+
+    trainer = DataParallelTrainer(
+        ask,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=QUIET,
+        datasets={"train": ids(6)},
+    )
+    space = {"train_loop_config": {"x": tune.grid_search([1, 2])}}
+    results = tune.Tuner(trainer, param_space=space, run_config=QUIET).fit()
+    assert sorted(result.metrics["x"] for result in results) == [1, 2]
+    for result in results:
+        assert shares(result, "rows") == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_dataset_in_this_process() -> None:
@@ -411,7 +448,9 @@ def test_torch_workers_learn_from_shards(tmp_path: Path) -> None:
     frame["y"] = x @ np.array([1.0, -2.0, 3.0, 0.5], np.float32)
     for number in range(4):
         part = frame.iloc[number::4]
-        pq.write_table(pa.Table.from_pandas(part, preserve_index=False), tmp_path / f"{number}.parquet")
+        pq.write_table(
+            pa.Table.from_pandas(part, preserve_index=False), tmp_path / f"{number}.parquet"
+        )
 
     def learn() -> None:
         from lockstep.train.torch import prepare_model
@@ -496,7 +535,10 @@ def test_restore_has_the_datasets(tmp_path: Path) -> None:
 
 def test_what_was_in_memory_is_kept_if_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     path = failed_run(TABLE)
-    assert DataParallelTrainer.restore(path, train_loop_per_worker=count_rows).fit().metrics["rows"] == 4
+    assert (
+        DataParallelTrainer.restore(path, train_loop_per_worker=count_rows).fit().metrics["rows"]
+        == 4
+    )
 
     monkeypatch.setattr("lockstep.train.saved.DATASET_BYTES", 10)
     path = failed_run(TABLE)

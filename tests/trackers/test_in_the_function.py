@@ -234,3 +234,13 @@ def test_an_end_that_hangs_or_raises_is_said_and_left(
     hung, raised = capfd.readouterr().err.splitlines()
     assert "wandb run has not finished within 0.05 s" in hung
     assert "MLflow run raised ConnectionError: no route" in raised
+
+
+def test_a_worker_does_not_use_the_drivers_wandb_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def variables() -> None:
+        train.report({"service": os.environ.get("WANDB_SERVICE")})
+
+    monkeypatch.setenv("WANDB_SERVICE", "3-1234-unix-elsewhere")
+    assert fit(variables, workers=1).metrics["service"] is None

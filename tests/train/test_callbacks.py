@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -551,3 +552,58 @@ def test_a_callback_may_ask_for_more_time_at_the_end(blocked: Blocked) -> None:
     threading.Timer(0.1, blocked.go.set).start()
     dispatcher.close()
     assert (blocked.results, problems) == (1, [])
+
+
+class Counting(Callback):
+    """Counts results over restores; each of two in a list has its own count."""
+
+    def __init__(self, start: int) -> None:
+        self.count = start
+        self.hooks: list[str] = []
+
+    def on_trial_start(self, *args: Any, **info: Any) -> None:
+        self.hooks.append(f"start at {self.count}")
+
+    def on_trial_result(self, *args: Any, **info: Any) -> None:
+        self.count += 1
+
+    def get_state(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def run_at(path: Path, restored: bool, *callbacks: Callback, end: bool = True) -> list[str]:
+    trial = Trial("4913f_00000", "TorchTrainer", str(path), restored=restored)
+    problems = Problems()
+    dispatcher = CallbackDispatcher(callbacks, problems, 30.0)
+    dispatcher.start(trial, CONTEXT, restored=restored)
+    dispatcher.report(1, trial, {}, [{}], None)
+    dispatcher.checkpoint(1, trial, CHECKPOINT)
+    dispatcher.report(2, trial, {}, [{}], None)
+    if end:
+        dispatcher.end(2, trial, failed=False)
+    dispatcher.close()
+    return problems
+
+
+@pytest.mark.parametrize(("end", "kept"), [(True, 2), (False, 1)])
+def test_a_callbacks_state_outlives_its_driver(tmp_path: Path, end: bool, kept: int) -> None:
+    assert run_at(tmp_path, False, Counting(0), Counting(100), end=end) == []
+    first, second = Counting(0), Counting(0)
+    assert run_at(tmp_path, True, first, second) == []
+    assert first.hooks == [f"start at {kept}"]
+    assert second.hooks == [f"start at {100 + kept}"]
+    fresh = Counting(7)
+    run_at(tmp_path, False, fresh)
+    assert fresh.hooks == ["start at 7"]
+
+
+def test_a_state_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
+    class Unpicklable(Counting):
+        def get_state(self) -> dict[str, Any]:
+            return {"lock": threading.Lock()}
+
+    (problem,) = run_at(tmp_path, False, Unpicklable(0))
+    assert "Unpicklable.get_state raised TypeError" in problem

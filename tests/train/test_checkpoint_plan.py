@@ -34,6 +34,12 @@ def test_the_lowest_rank_writes_what_several_have() -> None:
     assert plan.compare == {1: ("a",), 2: ("a", "b"), 3: ("a", "b")}
 
 
+def test_dicts_are_not_compared() -> None:
+    plan = plan_save({0: part("dict_checkpoint.pkl"), 1: part("dict_checkpoint.pkl", "a")})
+    assert plan.write == {0: ("dict_checkpoint.pkl",), 1: ("a",)}
+    assert plan.compare == {0: (), 1: ()}
+
+
 def test_every_name_is_written_exactly_once() -> None:
     parts = {rank: part(*(f"f{i}" for i in range(rank, rank + 4))) for rank in range(5)}
     written = [name for names in plan_save(parts).write.values() for name in names]

@@ -93,7 +93,11 @@ class Halves(Searcher):
 
     def __init__(self) -> None:
         super().__init__()
+        self._tried: list[float] = []
+
+    def set_search_properties(self, metric: Any, mode: Any, config: Any, **spec: Any) -> bool:
         self._tried = [0.0, 1.0]
+        return super().set_search_properties(metric, mode, config, **spec)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | Literal["FINISHED"] | None:
         tried = sorted(self._tried)

@@ -12,6 +12,8 @@ from typing import Any
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from lockstep import tune
 from lockstep.tune.search import ConcurrencyLimiter, Repeater, Searcher, create_searcher
@@ -180,7 +182,7 @@ def test_a_function_that_returns_something_else() -> None:
 
 
 def test_points_to_evaluate_come_first() -> None:
-    points = [
+    points: list[dict[str, Any]] = [
         {"x": 0.5, "tree": {"kind": "x", "k": 0.25}, "objects": (3, 4)},
         {"qloguniform": 8.0, "qlograndint": 16, "randn": 11.0},
     ]
@@ -223,9 +225,7 @@ def test_trials_without_a_number_teach_nothing() -> None:
 
 def test_a_study_kept_in_a_file_is_not_doubled(tmp_path: Path) -> None:
     def make() -> OptunaSearch:
-        storage = optuna.storages.JournalStorage(
-            optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
-        )
+        storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
         search = OptunaSearch(seed=1, storage=storage, study_name="mine")
         begin(search, {"x": tune.uniform(0, 1)})
         return search

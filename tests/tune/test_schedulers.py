@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -460,7 +461,8 @@ def test_metric_and_mode_come_from_one_place() -> None:
         asha.set_search_properties(None, "min")
     assert asha.set_search_properties("loss", "min")
     assert (asha.metric, asha.mode) == ("loss", "min")
-    assert not asha.set_search_properties("accuracy", "max")
+    assert not ASHAScheduler(metric="loss").set_search_properties("accuracy", "max")
+    assert not ASHAScheduler(mode="min").set_search_properties("accuracy", "max")
     assert FIFOScheduler().set_search_properties(None, None)
 
 
@@ -477,6 +479,16 @@ def test_pbt_insists_on_its_metric() -> None:
     simulate(
         lambda: PopulationBasedTraining(**options, require_attrs=False), [{}], step, max_steps=2
     )
+
+
+def test_an_own_scheduler_that_cannot_be_copied() -> None:
+    class Locked(TrialScheduler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    done = simulate(Locked, [{"lr": 1.0}], climb, max_steps=2)
+    assert done.trials[0].steps == 2
 
 
 def test_schedulers_by_name() -> None:

@@ -116,7 +116,7 @@ def test_several_samples_and_every_kind_of_random_state() -> None:
     ("make", "error", "message"),
     [
         (lambda: tune.uniform(1, 1), ValueError, r"uniform\(lower=1, upper=1\).*below"),
-        (lambda: tune.uniform("0", 1), TypeError, r"uniform\(lower='0'\)"),
+        (lambda: tune.uniform("0", 1), TypeError, r"uniform\(lower='0'\)"),  # type: ignore[arg-type]
         (lambda: tune.uniform(0, math.inf), TypeError, "finite"),
         (lambda: tune.uniform(True, 2), TypeError, "lower=True"),
         (lambda: tune.loguniform(0, 1), ValueError, r"loguniform\(lower=0\).*above 0"),
@@ -124,7 +124,7 @@ def test_several_samples_and_every_kind_of_random_state() -> None:
         (lambda: tune.quniform(0, 1, 0), ValueError, "q=0"),
         (lambda: tune.quniform(0, 1, 0.3), ValueError, "upper must be a multiple of q"),
         (lambda: tune.qloguniform(1, 2, -1), ValueError, "q=-1"),
-        (lambda: tune.randint(0, 1.5), TypeError, "whole number"),
+        (lambda: tune.randint(0, 1.5), TypeError, "whole number"),  # type: ignore[arg-type]
         (lambda: tune.randint(3, 3), ValueError, "below upper"),
         (lambda: tune.qrandint(1, 8, 2), ValueError, "lower=1"),
         (lambda: tune.lograndint(0, 4), ValueError, "lower=0"),
@@ -133,8 +133,8 @@ def test_several_samples_and_every_kind_of_random_state() -> None:
         (lambda: tune.choice([]), ValueError, "nothing to choose"),
         (lambda: tune.choice("abc"), TypeError, "'abc'"),
         (lambda: tune.grid_search([]), ValueError, "nothing to choose"),
-        (lambda: tune.grid_search(3), TypeError, "values=3"),
-        (lambda: tune.sample_from(3), TypeError, r"sample_from\(3\)"),
+        (lambda: tune.grid_search(3), TypeError, "values=3"),  # type: ignore[arg-type]
+        (lambda: tune.sample_from(3), TypeError, r"sample_from\(3\)"),  # type: ignore[arg-type]
         (lambda: Space(3), TypeError, "param_space=3"),  # type: ignore[arg-type]
         (lambda: Space({"a": {"grid_search": []}}), ValueError, "no values"),
         (

@@ -120,7 +120,7 @@ class _Always(Stopper):
         (lambda: ExperimentPlateauStopper("a", mode="x"), ValueError, "mode='x'"),
         (lambda: ExperimentPlateauStopper("a", patience=-1), ValueError, "patience=-1"),
         (lambda: FunctionStopper(3), TypeError, "FunctionStopper"),  # type: ignore[arg-type]
-        (lambda: FunctionStopper(lambda: True), TypeError, "trial_id, result"),  # type: ignore[arg-type]
+        (lambda: FunctionStopper(lambda: True), TypeError, "trial_id, result"),  # type: ignore[arg-type, misc]
         (lambda: CombinedStopper(lambda t, r: True), TypeError, "FunctionStopper"),  # type: ignore[arg-type]
     ],
 )

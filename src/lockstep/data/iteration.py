@@ -39,6 +39,7 @@ class Request:
     prefetch: int = 1
     shuffle_size: int | None = None
     shuffle_seed: int | None = None
+    single_rows: bool = False
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -172,13 +173,15 @@ class _Running(Generic[T]):
     def close(self) -> None:
         """End the pass and its threads."""
         self._pass.ended = True
-        for ahead in reversed(self._ahead):
+        for ahead in self._ahead:  # all are told before one is waited for: one may wait for another
+            ahead.stop()
+        for ahead in self._ahead:
             ahead.close()
         self._ahead.clear()
         self._batches = iter(())
 
     def __del__(self) -> None:
-        self._pass.ended = True
+        self.close()
 
 
 def _one_by_one(pieces: Iterator[Piece], size: int | None, drop_last: bool) -> Iterator[Batch]:
@@ -245,7 +248,9 @@ class DataIterator(ABC):
 
     def iter_rows(self, *, prefetch_blocks: int = 1) -> Rows[dict[str, Any]]:
         """Rows as dicts, one by one."""
-        return Rows(self, Request(1, prefetch=prefetch_blocks), _Work(_one_by_one))
+        return Rows(
+            self, Request(1, prefetch=prefetch_blocks, single_rows=True), _Work(_one_by_one)
+        )
 
     def iter_torch_batches(
         self,

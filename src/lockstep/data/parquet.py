@@ -111,6 +111,17 @@ class ParquetSource(Source):
             ) from error
         return [part.row_groups[0].id for part in parts]
 
+    def count_matching(self, block: Block, expression: Any) -> int | None:
+        """Reads the columns only that the expression names."""
+        import pyarrow.dataset
+
+        number, group = block.where
+        file = self._files[number]
+        fragment = pyarrow.dataset.ParquetFileFormat().make_fragment(
+            file.path, filesystem=file.storage.filesystem, row_groups=[group]
+        )
+        return int(fragment.count_rows(filter=expression))
+
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
         """Decode a row group."""
         import pyarrow as pa

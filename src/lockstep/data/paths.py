@@ -86,9 +86,9 @@ def list_files(
 def _of_one(
     path: str, filesystem: Any, endings: Sequence[str] | None, doing: str
 ) -> Iterable[File]:
-    match = _MAGIC.search(path.partition("://")[2] or path)
-    if match and not os.path.exists(path):
-        return _of_glob(path, filesystem, endings, doing)
+    address, mark, query = path.partition("?") if "://" in path else (path, "", "")
+    if _MAGIC.search(address.partition("://")[2] or address) and not os.path.exists(path):
+        return _of_glob(address, mark + query, filesystem, endings, doing)
     storage = open_storage(path, filesystem)
     if isinstance(storage, LocalStorage):
         if os.path.isfile(storage.root):
@@ -109,17 +109,16 @@ def _of_one(
 
 
 def _of_glob(
-    path: str, filesystem: Any, endings: Sequence[str] | None, doing: str
+    path: str, query: str, filesystem: Any, endings: Sequence[str] | None, doing: str
 ) -> Iterable[File]:
     scheme, mark, rest = path.rpartition("://")
     parts = rest.split("/")
     plain = next(place for place, part in enumerate(parts) if _MAGIC.search(part))
-    root = scheme + mark + "/".join(parts[:plain])
+    root = scheme + mark + "/".join(parts[:plain]) + query
     if plain == 1 and parts[0] == "" and not mark:
         root = "/"
-    pattern = "/".join(parts[plain:])
     storage = open_storage(root or ".", filesystem)
-    return _in_directory(storage, path, pattern, endings, doing)
+    return _in_directory(storage, path, "/".join(parts[plain:]), endings, doing)
 
 
 def _in_directory(

@@ -99,9 +99,13 @@ class Ahead(Generic[T]):
             raise error
         raise StopIteration
 
+    def stop(self) -> None:
+        """Tell the thread to end, and whoever waits for a result that there is none."""
+        self._shared.stop()
+
     def close(self) -> None:
         """End the thread; waits until it has ended."""
-        self._shared.stop()
+        self.stop()
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join()
 

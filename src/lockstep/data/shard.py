@@ -21,6 +21,7 @@ from lockstep.data.position import (
     rest_of,
     within,
 )
+from lockstep.data.schema import found_schema
 from lockstep.data.unit import Piece, Reader
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class DataShard(DataIterator):
         cut = replace(self._plan.cut, batch_size=request.batch_size)
         if request.batch_size is None:
             raise ValueError('batch_size=None needs order="local"; give the rows of a batch.')
-        if request.batch_size == 1 and cut.world_size > 1:  # rows one by one: one for each rank
+        if request.single_rows:  # one for each rank
             cut = replace(cut, batch_size=cut.world_size)
         elif request.batch_size < cut.world_size:
             raise ValueError(
@@ -255,11 +256,7 @@ class DataShard(DataIterator):
         """The columns and their types."""
         if self._plan.columns is not None:
             return self._plan.columns
-        for piece in self._epoch_pieces():
-            return piece.table.schema
-        import pyarrow as pa
-
-        return pa.schema([])
+        return found_schema(self._groups)
 
     def _epoch_pieces(self) -> Iterator[Piece]:
         """A whole epoch's rows, without going on with it."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.shared import open_shared, share
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -60,6 +62,10 @@ class Source(ABC):
         rows = block.rows
         return self.read(block, None, True).num_rows if rows is None else rows
 
+    def count_matching(self, block: Block, expression: Any) -> int | None:
+        """How many rows satisfy an expression, None where that needs the rows."""
+        return None
+
     def files(self) -> list[str]:
         """The files it reads, for people."""
         return []
@@ -77,6 +83,12 @@ class MemorySource(Source):
     def __init__(self, table: pa.Table, block_rows: int | None = None) -> None:
         self.table = table
         self.block_rows = block_rows
+
+    def __reduce__(self) -> Any:
+        path = share(self.table)
+        if path is None:
+            return MemorySource, (self.table, self.block_rows)
+        return _mapped, (path, self.block_rows)
 
     def index(self) -> list[Block]:
         """Slices of the table."""
@@ -101,6 +113,10 @@ class MemorySource(Source):
         start, stop = block.where
         table = self.table if columns is None else self.table.select(list(columns))
         return table.slice(start, stop - start)
+
+
+def _mapped(path: str, block_rows: int | None) -> MemorySource:
+    return MemorySource(open_shared(path), block_rows)
 
 
 class RangeSource(Source):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.data.columns import take
 from lockstep.data.ops import (
     DropColumns,
+    FilterExpression,
     Operation,
     RenameColumns,
     Sample,
@@ -215,6 +216,20 @@ def _projection(
     return tuple(origin.values()), list(origin), (*rest, *unit.operations[done:])
 
 
+def _count(unit: Unit) -> int:
+    """How many rows come out of a unit that leaves some out, or makes more."""
+    first, *others = unit.operations
+    if (
+        isinstance(first, FilterExpression)
+        and all(operation.keeps_rows for operation in others)
+        and unit.raw_rows == unit.block.rows != 0
+    ):
+        rows = unit.source.count_matching(unit.block, first.expression)
+        if rows is not None:
+            return rows
+    return Reader(threads=False).rows(unit).table.num_rows  # type: ignore[no-any-return]
+
+
 def count_rows(units: Sequence[Unit], threads: int) -> list[Unit]:
     """The same units with their numbers of rows known; reads what has to be read for that."""
     unknown = [number for number, unit in enumerate(units) if unit.rows is None]
@@ -230,8 +245,7 @@ def count_rows(units: Sequence[Unit], threads: int) -> list[Unit]:
             unit = replace(unit, block=block)
         if unit.keeps_rows:
             return replace(unit, rows=unit.raw_rows)
-        reader = Reader(threads=False)
-        return replace(unit, rows=reader.rows(unit).table.num_rows)
+        return replace(unit, rows=_count(unit))
 
     found = list(units)
     with ThreadPoolExecutor(max(1, min(threads, len(unknown))), "lockstep-data-count") as pool:

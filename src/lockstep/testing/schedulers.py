@@ -78,6 +78,12 @@ class SchedulerConformance:
         """Decisions depend on the arguments and on what was told."""
         assert self._simulate().decisions == self._simulate().decisions
 
+    def test_used_again(self) -> None:
+        """One that another experiment has used begins anew."""
+        scheduler = self.make_scheduler()
+        first = self._simulate(scheduler=scheduler)
+        assert self._simulate(scheduler=scheduler).decisions == first.decisions
+
     def test_restored_at_any_event(self) -> None:
         """One that is made anew and told what had happened goes on as the first would have."""
         uninterrupted = self._simulate()
@@ -94,10 +100,18 @@ class SchedulerConformance:
 
         assert self._simulate(step=turned, mode="min").decisions == self._simulate().decisions
 
-    def _simulate(self, *, trials: int = TRIALS, step: Any = None, **options: Any) -> Simulation:
+    def _simulate(
+        self,
+        *,
+        trials: int = TRIALS,
+        step: Any = None,
+        scheduler: TrialScheduler | None = None,
+        **options: Any,
+    ) -> Simulation:
+        make = self.make_scheduler if scheduler is None else lambda: scheduler
         heights = [random.Random(f"height {number}").random() for number in range(trials)]
         configs = [{"number": n, "height": height, "lr": 0.1} for n, height in enumerate(heights)]
-        return simulate(self.make_scheduler, configs, step or _climb, max_steps=STEPS, **options)
+        return simulate(make, configs, step or _climb, max_steps=STEPS, **options)
 
 
 def _climb(config: dict[str, Any], state: Any) -> tuple[int, dict[str, Any]]:

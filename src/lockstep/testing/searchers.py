@@ -72,6 +72,12 @@ class SearcherConformance:
         """What is suggested depends on the arguments and on what was told."""
         assert _Search(self).run() == _Search(self).run()
 
+    def test_used_again(self) -> None:
+        """One that another experiment has used begins anew."""
+        search = _Search(self)
+        first = search.run()
+        assert _Search(self, search.searcher).run() == first
+
     def test_it_ends(self) -> None:
         """It makes as many trials as it says, then suggests nothing (or the ``Tuner`` stops)."""
         searcher = self.make_searcher()
@@ -122,8 +128,8 @@ class SearcherConformance:
 class _Search:
     """A searcher and its trials: three at a time, the oldest ends first."""
 
-    def __init__(self, suite: SearcherConformance) -> None:
-        self.searcher = suite.make_searcher()
+    def __init__(self, suite: SearcherConformance, searcher: Searcher | None = None) -> None:
+        self.searcher = searcher or suite.make_searcher()
         taken = self.searcher.set_search_properties(
             "loss", "min", suite.space, num_samples=10 * TRIALS
         )

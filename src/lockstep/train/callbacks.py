@@ -11,11 +11,13 @@ import itertools
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.callback import Callback, RunContext, Trial, UserCallback
+from lockstep.train.callback_state import CallbackState
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
@@ -101,7 +103,11 @@ class CallbackDispatcher:
         self._on_problem = on_problem
         self._flush_s = flush_s
         self._alone = trials is None
-        self._lanes = [_Lane(callback, on_problem, trials) for callback in unique.values()]
+        seen: Counter[type] = Counter()
+        self._lanes = []
+        for callback in unique.values():
+            self._lanes.append(_Lane(callback, on_problem, trials, seen[type(callback)]))
+            seen[type(callback)] += 1
         self._trial_lanes = [lane for lane in self._lanes if isinstance(lane.callback, Callback)]
         self._user_lanes = [lane for lane in self._lanes if isinstance(lane.callback, UserCallback)]
         self._contexts: dict[str, RunContext] = {}
@@ -225,11 +231,13 @@ class _Lane:
         self,
         callback: object,
         on_problem: Callable[[str], None],
-        trials: Sequence[Trial] | None = None,
+        trials: Sequence[Trial] | None,
+        number: int,
     ) -> None:
         self.callback = callback
         self.name = type(callback).__name__
         self._trials = trials
+        self._state = CallbackState(callback, number) if isinstance(callback, Callback) else None
         self.thread = threading.Thread(
             target=self._run, name=f"lockstep-callback-{self.name}", daemon=True
         )
@@ -276,6 +284,8 @@ class _Lane:
     def started(self, trial: Trial, restored: bool) -> None:
         trial = _own(trial)
         trials = self._all(trial)
+        if trial.restored:
+            self._with_state("set_state", trial)
         self._call("on_trial_start", iteration=0, trials=trials, trial=trial)
         if restored:
             self._call("on_trial_restore", iteration=0, trials=trials, trial=trial)
@@ -320,6 +330,7 @@ class _Lane:
             trial=trial,
             checkpoint=checkpoint,
         )
+        self._with_state("get_state", trial)
 
     def failed(self, run_context: RunContext, errors: dict[int, Exception]) -> None:
         self._call("after_exception", run_context=run_context, worker_exceptions=dict(errors))
@@ -328,6 +339,7 @@ class _Lane:
         trial = _own(trial)
         hook = "on_trial_error" if failed else "on_trial_complete"
         self._call(hook, iteration=iteration, trials=self._all(trial), trial=trial)
+        self._with_state("get_state", trial)
 
     def finished(self, trials: Sequence[Trial]) -> None:
         self._call("on_experiment_end", trials=list(map(_own, trials)))
@@ -361,14 +373,20 @@ class _Lane:
             if self._batched:
                 self._call("flush_batch")
 
-    def _call(self, hook: str, **arguments: Any) -> None:
+    def _with_state(self, hook: str, trial: Trial) -> None:
+        """Keep the callback's state with the run, or give it back; an experiment keeps none."""
+        if self._trials is None and self._state is not None and self._state.is_used:
+            act = self._state.keep if hook == "get_state" else self._state.give_back
+            self._call(hook, act, directory=trial.path)
+
+    def _call(self, hook: str, action: Callable[..., None] | None = None, **arguments: Any) -> None:
         if self._abandoned:
             return
         self._running = (hook, time.monotonic())
         if self._timer is None:
             self._watch(SLOW_HOOK_S)
         try:
-            getattr(self.callback, hook)(**arguments)
+            (action or getattr(self.callback, hook))(**arguments)
         except BaseException as error:
             self._tell("raised", hook, f"raised {_describe(error)}")
         finally:

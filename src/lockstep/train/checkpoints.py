@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from lockstep.checkpoint import DICT_FILE
 from lockstep.engine.messages import CheckpointReport
 from lockstep.errors import CheckpointError
 
@@ -43,9 +44,9 @@ def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:
     write = {
         rank: tuple(name for name in parts[rank].files if owners[name][0] == rank) for rank in parts
     }
-    compare = {
-        rank: tuple(name for name in parts[rank].files if len(owners[name]) > 1) for rank in parts
-    }
+    # Equal dicts make unequal pickles (torch writes addresses into them), and rank 0's counts.
+    compared = {name for name in owners if len(owners[name]) > 1 and name != DICT_FILE}
+    compare = {rank: tuple(filter(compared.__contains__, parts[rank].files)) for rank in parts}
     return SavePlan(write, compare)
 
 

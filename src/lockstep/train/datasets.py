@@ -1,23 +1,25 @@
 """Datasets in training: what a trainer is given becomes shards, and their positions come back.
 
-    driver                                       worker
-    given ─▶ plan_datasets ─▶ plans ───────────▶ Shards.get(name) ─▶ DataShard
-    merge_positions ◀──────── Report.data ◀───── Shards.stand()
-         │  kept with the checkpoint
-         └─────────────────── Launch.positions ▶ Shards
+driver                                       worker
+given ─▶ plan_datasets ─▶ plans ───────────▶ Shards.get(name) ─▶ DataShard
+merge_positions ◀──────── Report.data ◀───── Shards.stand()
+     │  kept with the checkpoint
+     └─────────────────── Launch.positions ▶ Shards
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from lockstep.engine.messages import DataReport, Report
 from lockstep.train.serialize import dump
 
 if TYPE_CHECKING:
-    from lockstep.data import DataConfig, Dataset, DatasetConfig, DataShard
+    from lockstep.data import DataConfig, Dataset, DatasetConfig, DataShard, ShardPlan
+    from lockstep.data.shared import SharedTables
 
     Sharing = DataConfig | Mapping[str, DatasetConfig] | None
 
@@ -129,46 +131,61 @@ def plan_datasets(
     sharing: Sharing,
     size: int,
     function: Callable[..., Any],
-) -> dict[str, bytes]:
+    *,
+    shared: bool,
+) -> tuple[dict[str, bytes], SharedTables | None]:
     """Each dataset's plan for up to ``size`` workers, pickled; what can be known is checked.
 
-    Functions in it are sent as ``function`` is, the training function.
+    Functions in it are sent as ``function`` is, the training function. With ``shared`` tables in
+    memory are mapped by the workers, for as long as the second result is there.
 
     Raises:
         ValueError: a dataset has no rows, or too few; names it.
         OSError, ValueError: a file cannot be read or does not fit; names it.
         TypeError: a function in it cannot be sent to workers.
     """
-    plans = {}
-    for name, given in datasets.items():
-        from lockstep.data import DataConfig, Dataset, DatasetConfig
+    if not datasets:
+        return {}, None
+    from lockstep.data import Dataset
+    from lockstep.data.shared import SharedTables
 
-        dataset = given
-        if not isinstance(dataset, Dataset):
-            dataset = _as_dataset(name, given(), functions=False)
-        shared = sharing if isinstance(sharing, DataConfig) else DataConfig()
-        split = shared.splits(name)
-        if isinstance(sharing, Mapping):
-            old = sharing.get(name) or sharing.get("*") or DatasetConfig()
-            split = old.split is not False
-            if old.global_shuffle:
-                dataset = dataset.random_shuffle()
-            elif old.randomize_block_order:
-                dataset = dataset.randomize_block_order()
-        told = f"datasets[{name!r}]"
-        ranks = size if split else 1
-        plan = dataset.prepare(
-            ranks, equal=shared.equal, order=shared.order, seed=shared.seed, name=told
+    plans = {}
+    tables = SharedTables()
+    for name, given in datasets.items():
+        lazy = not isinstance(given, Dataset)
+        dataset = _as_dataset(name, given(), functions=False) if lazy else given
+        plan, split = _plan(name, dataset, sharing, size)
+        with tables.active() if shared else nullcontext():
+            plans[name] = dump((plan, split), f"datasets[{name!r}]", by_value=True, like=function)
+    return plans, tables
+
+
+def _plan(name: str, dataset: Dataset, sharing: Sharing, size: int) -> tuple[ShardPlan, bool]:
+    """A dataset's plan, and whether it is split."""
+    from lockstep.data import DataConfig, DatasetConfig
+
+    config = sharing if isinstance(sharing, DataConfig) else DataConfig()
+    split = config.splits(name)
+    if isinstance(sharing, Mapping):
+        old = sharing.get(name) or sharing.get("*") or DatasetConfig()
+        split = old.split is not False
+        if old.global_shuffle:
+            dataset = dataset.random_shuffle()
+        elif old.randomize_block_order:
+            dataset = dataset.randomize_block_order()
+    told = f"datasets[{name!r}]"
+    ranks = size if split else 1
+    plan = dataset.prepare(
+        ranks, equal=config.equal, order=config.order, seed=config.seed, name=told
+    )
+    if not plan.rows:
+        raise ValueError(f"{told} is empty: {_described(dataset)} has no rows to train on.")
+    if config.equal and plan.rows < ranks:
+        raise ValueError(
+            f"{told} has {plan.rows} rows for {ranks} workers, which cannot get equally many; "
+            "use fewer workers or DataConfig(equal=False)."
         )
-        if not plan.rows:
-            raise ValueError(f"{told} is empty: {_described(dataset)} has no rows to train on.")
-        if shared.equal and plan.rows < ranks:
-            raise ValueError(
-                f"{told} has {plan.rows} rows for {ranks} workers, which cannot get equally many; "
-                "use fewer workers or DataConfig(equal=False)."
-            )
-        plans[name] = dump((plan, split), told, by_value=True, like=function)
-    return plans
+    return plan, split
 
 
 def _described(dataset: Dataset) -> str:

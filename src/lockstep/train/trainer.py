@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lockstep.data import DataConfig, DatasetConfig
+    from lockstep.data.shared import SharedTables
 
 __all__ = ["BaseTrainer", "DataParallelTrainer", "Package"]
 
@@ -72,6 +73,8 @@ class Package:
     scaling: ScalingPolicy
     spec: GroupSpec
     warnings: Sequence[str]
+    tables: SharedTables | None = None
+    """What of the datasets is in memory; workers map it while this is here."""
 
 
 class BaseTrainer(ABC):
@@ -215,17 +218,21 @@ class DataParallelTrainer(BaseTrainer):
         engine = choose_engine("inprocess" if in_process else runtime.current().engine)
         backend = self.backend_config.make_backend()
         scaling = ScalingPolicy(*self.scaling_config.sizes)
-        sent = {
+        sent: dict[str, Any] = {
             "function": dump_function(self.train_loop_per_worker, self.train_loop_config),
             "backend": dump(backend, "backend"),
             "metadata": dump(self.metadata, "metadata"),
             "faults": dump(self.fault_plan, "fault_plan") if self.fault_plan else b"",
-            "datasets": plan_datasets(
-                self.datasets, self.dataset_config, scaling.largest, self.train_loop_per_worker
-            ),
         }
+        sent["datasets"], tables = plan_datasets(
+            self.datasets,
+            self.dataset_config,
+            scaling.largest,
+            self.train_loop_per_worker,
+            shared=engine.single_machine,
+        )
         spec = self._group_spec(engine, backend, scaling)
-        return Package(engine, sent, scaling, spec, engine.check(spec))
+        return Package(engine, sent, scaling, spec, engine.check(spec), tables)
 
     def controller_arguments(
         self, package: Package, run: Run, overrides: bytes = b""

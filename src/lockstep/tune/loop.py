@@ -93,6 +93,7 @@ class TuneLoop:
         self._display = display
         self._progress = progress
         self._trials = revived.trials
+        self._told_to_stop = revived.stopped
         self._unfinished = {trial.trial_id: trial for trial in self._trials if not trial.over}
         self._live: dict[str, LiveTrial] = {}
         self._concluding = 0
@@ -156,6 +157,8 @@ class TuneLoop:
             if not self._experiment.storage.is_local:
                 self._sync_regularly()
             self._draw()
+            for trial in self._told_to_stop:
+                self.stop_trial(trial)
             while self._start_what_fits():
                 self._loop.run_once()
                 ended = [live for live in self._live.values() if live.phase.ended]

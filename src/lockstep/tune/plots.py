@@ -63,7 +63,7 @@ def plot_parallel_coordinates(
     graph = _import_plotly("plot_parallel_coordinates")
     table, metric, mode = _scored("plot_parallel_coordinates", results, metric, mode)
     chosen = _chosen("plot_parallel_coordinates", table, params)
-    dimensions = [_dimension(name, list(chosen[name])) for name in chosen]
+    dimensions = [_dimension(str(name), list(chosen[name])) for name in chosen]
     scores = list(table[metric])
     figure = graph.Figure()
     figure.add_parcoords(
@@ -190,7 +190,7 @@ def _importances(chosen: pd.DataFrame, scores: list[float], mode: str) -> dict[s
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         study = optuna.create_study(direction="maximize" if mode == "max" else "minimize")
-        columns = {name: _column(list(chosen[name])) for name in chosen}
+        columns = {str(name): _column(list(chosen[name])) for name in chosen}
         for row, score in enumerate(scores):
             study.add_trial(
                 optuna.create_trial(

@@ -7,6 +7,7 @@ order it happened: which configs there were, what each trial reported, how it en
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class Revived:
     """Of those that are to go on from another trial's checkpoint: which."""
     restarted: list[Trial] = field(default_factory=list)
     """They need a directory of their own again."""
+    stopped: list[Trial] = field(default_factory=list)
+    """The scheduler had said so at their last report, and the driver died before their end."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -150,7 +153,7 @@ class _Past:
         self._searcher = searcher
         self._scheduler = scheduler
         self._stopper = stopper if isinstance(stopper, Stopper) else None
-        self._trials = revived.trials
+        self._revived = revived
         self._known: dict[str, Trial] = {}
 
     def get_trials(self) -> Sequence[Trial]:
@@ -173,6 +176,8 @@ class _Past:
     ) -> Iterator[_Event]:
         """What happened to a trial, in order: when, and what to tell. Lazily: it may be long."""
 
+        decisions: deque[str] = deque(maxlen=1)
+
         def added() -> None:
             self._known[trial.trial_id] = trial
             self._searcher.recall(trial.trial_id, trial.config)
@@ -184,7 +189,7 @@ class _Past:
                 trial.last_result = row
                 trial.reports += 1
                 self._searcher.on_trial_result(trial.trial_id, row)
-                self._scheduler.on_trial_result(self, trial, row)
+                decisions.append(self._scheduler.on_trial_result(self, trial, row))
                 if self._stopper is not None:
                     self._stopper(trial.trial_id, row)
 
@@ -199,6 +204,8 @@ class _Past:
             elif final == "TERMINATED":
                 self._searcher.on_trial_complete(trial.trial_id, result)
                 self._scheduler.on_trial_complete(self, trial, result)
+            elif final == "PENDING" and TrialScheduler.STOP in decisions:
+                self._revived.stopped.append(trial)
 
         def paused() -> None:
             trial.status = "PAUSED"

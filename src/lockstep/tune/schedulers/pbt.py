@@ -110,8 +110,9 @@ class PopulationBasedTraining(TrialScheduler):
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         """Take the metric, the mode, and how many trials there will be."""
+        taken = super().set_search_properties(metric, mode, **spec)
         self._population = spec.get("num_trials")
-        return super().set_search_properties(metric, mode, **spec)
+        return taken
 
     def complete_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Draw the values that are to be mutated and that the config does not have."""
@@ -152,16 +153,15 @@ class PopulationBasedTraining(TrialScheduler):
     def on_trial_complete(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any] | None
     ) -> None:
-        """Those who meet do not wait for it any more; its results still count."""
+        """It is not compared any more, and those who meet do not wait for it."""
         self._ended(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:
-        """It cannot be taken over."""
-        self._members[trial.trial_id].score = None
+        """It is not compared any more, and those who meet do not wait for it."""
         self._ended(tune_controller, trial)
 
     def on_trial_remove(self, tune_controller: TuneController, trial: Any) -> None:
-        """Those who meet do not wait for it any more."""
+        """It is not compared any more, and those who meet do not wait for it."""
         self._ended(tune_controller, trial)
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Any | None:
@@ -243,17 +243,15 @@ class PopulationBasedTraining(TrialScheduler):
         return True
 
     def _quantiles(self) -> tuple[list[_Member], list[_Member]]:
-        """The worst and the best of those that were compared already."""
-        ranked = [m for m in self._members.values() if m.score is not None]
+        """The worst and the best of those that were compared already and are not over."""
+        ranked = [m for m in self._members.values() if m.score is not None and not m.over]
         ranked.sort(key=lambda member: member.score or 0.0)
         if len(ranked) < 2:
             return [], []
         count = min(max(1, round(len(ranked) * self._fraction)), len(ranked) // 2)
         if self._fraction == 0:
             count = 0
-        # One that is over can be taken over, but does not take over others.
-        worst = [member for member in ranked[:count] if not member.over]
-        return worst, ranked[len(ranked) - count :]
+        return ranked[:count], ranked[len(ranked) - count :]
 
     def _random(self, *key: Any) -> random.Random:
         return random.Random("/".join(map(str, (self._seed, *key))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -111,6 +113,8 @@ class TrialScheduler:
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         """Take the ``TuneConfig``'s metric and mode where the scheduler has none of its own.
 
+        One that was used before starts over, with what it was made with.
+
         Args:
             metric, mode: the ``TuneConfig``'s.
             spec: ``num_trials``: how many trials there will be, None if that is not known.
@@ -121,6 +125,7 @@ class TrialScheduler:
         Raises:
             ValueError: it needs a metric and a mode, and there is none.
         """
+        self._start_over()
         for own, given in ((self._metric, metric), (self._mode, mode)):
             if own is not None and given is not None and own != given:
                 return False
@@ -132,6 +137,17 @@ class TrialScheduler:
                 "compare trials; give metric and mode to it or to the TuneConfig."
             )
         return True
+
+    def _start_over(self) -> None:
+        unused: dict[str, Any] | None = vars(self).pop("_unused", None)
+        if unused is None:
+            # An own scheduler may hold what cannot be copied: that one is not used twice.
+            with contextlib.suppress(TypeError):
+                unused = copy.deepcopy(vars(self))
+        else:
+            vars(self).clear()
+            vars(self).update(copy.deepcopy(unused))
+        vars(self)["_unused"] = unused
 
     def complete_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """The config of a new trial, with what the scheduler itself has to say on it."""

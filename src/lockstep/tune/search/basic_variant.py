@@ -63,6 +63,8 @@ class BasicVariantGenerator(Searcher):
     ) -> bool:
         """Take the space. Points that do not fit in it raise."""
         super().set_search_properties(metric, mode, config, **spec)
+        self._suggested = 0
+        self._live.clear()
         self._space = Space(config)
         self._presets = [Space(_overlay(dict(config), point, ())) for point in self._points]
         self._total = self.num_trials(spec.get("num_samples", 1))

@@ -35,6 +35,13 @@ class ConcurrencyLimiter(WrappedSearcher):
         self.batch = batch
         self._live: dict[str, tuple[Mapping[str, Any] | None, bool] | None] = {}
 
+    def set_search_properties(
+        self, metric: Any, mode: Any, config: Mapping[str, Any], **spec: Any
+    ) -> bool:
+        """Pass them on; no trial is live."""
+        self._live = {}
+        return super().set_search_properties(metric, mode, config, **spec)
+
     def num_trials(self, num_samples: int) -> int | None:
         """As many as the searcher makes of them."""
         return self.searcher.num_trials(num_samples)

@@ -180,6 +180,7 @@ class OptunaSearch(Searcher):
 
     def _open_study(self) -> None:
         optuna = _import_optuna()
+        self._numbers.clear()
         modes = self._mode if isinstance(self._mode, (list, tuple)) else [self._mode]
         modes = list(modes) * (len(self._metrics) if len(modes) == 1 else 1)
         with _quiet():

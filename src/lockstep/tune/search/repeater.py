@@ -47,6 +47,7 @@ class Repeater(WrappedSearcher):
         self, metric: Any, mode: Any, config: Mapping[str, Any], **spec: Any
     ) -> bool:
         """Pass them on: the searcher makes one config for each group."""
+        self._filling, self._group_of = None, {}
         samples = spec.get("num_samples", 1)
         if samples > 0:
             spec["num_samples"] = max(1, samples // self.repeat)

@@ -15,7 +15,8 @@ class Searcher:
 
     The contract:
 
-    - ``set_search_properties`` is called once, before anything else. Then, for each trial:
+    - ``set_search_properties`` is called once for an experiment, before anything else; what an
+      earlier one has left is forgotten. Then, for each trial:
       ``suggest`` (or ``recall``), ``on_trial_result`` for each report, ``on_trial_complete`` once.
     - Every call comes from one thread, one at a time, and should be quick.
     - Nothing of it is pickled. ``Tuner.restore`` makes it anew and tells it what had happened:
@@ -37,6 +38,7 @@ class Searcher:
         mode: Mode | Sequence[Mode] | None = None,
     ) -> None:
         check_objective(type(self).__name__, metric, mode)
+        self._own_objective = (metric, mode)
         self._metric = metric
         self._mode = mode
 
@@ -65,8 +67,9 @@ class Searcher:
             with domains in it is an error, and its constants are laid under each suggestion.
         """
         check_objective("TuneConfig", metric, mode)
-        self._metric = metric if self._metric is None else self._metric
-        self._mode = mode if self._mode is None else self._mode
+        own_metric, own_mode = self._own_objective
+        self._metric = metric if own_metric is None else own_metric
+        self._mode = mode if own_mode is None else own_mode
         return False
 
     def num_trials(self, num_samples: int) -> int | None:
