@@ -17,7 +17,17 @@ from pathlib import Path
 
 from common import HERE, Bench, Measurement, ProgramFailed, foreign_load, median
 
-QUESTIONS = ("startup", "reporting", "checkpointing", "recovery", "ddp", "memory", "data", "tune")
+QUESTIONS = (
+    "startup",
+    "reporting",
+    "checkpointing",
+    "recovery",
+    "ddp",
+    "memory",
+    "data",
+    "tune",
+    "tracking",
+)
 RESULTS = HERE / "results"
 
 

@@ -58,4 +58,4 @@ if __name__ == "__main__":
         for name, place in (("from callback", "driver/wandb"), ("from function", "wandb")):
             runs = sorted(path.name for path in Path(shared, place).glob("offline-run-*"))
             print(f"{name}: ", *(name.partition("-run-")[2] for name in runs))
-        print("to upload:     wandb sync --include-offline DIRECTORY/offline-run-*")
+        print("to upload:     wandb sync DIRECTORY/offline-run-*")

@@ -52,6 +52,12 @@ SHOWS = {
     ],
     "15_tensorflow.py": ["epochs: 2 and 3 more", "learned: [ 2. -1.]", "loaded: [ 2. -1.] 2"],
     "16_horovod.py": ["killed by SIGKILL", "4        2", "learned: [2.0, -1.0]"],
+    "17_data.py": [
+        "in 20 blocks",
+        "split:      7747 + 1936 = 9683",
+        "bias:       14.0",
+        "tested:     1936 rows",
+    ],
     "18_resume_mid_epoch.py": [
         "read in epoch 1 so far: 600 rows",
         "epoch 0: 1200 rows, each {1} time",

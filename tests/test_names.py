@@ -17,6 +17,11 @@ SPELLINGS = [
     ["callback.Callback", "tune.Callback", "tune.callback.Callback"],
     ["callback.LoggerCallback", "tune.logger.LoggerCallback", "tune.logger.logger.LoggerCallback"],
     ["callback.UserCallback", "train.UserCallback"],
+    ["tune.tuner.Tuner", "tune.Tuner"],
+    ["tune.tune_config.TuneConfig", "tune.tuner.TuneConfig", "tune.TuneConfig"],
+    ["tune.result_grid.ResultGrid", "tune.ResultGrid"],
+    ["tune.legacy.run", "tune.run"],
+    ["tune.legacy.ExperimentAnalysis", "tune.ExperimentAnalysis"],
     [
         "trackers.csv.CSVLoggerCallback",
         "trackers.CSVLoggerCallback",

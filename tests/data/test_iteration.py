@@ -263,17 +263,6 @@ class TestTensors:
         with pytest.raises(KeyError, match="to_torch: there is no column 'q'"):
             dataset.to_torch(label_column="q")
 
-    @pytest.mark.gpu
-    def test_on_a_gpu(self) -> None:
-        dataset = blocks(100_000, 10).map_batches(lambda b: {"x": b["id"].astype(np.float32)})
-        total = torch.zeros((), dtype=torch.float64, device="cuda")
-        for batch in dataset.iter_torch_batches(batch_size=999, device="cuda", prefetch_batches=3):
-            assert batch["x"].is_cuda
-            total += batch["x"].double().sum()
-        assert total.item() == 100_000 * 99_999 / 2
-        pinned = next(dataset.iter_torch_batches(device="cpu", pin_memory=True))
-        assert pinned["x"].is_pinned()
-
 
 class TestThreads:
     def test_an_iteration_left_early_leaves_nothing(self) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -28,12 +28,12 @@ from tests.integration.feeding import feed, feeding, ids_by_epoch
 from tests.integration.runs import SRC
 
 ROWS = 240
+Order = Literal["local", "global"]
 
 
 def numbers(shuffle: str = "", blocks: int = 7) -> Any:
     """Rows with an id each, in several blocks."""
     dataset = lockstep.data.range(ROWS, override_num_blocks=blocks)
-    dataset = dataset.rename_columns({dataset.columns()[0]: "id"})
     return dataset.random_shuffle(seed=3) if shuffle else dataset
 
 
@@ -44,7 +44,7 @@ def unlike(first: list[int], second: list[int]) -> bool:
 
 @pytest.mark.parametrize("order", ["local", "global"])
 @pytest.mark.parametrize("shuffle", ["", "shuffled"])
-def test_a_killed_worker_costs_no_row(shuffle: str, order: str) -> None:
+def test_a_killed_worker_costs_no_row(shuffle: str, order: Order) -> None:
     plan = FaultPlan().kill(rank=1, at_report=8).kill(rank=0, at_report=5, attempt=2)
     batch = 10 if order == "local" else 20
     config = DataConfig(order=order)
@@ -71,7 +71,7 @@ def test_a_killed_worker_costs_no_row(shuffle: str, order: str) -> None:
 @pytest.mark.parametrize("shuffle", ["", "shuffled"])
 @pytest.mark.parametrize("sizes", [(2, 3, 1), (3, 1, 2)])
 def test_a_restore_with_another_number_of_workers(
-    sizes: tuple[int, ...], shuffle: str, order: str
+    sizes: tuple[int, ...], shuffle: str, order: Order
 ) -> None:
     first, *others = sizes
     trainer = feeding(
@@ -137,7 +137,9 @@ def test_a_group_that_changes_its_size(
     class Room(Callback):
         """After the third report there is room for another number of workers."""
 
-        def on_trial_result(self, *, result: dict[str, Any], **_: Any) -> None:
+        def on_trial_result(
+            self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **_: Any
+        ) -> None:
             if result["training_iteration"] == 3 and not gate.exists():
                 lockstep.init(num_cpus=sizes[1])
                 gate.touch()
@@ -195,7 +197,7 @@ def killing(config):
     train.report = reported
     feed(config)
 
-data = lockstep.data.range({rows}, override_num_blocks=7).rename_columns({{"id": "id"}})
+data = lockstep.data.range({rows}, override_num_blocks=7)
 train.DataParallelTrainer(
     killing,
     train_loop_config={{"batch": 10, "epochs": 1, "driver": os.getpid()}},

@@ -24,6 +24,7 @@ from lockstep.train import (
     ScalingConfig,
     UserCallback,
     get_context,
+    get_dataset_shard,
 )
 from lockstep.tune import Callback, ResultGrid, TuneConfig, Tuner
 from lockstep.tune.schedulers import TrialScheduler
@@ -39,6 +40,14 @@ def square(config: dict[str, Any]) -> None:
 def count(config: dict[str, Any]) -> None:
     for i in range(config.get("steps", 5)):
         tune.report({"score": i + config.get("x", 0)})
+
+
+def counting(config: dict[str, Any]) -> None:
+    """Goes on from its checkpoint."""
+    checkpoint = tune.get_checkpoint()
+    start = checkpoint.to_dict()["i"] + 1 if checkpoint else 0
+    for i in range(start, 4):
+        tune.report({"i": i}, checkpoint=Checkpoint.from_dict({"i": i}))
 
 
 def endless(config: dict[str, Any]) -> None:
@@ -191,11 +200,26 @@ def test_a_trainable_class() -> None:
 
 def test_parameters_and_resources_of_a_function() -> None:
     def total(config: dict[str, Any], data: list[int]) -> None:
-        tune.report({"sum": sum(data) + config["x"], "threads": os.environ["OMP_NUM_THREADS"]})
+        tune.report(
+            {
+                "sum": sum(data) + config["x"],
+                "threads": os.environ["OMP_NUM_THREADS"],
+                "cpus": get_context().get_trial_resources()["CPU"],
+            }
+        )
 
     bound = tune.with_resources(tune.with_parameters(total, data=[1, 2]), {"cpu": 2})
     grid = fit(bound, {"x": 1})
-    assert (grid[0].metrics["sum"], grid[0].metrics["threads"]) == (4, "2")
+    assert [grid[0].metrics[key] for key in ("sum", "threads", "cpus")] == [4, "2", 2]
+
+
+def test_resources_that_depend_on_the_config() -> None:
+    def cpus(config: dict[str, Any]) -> None:
+        tune.report({"cpus": get_context().get_trial_resources()["CPU"]})
+
+    bound = tune.with_resources(cpus, lambda config: {"cpu": config["n"]})
+    grid = fit(bound, {"n": tune.grid_search([1, 2])})
+    assert [result.metrics["cpus"] for result in grid] == [1, 2]
 
 
 # -------------------------------------------------------------------------------- over a trainer
@@ -227,6 +251,26 @@ def test_a_space_reaches_every_argument_of_a_trainer() -> None:
     ]
     assert all(r.metrics["a"]["c"] == 2 and r.metrics["d"] == 3 for r in grid)
     assert all(r.metrics["training_iteration"] == 2 for r in grid)
+
+
+def test_datasets_of_trials() -> None:
+    import pandas as pd
+
+    def loop(config: dict[str, Any]) -> None:
+        rows = 0
+        for name in ("train", "other"):
+            for batch in get_dataset_shard(name).iter_batches(batch_size=4):
+                rows += int(batch["x"].sum())
+        tune.report({"sum": rows})
+
+    frames = [pd.DataFrame({"x": [n] * 10}) for n in (1, 2)]
+    trainer = DataParallelTrainer(
+        loop,
+        datasets={"train": frames[0], "other": pd.DataFrame({"x": [100]})},
+        run_config=RunConfig(verbose=0),
+    )
+    grid = Tuner(trainer, param_space={"datasets": {"train": tune.grid_search(frames)}}).fit()
+    assert [result.metrics["sum"] for result in grid] == [110, 120]
 
 
 @pytest.mark.parametrize(
@@ -533,7 +577,13 @@ class Recorder(Callback):
         self.calls.append((hook, trial))
         self.inside = False
 
-    def setup(self, stop: Any = None, num_samples: Any = None, **info: Any) -> None:
+    def setup(
+        self,
+        stop: Any = None,
+        num_samples: int | None = None,
+        total_num_samples: int | None = None,
+        **info: Any,
+    ) -> None:
         self.setups.append(num_samples)
 
     def on_trial_start(self, iteration: int, trials: Any, trial: TrialSnapshot, **_: Any) -> None:
@@ -593,6 +643,30 @@ def test_a_paused_trial_has_one_end() -> None:
     assert hooks.count("start") == 2
     assert hooks.count("complete") == 1
     assert hooks[-1] == "end"
+
+
+def test_a_trial_that_is_ended_while_it_is_paused() -> None:
+    class Halve(TrialScheduler):
+        """Pauses all trials at their second report; when all are there, one goes on."""
+
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> Any:
+            return self.PAUSE if result["training_iteration"] == 2 else self.CONTINUE
+
+        def choose_trial_to_run(self, tune_controller: Any) -> Any:
+            live = tune_controller.get_live_trials()
+            if len(live) == 3 and all(trial.status == "PAUSED" for trial in live):
+                for trial in live[1:]:
+                    tune_controller.stop_trial(trial)
+                return live[0]
+            return next((trial for trial in live if trial.status == "PENDING"), None)
+
+    recorder = Recorder()
+    grid = fit(counting, num_samples=3, scheduler=Halve(), run={"callbacks": [recorder]})
+    assert [len(result.metrics_dataframe) for result in grid] == [4, 2, 2]
+    assert [result.state for result in grid] == ["finished"] * 3
+    assert grid.num_terminated == 3
+    ended = [trial for hook, trial in recorder.calls if hook == "complete"]
+    assert sorted(ended) == [result.metrics["trial_id"] for result in grid]
 
 
 # ---------------------------------------------------------------------------------- trainers inside
@@ -668,15 +742,16 @@ def test_in_process() -> None:
 
 
 def test_validation() -> None:
-    for arguments, text in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"num_samples": 0}, "1 or more"),
         ({"metric": "loss"}, "needs mode"),
         ({"time_budget_s": -1}, "above 0"),
         ({"max_concurrent_trials": -2}, "whole number"),
         ({"mode": "up"}, "'min' or 'max'"),
-    ):
+    ]
+    for arguments, text in wrong:
         with pytest.raises(ValueError, match=text):
-            TuneConfig(**arguments)  # type: ignore[arg-type]
+            TuneConfig(**arguments)
     with pytest.raises(TypeError, match="an object of a TrialScheduler"):
         TuneConfig(scheduler=TrialScheduler)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected a TuneConfig"):

@@ -125,4 +125,7 @@ def test_a_paused_trial_on_remote_storage_goes_on(remote: Any) -> None:
     grid = remote_tuner(remote, scheduler=PauseAtOne()).fit()
     assert [len(result.metrics_dataframe) for result in grid] == [3, 3, 3]
     assert [len(result.attempts) for result in grid] == [2, 2, 2]
-    assert open_storage("bucket/far", remote).exists("tuner.pkl")
+    storage = open_storage("bucket/far", remote)
+    for result in grid:
+        lines = storage.read(f"{Path(result.path).name}/progress.csv").splitlines()
+        assert len(lines) == 4

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 OFFLINE = {
-    "LOCKSTEP_CALLBACK_FLUSH_S": "100",  # a busy machine is no reason to lose what a test looks at
+    # A busy machine is no reason to lose what a test looks at.
+    "LOCKSTEP_CALLBACK_FLUSH_S": "100",
+    "LOCKSTEP_STOP_GRACE_S": "60",
     "COMET_DISABLE_AUTO_LOGGING": "1",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -21,7 +21,7 @@ from lockstep.trackers import (
 from lockstep.trackers.mlflow_client import file_store_allowed, mlflow_name, mlflow_parameters
 from lockstep.trackers.values import numbers_in, parameters_in, run_key
 from lockstep.train import Checkpoint, DataParallelTrainer, Result
-from tests.integration.runs import fit
+from tests.integration.runs import fit, run_script
 from tests.trackers import readers
 from tests.trackers.installed import need
 
@@ -138,7 +138,7 @@ def test_wandb_keeps_its_key_off_the_disk(libraries: None, tmp_path: Path) -> No
 def test_the_users_own_wandb_run_is_left_alone(libraries: None, tmp_path: Path) -> None:
     import wandb
 
-    own = wandb.init(mode="offline", dir=str(tmp_path / "own"), id="mine")
+    own: Any = wandb.init(mode="offline", dir=str(tmp_path / "own"), id="mine")
     run(WandbLoggerCallback(mode="offline", dir=str(tmp_path / "theirs")))
     assert wandb.run is own
     own.log({"still": "here"})
@@ -217,3 +217,70 @@ def test_what_counts_as_a_number_and_as_a_parameter() -> None:
     }
     assert run_key("e", "t") == run_key("e", "t") != run_key("e2", "t")
     assert len(run_key("e", "t")) == 32
+
+
+def test_every_trial_of_an_experiment_has_a_run_of_its_own(libraries: None, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    from lockstep import tune
+    from lockstep.train import RunConfig
+
+    def trial(config: dict[str, Any]) -> None:
+        tune.report({"score": config["lr"]})
+        if config["lr"] == 2:
+            raise ValueError("this one fails")
+
+    uri = f"file:{tmp_path}/mlruns"
+    callbacks = [
+        MLflowLoggerCallback(uri, experiment_name="tune"),
+        WandbLoggerCallback(mode="offline", dir=str(tmp_path)),
+    ]
+    tune.Tuner(
+        trial,
+        param_space={"lr": tune.grid_search([1, 2])},
+        run_config=RunConfig(callbacks=callbacks, verbose=0),
+    ).fit()
+    with file_store_allowed(uri):
+        client = MlflowClient(uri)
+        found = client.get_experiment_by_name("tune")
+    runs = {run.data.params["lr"]: run for run in client.search_runs([found.experiment_id])}
+    assert {lr: run.info.status for lr, run in runs.items()} == {"1": "FINISHED", "2": "FAILED"}
+    assert all(run.data.metrics["score"] == float(lr) for lr, run in runs.items())
+    logged = readers.wandb_runs(tmp_path)
+    assert sorted((run.config["lr"], run.exit_code) for run in logged) == [(1, 0), (2, 1)]
+
+
+def test_the_callbacks_of_the_page(libraries: None, tmp_path: Path) -> None:
+    """Page 004's MLflow and TensorBoard example, with its store in the working directory."""
+    script = """
+        from lockstep.air import RunConfig, ScalingConfig, session
+        from lockstep.train.torch import TorchTrainer
+        from lockstep.tune.integration.mlflow import MLflowLoggerCallback
+        from lockstep.tune.logger import TBXLoggerCallback
+
+        def train_func():
+            for i in range(3):
+                session.report(dict(epoch=i))
+
+        if __name__ == "__main__":
+            trainer = TorchTrainer(
+                train_func,
+                scaling_config=ScalingConfig(num_workers=2),
+                run_config=RunConfig(
+                    callbacks=[
+                        MLflowLoggerCallback(experiment_name="train_experiment"),
+                        TBXLoggerCallback(),
+                    ]
+                ),
+            )
+            result = trainer.fit()
+            print("Run directory:", result.log_dir.parent)
+    """
+    done = run_script(tmp_path, script, environment={"MLFLOW_TRACKING_URI": "file:mlflow"})
+    parent = Path(done.stdout.rpartition("Run directory: ")[2].strip())
+    (run_directory,) = parent.iterdir()
+    assert readers.scalars(run_directory)["epoch"] == [(1, 0.0), (2, 1.0), (3, 2.0)]
+    client, logged = mlflow_run(f"file:{tmp_path}/mlflow", "train_experiment")
+    assert logged.info.status == "FINISHED"
+    history = client.get_metric_history(logged.info.run_id, "epoch")
+    assert sorted((metric.step, metric.value) for metric in history) == [(1, 0), (2, 1), (3, 2)]

@@ -71,7 +71,7 @@ def views(trackers: dict[str, Tracker], path: str) -> Iterator[tuple[str, View]]
         yield name, tracker.read(path)
 
 
-def losses(*steps: int) -> list[tuple[int, float]]:
+def losses(*steps: int) -> list[tuple[int, Any]]:
     return [(step, pytest.approx(1 / step)) for step in steps]
 
 
@@ -125,6 +125,7 @@ def test_a_retry_goes_on_in_the_same_run(trackers: dict[str, Tracker]) -> None:
 def test_a_failed_run_says_so_and_a_restore_goes_on_in_it(trackers: dict[str, Tracker]) -> None:
     with pytest.raises(TrainingFailedError) as raised:
         begin(trackers, at=3, trouble=fail).fit()
+    assert raised.value.result is not None
     path = raised.value.result.path
     before = dict(views(trackers, path))
     for name, view in before.items():

@@ -118,6 +118,14 @@ def test_what_waits_is_bounded_and_that_is_said_once(monkeypatch: pytest.MonkeyP
     assert service.steps == [1, 2, 3]
 
 
+def test_trials_without_an_end_are_stopped_with_the_experiment() -> None:
+    service = Service()
+    service.log_trial_start(TRIAL)
+    report(service, 1)
+    service.on_experiment_end([TRIAL])
+    assert (service.steps, service.outcome) == ([1], "stopped")
+
+
 def test_a_trial_that_starts_again_keeps_its_open_run() -> None:
     service = Service()
     service.log_trial_start(TRIAL)

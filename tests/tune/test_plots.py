@@ -78,12 +78,15 @@ def test_the_grid_s_own_methods(grid: tune.ResultGrid) -> None:
     assert grid.plot_importance(["lr", "kind"]) == plot_importance(grid, ["lr", "kind"])
 
 
-def test_importance_without_scikit_learn(
-    grid: tune.ResultGrid, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
-    (bars,) = plot_importance(grid).data
-    assert bars.y[-1] == "lr"
+def test_importance_without_scikit_learn(grid: tune.ResultGrid) -> None:
+    script = (
+        "import sys; sys.modules['sklearn.ensemble'] = None\n"
+        "from lockstep.tune import Tuner\n"
+        f"grid = Tuner.restore({grid.experiment_path!r}).get_results()\n"
+        "print(grid.plot_importance().data[0].y[-1])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["lr"], done.stderr
 
 
 def test_what_makes_no_sense_is_rejected(grid: tune.ResultGrid) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -135,6 +135,7 @@ def test_several_samples_and_every_kind_of_random_state() -> None:
         (lambda: tune.grid_search([]), ValueError, "nothing to choose"),
         (lambda: tune.grid_search(3), TypeError, "values=3"),  # type: ignore[arg-type]
         (lambda: tune.sample_from(3), TypeError, r"sample_from\(3\)"),  # type: ignore[arg-type]
+        (lambda: tune.sample_from(lambda: 3), TypeError, "one argument"),  # type: ignore[arg-type, misc]
         (lambda: Space(3), TypeError, "param_space=3"),  # type: ignore[arg-type]
         (lambda: Space({"a": {"grid_search": []}}), ValueError, "no values"),
         (
@@ -209,6 +210,23 @@ def test_domains_anywhere() -> None:
     assert config == {"deep": {"list": [1, ("p", {"x": 0})]}, "marker": marker}
     assert not has_unresolved(config)
     assert has_unresolved(space)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_containers_of_other_kinds() -> None:
+    space = {
+        "ordered": OrderedDict(x=tune.randint(0, 1)),
+        "pair": Pair(tune.grid_search([1, 2]), tune.randint(3, 4)),
+    }
+    assert configs(space) == [
+        {"ordered": {"x": 0}, "pair": Pair(1, 3)},
+        {"ordered": {"x": 0}, "pair": Pair(2, 3)},
+    ]
+    assert isinstance(configs(space)[0]["pair"], Pair)
 
 
 def test_a_choice_of_spaces_draws_only_what_it_chose() -> None:

@@ -28,8 +28,10 @@ from lockstep.data.read import (
     read_text,
 )
 from lockstep.data.shard import DataShard, ShardPlan, merge_states
+from lockstep.data.transforms import ActorPoolStrategy
 
 __all__ = [
+    "ActorPoolStrategy",
     "DataConfig",
     "DataIterator",
     "DataShard",

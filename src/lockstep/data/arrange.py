@@ -119,7 +119,11 @@ class Arranging(DatasetBase):
         return made.random_shuffle() if shuffle else made
 
     def random_shuffle(
-        self, *, seed: int | None = None, window: int | str | None = "auto"
+        self,
+        *,
+        seed: int | None = None,
+        window: int | str | None = "auto",
+        num_blocks: int | None = None,
     ) -> Dataset:
         """The rows in a random order, another one in each epoch.
 
@@ -132,6 +136,7 @@ class Arranging(DatasetBase):
                 blocks (row groups) change places, and each so many rows that follow each other then
                 are permuted; memory holds those only. ``"auto"``: full for what is in memory
                 already, for files four blocks or 32 MB, whichever is more.
+            num_blocks: ``repartition`` it so first.
         """
         rows: int | None
         if window == "auto":
@@ -144,7 +149,8 @@ class Arranging(DatasetBase):
             raise ValueError(
                 f"random_shuffle(window={window!r}): give 'auto', 'full' or a number of rows."
             )
-        return self._shuffled(_seed("random_shuffle", seed), rows, True, seed is None)
+        whole = self if num_blocks is None else self.repartition(num_blocks)
+        return whole._shuffled(_seed("random_shuffle", seed), rows, True, seed is None)
 
     def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
         """The blocks in a random order, another one in each epoch; the rows inside stay put."""

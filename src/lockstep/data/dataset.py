@@ -154,13 +154,15 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
             ]
         return ShardPlan(groups, Cut(world_size, equal, order), self.schema(False), name)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("groupby", "join", "aggregate"):
-            raise AttributeError(
-                f"A dataset has no {name}(): do that in a frame library (Polars, DuckDB, pandas) "
-                "and bring the result back with from_arrow()."
-            )
-        raise AttributeError(f"A dataset has no {name!r}.")
+    if not TYPE_CHECKING:  # a type checker is to find what there is not, too
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("groupby", "join", "aggregate"):
+                raise AttributeError(
+                    f"A dataset has no {name}(): do that in a frame library (Polars, DuckDB, "
+                    "pandas) and bring the result back with from_arrow()."
+                )
+            raise AttributeError(f"A dataset has no {name!r}.")
 
     def __repr__(self) -> str:
         from lockstep.data.schema import known_schema

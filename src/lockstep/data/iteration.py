@@ -221,6 +221,7 @@ class DataIterator(ABC):
         drop_last: bool = False,
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
+        prefetch_blocks: int | None = None,
     ) -> Rows[Any]:
         """Batches of rows.
 
@@ -229,18 +230,21 @@ class DataIterator(ABC):
                 ``order="global"`` it counts the rows of all workers together.
             batch_format: ``"numpy"`` (the default: a dict of arrays, not to be written to),
                 ``"pandas"`` or ``"pyarrow"``.
-            prefetch_batches: 0 reads in the calling thread, when a batch is asked for; otherwise a
-                thread reads ahead, at least so far.
+            prefetch_batches: 0 reads in the calling thread, when a batch is asked for. Otherwise a
+                thread reads ahead, up to about 100 MB; where batches take work (a ``collate_fn``, a
+                copy to a GPU) another keeps so many ready.
             drop_last: leave out the last batch where it is smaller.
             local_shuffle_buffer_size: permute each so many rows that follow each other.
             local_shuffle_seed: of that permutation.
+            prefetch_blocks: the older name of ``prefetch_batches``.
 
         Returns:
             An object to iterate over, as often as you like: each time is an epoch.
         """
         name = check_format(batch_format, ("default", "numpy", "pandas", "pyarrow"))
+        ahead = prefetch_batches if prefetch_blocks is None else prefetch_blocks
         request = Request(
-            batch_size, drop_last, prefetch_batches, local_shuffle_buffer_size, local_shuffle_seed
+            batch_size, drop_last, ahead, local_shuffle_buffer_size, local_shuffle_seed
         )
         if name == "numpy":
             return Rows(self, request, _Work(lambda p, s, d: cut_arrays(p, s, d, write=False)))
@@ -264,12 +268,13 @@ class DataIterator(ABC):
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
         pin_memory: bool = False,
+        prefetch_blocks: int | None = None,
     ) -> Rows[Any]:
         """Batches of rows as tensors.
 
         Args:
-            prefetch_batches, batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed:
-                as in ``iter_batches``.
+            prefetch_batches, prefetch_blocks, batch_size, drop_last, local_shuffle_buffer_size,
+                local_shuffle_seed: as in ``iter_batches``.
             dtypes: of all columns, or of each.
             device: where to put them; ``"auto"`` is the worker's own. To a GPU they are copied
                 through pinned memory, beside the training.
@@ -281,8 +286,9 @@ class DataIterator(ABC):
         if collate_fn is not None and dtypes is not None:
             raise ValueError("collate_fn makes the tensors, so dtypes cannot; give one of the two.")
         convert = ToTensors(dtypes, self._device(device), collate_fn, pin_memory)
+        ahead = prefetch_batches if prefetch_blocks is None else prefetch_blocks
         request = Request(
-            batch_size, drop_last, prefetch_batches, local_shuffle_buffer_size, local_shuffle_seed
+            batch_size, drop_last, ahead, local_shuffle_buffer_size, local_shuffle_seed
         )
         work = _Work(
             lambda p, s, d: cut_arrays(p, s, d, write=True),
@@ -313,6 +319,7 @@ class DataIterator(ABC):
         local_shuffle_seed: int | None = None,
         unsqueeze_label_tensor: bool = True,
         unsqueeze_feature_tensors: bool = True,
+        prefetch_blocks: int | None = None,
     ) -> torch.utils.data.IterableDataset[Any]:
         """A torch ``IterableDataset`` of (features, label) batches.
 
@@ -321,8 +328,8 @@ class DataIterator(ABC):
             feature_columns: columns put side by side in one tensor; a list of lists or a dict of
                 lists gives several tensors. None is every column but the label.
             label_column_dtype, feature_column_dtypes: of the tensors, in the same structure.
-            batch_size, prefetch_batches, drop_last, local_shuffle_buffer_size, local_shuffle_seed:
-                as in ``iter_batches``.
+            batch_size, prefetch_batches, prefetch_blocks, drop_last, local_shuffle_buffer_size,
+                local_shuffle_seed: as in ``iter_batches``.
             unsqueeze_label_tensor, unsqueeze_feature_tensors: make a column of numbers a tensor of
                 two dimensions, one column wide.
         """
@@ -331,6 +338,7 @@ class DataIterator(ABC):
         batches = self.iter_torch_batches(
             batch_size=batch_size,
             prefetch_batches=prefetch_batches,
+            prefetch_blocks=prefetch_blocks,
             drop_last=drop_last,
             device="cpu",
             local_shuffle_buffer_size=local_shuffle_buffer_size,
@@ -359,14 +367,15 @@ class DataIterator(ABC):
         feature_type_spec: Any = None,
         label_type_spec: Any = None,
         additional_type_spec: Any = None,
+        prefetch_blocks: int | None = None,
     ) -> Any:
         """A ``tf.data.Dataset`` of (features, labels) batches; each iteration is an epoch.
 
         Args:
             feature_columns, label_columns, additional_columns: a name gives a tensor, a list of
                 names a dict of tensors.
-            prefetch_batches, batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed:
-                as in ``iter_batches``.
+            prefetch_batches, prefetch_blocks, batch_size, drop_last, local_shuffle_buffer_size,
+                local_shuffle_seed: as in ``iter_batches``.
             feature_type_spec, label_type_spec, additional_type_spec: ``tf.TypeSpec``, where what is
                 found from the columns is not what you want.
         """
@@ -375,6 +384,7 @@ class DataIterator(ABC):
         batches = self.iter_batches(
             batch_size=batch_size,
             prefetch_batches=prefetch_batches,
+            prefetch_blocks=prefetch_blocks,
             drop_last=drop_last,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
@@ -392,6 +402,7 @@ class DataIterator(ABC):
         drop_last: bool = False,
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
+        prefetch_blocks: int | None = None,
     ) -> Rows[Any]:
         """Batches of rows as dicts of TensorFlow's tensors; arguments as in ``iter_batches``."""
         import tensorflow as tf
@@ -408,8 +419,9 @@ class DataIterator(ABC):
                     rows,
                 )
 
+        ahead = prefetch_batches if prefetch_blocks is None else prefetch_blocks
         request = Request(
-            batch_size, drop_last, prefetch_batches, local_shuffle_buffer_size, local_shuffle_seed
+            batch_size, drop_last, ahead, local_shuffle_buffer_size, local_shuffle_seed
         )
         work = _Work(lambda p, s, d: cut_arrays(p, s, d, write=False), convert)
         return Rows(self, request, work)

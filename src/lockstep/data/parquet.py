@@ -34,14 +34,19 @@ class ParquetSource(Source):
         self._expression = expression
         self._schema: pa.Schema | None = None
         self._blocks: list[Block] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._footers: dict[int, Any] = {}
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_lock"}
+        own = ("_lock", "_footers")
+        return {key: value for key, value in vars(self).items() if key not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._lock = threading.Lock()
+        self._reset()
 
     def files(self) -> list[str]:
         """The files' paths."""
@@ -131,7 +136,15 @@ class ParquetSource(Source):
         file = self._files[number]
         wanted = self._columns if columns is None else list(columns)
         try:
-            with open_input(file) as source, pq.ParquetFile(source) as parquet:
+            with (
+                open_input(file) as source,
+                pq.ParquetFile(
+                    source,
+                    metadata=self._footers.get(number),
+                    pre_buffer=not file.is_local,  # several columns at a time, where each is a trip
+                ) as parquet,
+            ):
+                self._footers[number] = parquet.metadata
                 table = parquet.read_row_group(group, columns=wanted, use_threads=threads)
         except (pa.ArrowException, OSError) as error:
             raise unreadable(file, error) from error

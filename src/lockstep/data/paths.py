@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -140,12 +139,15 @@ def _in_directory(
 
 def _translated(pattern: str) -> str:
     """A glob as a regular expression: ``*`` stays within a directory, ``**`` does not."""
-    parts = []
-    for part in pattern.split("/"):
-        if part == "**":
-            parts.append("(?:[^/]+/)*")
-        else:
-            one = fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
-            one = one.removesuffix(r")\z").replace(".*", "[^/]*").replace("(?>[^/]*?", "(?:[^/]*?")
-            parts.append(one + "/")
-    return "".join(parts).removesuffix("/")
+    tokens = re.split(r"(\*\*/|\*\*?|\?|\[!?\]?[^\]/]*\])", pattern)
+    return "".join(map(_token, tokens))
+
+
+def _token(text: str) -> str:
+    wild = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    if text in wild:
+        return wild[text]
+    if text.startswith("[") and text.endswith("]"):
+        inside = text[1:-1].replace("\\", "\\\\")
+        return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
+    return re.escape(text)

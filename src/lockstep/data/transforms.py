@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data import ops
@@ -12,9 +13,18 @@ from lockstep.data.formats import check_format
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
 
-__all__ = ["Transforms"]
+__all__ = ["ActorPoolStrategy", "Transforms"]
 
 _Concurrency = int | tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class ActorPoolStrategy:
+    """How Ray's scripts say ``concurrency``: the most there are of these is taken."""
+
+    size: int | None = None
+    min_size: int | None = None
+    max_size: int | None = None
 
 
 class Transforms(DatasetBase):
@@ -51,7 +61,7 @@ class Transforms(DatasetBase):
             fn: a function from a batch to a batch, or a class whose objects are such functions: one
                 is made in each worker, so that what is costly to set up is set up once.
             batch_size: rows of a batch, at most; None is whatever is read at once.
-            compute: an actor pool's size, in old scripts; use ``concurrency``.
+            compute: an ``ActorPoolStrategy``, in older scripts; use ``concurrency``.
             batch_format: what ``fn`` gets: ``"numpy"`` (a dict of arrays), ``"pandas"``,
                 ``"pyarrow"`` or ``"torch"``. It may return any of them, or a generator.
             zero_copy_batch: False gives it arrays that it may write to.
@@ -220,8 +230,9 @@ def _only_resources(doing: str, given: Mapping[str, Any]) -> None:
 
 
 def _pool(compute: Any) -> int | None:
-    """The size of Ray's actor pool, where a script gives one."""
-    if compute is None or isinstance(compute, str):
+    """The size of an actor pool, where a script gives one; ``"actors"`` and ``"tasks"`` do not."""
+    if compute is None or compute in ("actors", "tasks"):
         return None
-    size = getattr(compute, "size", None) or getattr(compute, "max_size", None)
-    return size if isinstance(size, int) else None
+    if not isinstance(compute, ActorPoolStrategy):
+        raise TypeError(f"compute={compute!r}: give an ActorPoolStrategy, or use concurrency=….")
+    return compute.size or compute.max_size or compute.min_size

@@ -65,6 +65,7 @@ def simulate(
     fails: Callable[[str, int], bool] = lambda trial_id, steps: False,
     restore_after: int | None = None,
     path: str = "",
+    upfront: bool = False,
 ) -> Simulation:
     """Run trials in turn, a step each, as the scheduler says.
 
@@ -79,12 +80,13 @@ def simulate(
         restore_after: after so many events, replace the scheduler by a new one that is told them
             again, as ``Tuner.restore`` does.
         path: the experiment directory.
+        upfront: add all trials at once, not each when there is room for it.
 
     Raises:
         AssertionError: the scheduler broke its contract, or nothing can run any more.
     """
     run = _Run(make_scheduler, configs, step, max_steps, metric, mode, slots, fails)
-    run.restore_after, run.path = restore_after, path
+    run.restore_after, run.path, run.upfront = restore_after, path, upfront
     run.drive()
     return Simulation(run.trials, run.decisions)
 
@@ -94,6 +96,7 @@ class _Run:
 
     restore_after: int | None = None
     path = ""
+    upfront = False
 
     def __init__(
         self,
@@ -165,20 +168,24 @@ class _Run:
 
     def _fill(self) -> None:
         while sum(trial.status == "RUNNING" for trial in self.trials) < self._slots:
-            pending = any(trial.status == "PENDING" for trial in self.trials)
-            if not pending and len(self.trials) < len(self._configs):
-                number = len(self.trials)
-                config = self._scheduler.complete_config(dict(self._configs[number]))
-                name = f"{number:05d}"
-                trial = SimulatedTrial(name, config, f"{self.path}/{name}")
-                self.trials.append(trial)
-                self._tell("on_trial_add", trial)
+            while len(self.trials) < len(self._configs) and (
+                self.upfront or all(trial.status != "PENDING" for trial in self.trials)
+            ):
+                self._add()
             chosen = self._scheduler.choose_trial_to_run(self)
             if chosen is None:
                 return
             assert chosen.status in ("PENDING", "PAUSED"), f"chose a trial that {chosen.status}"
             chosen.status = "RUNNING"
             chosen.state = self._exploits.pop(chosen.trial_id, chosen.checkpoint)
+
+    def _add(self) -> None:
+        number = len(self.trials)
+        config = self._scheduler.complete_config(dict(self._configs[number]))
+        name = f"{number:05d}"
+        trial = SimulatedTrial(name, config, f"{self.path}/{name}")
+        self.trials.append(trial)
+        self._tell("on_trial_add", trial)
 
     def _advance(self, trial: SimulatedTrial) -> None:
         trial.steps += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from lockstep.callback import LoggerCallback, Trial
@@ -42,6 +42,13 @@ class FileLoggerCallback(LoggerCallback, ABC):
     @abstractmethod
     def open_file(self, trial: Trial) -> RowFile:
         """The file of ``trial``; nothing is written yet."""
+
+    def on_trial_start(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Calls ``log_trial_start``. A trial that goes on may lie in another directory now."""
+        self.log_trial_end(trial)
+        super().on_trial_start(iteration, trials, trial, **info)
 
     def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
         """Takes the row; it is written with the next flush."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -101,6 +101,12 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
         followed = self._followed.pop(trial.trial_id, None)
         if followed is not None:
             self._attempt(followed.end, self.open_run, outcome_of(trial, failed))
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        """Ends the runs of trials that were interrupted or paused for good."""
+        while self._followed:
+            _, followed = self._followed.popitem()
+            self._attempt(followed.end, self.open_run, "stopped")
 
     def _attempt(self, action: Callable[..., object], *arguments: Any) -> None:
         try:

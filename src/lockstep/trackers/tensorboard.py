@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from lockstep.callback import LoggerCallback, Trial
@@ -60,6 +61,11 @@ class TBXLoggerCallback(LoggerCallback):
         file = self._open.pop(trial.trial_id, None)
         if file is not None:
             file.close(outcome_of(trial, failed))
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        """Closes the files of trials that were interrupted or paused for good."""
+        while self._open:
+            self._open.popitem()[1].close("stopped")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": {}}

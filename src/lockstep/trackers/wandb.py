@@ -11,7 +11,7 @@ from lockstep.callback import Trial
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
 from lockstep.metrics import flatten
-from lockstep.trackers.credentials import check_wandb_key, read_key, require, variable
+from lockstep.trackers.credentials import check_wandb_key, read_key, require
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
 from lockstep.trackers.values import Outcome, numbers_in
 
@@ -111,11 +111,9 @@ class _WandbRun(TrackedRun):
             **callback.kwargs,
         }
         key = read_key(callback.api_key, callback.api_key_file)
-        mode = chosen.get("mode") or variable("WANDB_MODE") or "online"
-        if mode == "online":
-            chosen["resume"] = "allow"  # offline it would only warn
         self._run = wandb.init(
             id=trial.trial_id,
+            resume="allow",  # offline, too: `wandb sync` then knows which files belong together
             config=config,
             reinit="create_new",  # the user's own run in this process, if any, stays as it is
             **{**chosen, "settings": wandb_settings(key, chosen.get("settings"))},

@@ -152,9 +152,9 @@ def plan_datasets(
     plans = {}
     tables = SharedTables()
     for name, given in datasets.items():
-        lazy = not isinstance(given, Dataset)
-        dataset = _as_dataset(name, given(), functions=False) if lazy else given
-        plan, split = _plan(name, dataset, sharing, size)
+        if not isinstance(given, Dataset):
+            given = _as_dataset(name, given(), functions=False)
+        plan, split = _plan(name, given, sharing, size)
         with tables.active() if shared else nullcontext():
             plans[name] = dump((plan, split), f"datasets[{name!r}]", by_value=True, like=function)
     return plans, tables
@@ -250,7 +250,7 @@ class Shards:
         """
         if name is None and len(self._plans) == 1:
             (name,) = self._plans
-        if name not in self._plans:
+        if name is None or name not in self._plans:
             there = ", ".join(map(repr, self._plans)) or "none"
             raise KeyError(
                 f"get_dataset_shard({name!r}): the trainer's datasets are {there}; "

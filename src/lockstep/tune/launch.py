@@ -14,6 +14,7 @@ from lockstep.config import RunConfig, ScalingConfig
 from lockstep.engine import Engine, GroupSpec
 from lockstep.metrics import describable
 from lockstep.train.api import report
+from lockstep.train.datasets import check_datasets
 from lockstep.train.run import Run, RunPlace
 from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.serialize import dump
@@ -113,7 +114,12 @@ class Launcher:
                 kept = replace(kept, checkpoint_frequency=0, checkpoint_at_end=None)
                 run_config = replace(run_config, checkpoint_config=kept)
             function = _Function(trainable)
-            self._template = DataParallelTrainer(function, run_config=run_config)
+            scaling = ScalingConfig()
+            with suppress(Exception):  # resources that depend on the config
+                scaling = self._scaling({})
+            self._template = DataParallelTrainer(
+                function, scaling_config=scaling, run_config=run_config
+            )
             self.name = function.__name__
         self._packages: dict[Any, Package] = {}
         self._preload = _libraries_in_use()
@@ -130,20 +136,10 @@ class Launcher:
             InsufficientResourcesError: no trial could ever run.
             TypeError: something cannot be sent to workers.
         """
-        package = self._package(self._template)
-        if not self.over_trainer:
-            need = None
-            with suppress(Exception):  # resources that depend on the config
-                need = self.need({})
-            if need is not None:
-                package.engine.check(_sized(package.spec, need, None))
-        return list(package.warnings)
+        return list(self._package(self._template).warnings)
 
     def need(self, config: Mapping[str, Any]) -> Need:
         """What a trial with this config takes."""
-        if not self.over_trainer:
-            amounts = resources_of(self._trainable, dict(config))
-            return Need(1, amounts.get("CPU", 1.0), amounts.get("GPU", 0.0))
         scaling = self._scaling(config)
         cpus = scaling.num_cpus_per_worker
         each = 1.0 if cpus is None else float(cpus)
@@ -155,7 +151,7 @@ class Launcher:
 
     def run_config(self, config: Mapping[str, Any]) -> RunConfig:
         """The run config of a trial."""
-        base = self._template.run_config
+        base: RunConfig = self._template.run_config
         own = config.get("run_config") if self.over_trainer else None
         if own is None:
             return base
@@ -174,8 +170,8 @@ class Launcher:
 
     def controller_arguments(
         self, config: dict[str, Any], run: Run, share: Share, stop: Callable[..., bool]
-    ) -> dict[str, Any]:
-        """What a Controller needs for a trial's run."""
+    ) -> tuple[dict[str, Any], Package]:
+        """What a Controller needs for a trial's run, and what has to live as long as that."""
         trainer, overrides = self._trainer(config)
         trainer = trainer.with_changes(run_config=replace(self.run_config(config), stop=stop))
         package = self._package(trainer)
@@ -190,13 +186,16 @@ class Launcher:
             spec = replace(spec, preload=(*spec.preload, *self._preload))
         smallest = min(package.scaling.smallest, need.workers)
         scaling = ScalingPolicy(smallest, need.workers)
-        return {**arguments, "group_spec": spec, "scaling": scaling}
+        return {**arguments, "group_spec": spec, "scaling": scaling}, package
 
     def _trainer(self, config: dict[str, Any]) -> tuple[DataParallelTrainer, bytes]:
         """The trainer of a trial, and what its function's config has besides the package's."""
         template = self._template
+        rest: dict[str, Any] = {}
         if not self.over_trainer:
-            own, rest = config, {}
+            own = config
+            if (scaling := self._scaling(config)) != template.scaling_config:
+                rest = {"scaling_config": scaling}
         else:
             rest = dict(config)
             own = rest.pop("train_loop_config", {})
@@ -207,7 +206,7 @@ class Launcher:
             if name == "scaling_config":
                 changes[name] = self._scaling(config)
             elif name == "datasets":
-                changes[name] = {**(getattr(template, "datasets", None) or {}), **value}
+                changes[name] = check_datasets({**template.datasets, **value})
             else:
                 changes[name] = value
         trainer = template.with_changes(**changes)
@@ -230,7 +229,10 @@ class Launcher:
         return trainer.with_changes(train_loop_config=shared.train_loop_config).package()
 
     def _scaling(self, config: Mapping[str, Any]) -> ScalingConfig:
-        base = self._template.scaling_config
+        if not self.over_trainer:
+            amounts = resources_of(self._trainable, dict(config))
+            return ScalingConfig(1, bool(amounts.get("GPU")), amounts)
+        base: ScalingConfig = self._template.scaling_config
         own = config.get("scaling_config")
         if own is None or isinstance(own, ScalingConfig):
             return own or base

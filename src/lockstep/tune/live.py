@@ -8,6 +8,7 @@ from lockstep.errors import LockstepError
 from lockstep.train.controller import Controller
 from lockstep.train.events import Phase
 from lockstep.train.run import Run
+from lockstep.train.trainer import Package
 from lockstep.tune.listener import TrialListener
 from lockstep.tune.machine import Share
 from lockstep.tune.trial import Trial
@@ -31,6 +32,8 @@ class LiveTrial:
         self.share = share
         self.listener = listener
         self.controller: Controller | None = None
+        self.package: Package | None = None
+        """Holds what its workers have mapped."""
         self.stopped = False
         self.pausing = False
 

@@ -20,7 +20,6 @@ from lockstep.config import RunConfig
 from lockstep.console import Display
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import LockstepError
-from lockstep.metrics import look_up
 from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.controller import Controller, reaches
 from lockstep.train.events import Phase
@@ -32,7 +31,8 @@ from lockstep.tune.launch import Launcher
 from lockstep.tune.listener import TrialListener
 from lockstep.tune.live import LiveTrial, Outcome
 from lockstep.tune.machine import Machine
-from lockstep.tune.progress import AUTOMATIC_KEYS, ExperimentProgress
+from lockstep.tune.notices import Notices
+from lockstep.tune.progress import ExperimentProgress
 from lockstep.tune.replay import Revived
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
@@ -102,7 +102,7 @@ class TuneLoop:
         self._look_for_work = True
         self._ending: str | None = None
         self._leave_unfinished = False
-        self._told: set[str] = set()
+        self._notices = Notices(display)
         self._limit = tune_config.max_concurrent_trials or None
         if launcher.engine.name == "inprocess":
             self._limit = 1
@@ -135,7 +135,15 @@ class TuneLoop:
         elif not trial.over:
             self._tell_searcher(trial, error=False)
             self._ask("scheduler", lambda: self._scheduler.on_trial_remove(self, trial))
+            paused = trial.status == "PAUSED"
             self._over(trial, "TERMINATED")
+            if paused:
+                try:
+                    self._starter.finish_run(trial)
+                except LockstepError as error:
+                    self._notices.problem(trial, str(error))
+                iteration = int(trial.last_result.get("training_iteration", 0))
+                self._callbacks.end(iteration, trial.snapshot(), False)
 
     def exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: Any) -> bool:
         """Let a trial that is being paused go on with this config, from that checkpoint."""
@@ -201,7 +209,7 @@ class TuneLoop:
         if self._ending is not None:
             return
         self._ending = why
-        self._display.message(f"Stopping: {why}.")
+        self._notices.stopping(why)
         for live in self._live.values():
             live.stopped = True
         grace = settings.stop_grace_seconds()
@@ -293,24 +301,16 @@ class TuneLoop:
         if share is None:
             return False
         if self._machine.too_large(need):
-            self._tell_once(
-                "too large",
-                f"A trial needs {need}, more than the {self._machine.cpus:g} CPU(s) and "
-                f"{len(self._machine.gpus)} GPU(s) there are: such trials run one at a time.",
-            )
+            self._notices.too_large(need, self._machine)
         run: Run | None = None
         trial.status = "RUNNING"
         try:
             again = trial.begun
             run = self._starter.open_run(trial)
             if again and not run.checkpoints:
-                self._tell_once(
-                    "no checkpoint",
-                    f"Trial {trial.trial_id} has no checkpoint to go on from, so it starts over; "
-                    "report checkpoints to keep what trials have learned.",
-                )
+                self._notices.starts_over(trial)
             live = LiveTrial(trial, run, share, TrialListener(trial, self._callbacks))
-            arguments = self._launcher.controller_arguments(
+            arguments, live.package = self._launcher.controller_arguments(
                 trial.config, run, share, lambda _, row: self._reported(live, row)
             )
             arguments["engine"].check(arguments["group_spec"])
@@ -335,7 +335,7 @@ class TuneLoop:
         try:
             self._starter.record_failure(trial, run, error)
         except LockstepError as worse:
-            self._complain(trial, str(worse))
+            self._notices.problem(trial, str(worse))
         self._failed(trial, f"{type(error).__name__}: {error}")
 
     # ------------------------------------------------------------------------------ decisions
@@ -346,7 +346,7 @@ class TuneLoop:
         trial.last_result = row
         trial.reports += 1
         self._progress.reported(trial)
-        self._check_metric(row)
+        self._notices.check_metric(self._config.metric, row)
         condition = self._launcher.run_config(trial.config).stop
         # First, because a stopper may raise: then the trial fails, and nobody has counted the row.
         stop = live.stopped or bool(row.get("done")) or reaches(condition, trial.trial_id, row)
@@ -359,21 +359,6 @@ class TuneLoop:
         if self._asked_in_vain or len(self._unfinished) > len(self._live):
             self._look_for_work = True
         return live.stopped or live.pausing
-
-    def _check_metric(self, row: Mapping[str, Any]) -> None:
-        metric = self._config.metric
-        if metric is None or "metric" in self._told:
-            return
-        self._told.add("metric")
-        names = [metric] if isinstance(metric, str) else metric
-        missing = [name for name in names if look_up(row, name) is None]
-        if missing:
-            found = ", ".join(repr(key) for key in row if key not in AUTOMATIC_KEYS)
-            self._display.message(
-                f"TuneConfig(metric={metric!r}): the first report has no {missing[0]!r}, only "
-                f"{found or 'no metrics'}; report it, or name another.",
-                "warning",
-            )
 
     # -------------------------------------------------------------------------- ending trials
 
@@ -389,7 +374,7 @@ class TuneLoop:
         outcome = live.outcome(leave_unfinished=self._leave_unfinished)
         if outcome in ("TERMINATED", "ERROR"):
             live.listener.tell_end()
-        self._complain(live.trial, live.write_end(outcome))
+        self._notices.problem(live.trial, live.write_end(outcome))
         if not live.run.storage.is_local:
             # The last rows have to be in the trackers' files before these are copied.
             self._concluding += 1
@@ -398,7 +383,7 @@ class TuneLoop:
         if outcome in ("TERMINATED", "ERROR"):
             self._submit(live.put_away)  # flushing would hold the other trials up
         else:
-            self._complain(live.trial, live.put_away())  # it may be opened again at once
+            self._notices.problem(live.trial, live.put_away())  # it may be opened again at once
         self._settle(live, outcome)
 
     def _upload(self, live: LiveTrial, outcome: Outcome) -> None:
@@ -406,14 +391,10 @@ class TuneLoop:
 
         def settle() -> None:
             self._concluding -= 1
-            self._complain(live.trial, problem)
+            self._notices.problem(live.trial, problem)
             self._settle(live, outcome)
 
         self._loop.call_soon(settle)
-
-    def _complain(self, trial: Trial, problem: str | None) -> None:
-        if problem is not None:
-            self._display.message(f"Trial {trial.trial_id}: {problem}", "warning")
 
     def _settle(self, live: LiveTrial, outcome: Outcome) -> None:
         trial = live.trial
@@ -435,14 +416,14 @@ class TuneLoop:
 
     def _failed(self, trial: Trial, text: str) -> None:
         trial.error = text
-        self._display.message(f"Trial {trial.trial_id} failed: {text}", "warning")
+        self._notices.failed(trial, text)
         self._tell_searcher(trial, error=True)
         self._ask("scheduler", lambda: self._scheduler.on_trial_error(self, trial))
         self._over(trial, "ERROR")
         if self._run_config.failure_config.fail_fast and self._ending is None:
             self._leave_unfinished = True
             self.failed_trial = trial
-            self._display.message("Stopping: a trial has failed (fail_fast).", "warning")
+            self._notices.stopping("a trial has failed (fail_fast)")
             self._interrupt_all("a trial has failed")
 
     def _tell_searcher(self, trial: Trial, *, error: bool) -> None:
@@ -461,11 +442,6 @@ class TuneLoop:
 
     # --------------------------------------------------------------------------------- helpers
 
-    def _tell_once(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
-            self._display.message(text, "warning")
-
     def _submit(self, call: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # everything is being put away
             self._threads.submit(call)
@@ -483,7 +459,7 @@ class TuneLoop:
             try:
                 self._experiment.sync()
             except LockstepError as error:
-                self._tell_once("sync", f"Could not copy the journal, will try again: {error}")
+                self._notices.once("sync", f"Could not copy the journal, will try again: {error}")
 
         self._submit(sync)
         self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)

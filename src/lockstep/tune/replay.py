@@ -15,6 +15,7 @@ from typing import Any
 
 from lockstep.errors import StorageError
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
+from lockstep.retention import CheckpointRecord
 from lockstep.tune.configs import decode_config
 from lockstep.tune.experiment import ExperimentRecords, TrialRecord
 from lockstep.tune.schedulers import TrialScheduler
@@ -23,7 +24,7 @@ from lockstep.tune.space import evaluated_params
 from lockstep.tune.stopper import Stopper
 from lockstep.tune.trial import Trial
 
-__all__ = ["Resumption", "Revived", "outcome", "revive"]
+__all__ = ["Resumption", "Revived", "outcome", "read_run", "revive"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,10 @@ def revive(
     stories = []
     for record in records.trials.values():
         run = read_run(records, record)
+        kept = _newest(records, record, run)
         trial = _trial(records, record, run, space, trainable_name, revived)
+        if kept is not None:
+            trial.checkpoint = open_checkpoint(records.run_storage(record), kept)
         revived.trials.append(trial)
         ended = outcome(record, run)
         final = ended
@@ -97,7 +101,7 @@ def revive(
         if again and resumption.restart_errored:
             trial.begun, trial.checkpoint, trial.reports, run = False, None, 0, None
             revived.restarted.append(trial)
-        stories.append(past.story(trial, record, run, final))
+        stories.append(past.story(trial, record, run, final, kept))
     for _, _, tell in heapq.merge(*stories, key=lambda event: event[:2]):
         tell()
     return revived
@@ -132,13 +136,19 @@ def _trial(
     )
     trial.error = error
     trial.begun = run is not None
-    if run is not None and record.status not in ("TERMINATED", "ERROR"):
-        storage = records.run_storage(record)
-        kept = existing_checkpoints(storage, run.checkpoints)
-        trial.checkpoint = open_checkpoint(storage, kept[-1]) if kept else None
     if changed.get("checkpoint"):
         revived.exploits[trial.trial_id] = changed["checkpoint"]
     return trial
+
+
+def _newest(
+    records: ExperimentRecords, record: TrialRecord, run: RunRecords | None
+) -> CheckpointRecord | None:
+    """What a trial goes on from, if it does."""
+    if run is None or record.status == "TERMINATED":
+        return None
+    found = existing_checkpoints(records.run_storage(record), run.checkpoints)
+    return found[-1] if found else None
 
 
 _Event = tuple[float, int, Callable[[], None]]
@@ -172,10 +182,18 @@ class _Past:
         return False
 
     def story(
-        self, trial: Trial, record: TrialRecord, run: RunRecords | None, final: str
+        self,
+        trial: Trial,
+        record: TrialRecord,
+        run: RunRecords | None,
+        final: str,
+        newest: CheckpointRecord | None,
     ) -> Iterator[_Event]:
-        """What happened to a trial, in order: when, and what to tell. Lazily: it may be long."""
+        """What happened to a trial, in order: when, and what to tell. Lazily: it may be long.
 
+        What a trial reported after the checkpoint that it goes on from, it will report again.
+        """
+        told = 0 if newest is None else newest.index
         decisions: deque[str] = deque(maxlen=1)
 
         def added() -> None:
@@ -215,6 +233,8 @@ class _Past:
         pauses = [when for when, status in record.changes if status == "PAUSED"]
         for report in run.reports() if run is not None else ():
             assert run is not None
+            if final == "PENDING" and report["index"] > told:
+                break
             while pauses and pauses[0] <= report["time"]:
                 yield max(now, pauses.pop(0)), record.index, paused
             now = max(now, report["time"])

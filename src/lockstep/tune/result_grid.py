@@ -72,6 +72,10 @@ class ResultGrid(Sequence[Result]):
     def __iter__(self) -> Iterator[Result]:
         return (Result(self._experiment.child(name)) for name in self._directories)
 
+    def index_of(self, directory: str) -> int:
+        """Internal: the number of the trial whose run is in this directory."""
+        return self._directories.index(directory)
+
     @property
     def errors(self) -> list[BaseException]:
         """The exceptions of the trials that failed."""

@@ -64,7 +64,7 @@ def load_tuner(saved: bytes | None, where: str, given: Container[str]) -> dict[s
     kept: dict[str, Any] = {} if saved is None else pickle.loads(saved)
     callbacks = kept.pop("callbacks", [])
     inner = {"search_alg": "tune_config", "scheduler": "tune_config"}
-    loaded = {}
+    loaded: dict[str, Any] = {}
     for name in (
         "trainable",
         "param_space",

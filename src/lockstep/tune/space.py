@@ -56,9 +56,9 @@ def contains(node: Any, value: Any) -> bool:
         return any(contains(choice, value) for choice in node.categories)
     if isinstance(node, Domain):
         return node.is_valid(value)
-    if type(node) is dict and isinstance(value, Mapping):
+    if isinstance(node, dict) and isinstance(value, Mapping):
         return node.keys() == value.keys() and all(contains(node[k], value[k]) for k in node)
-    if type(node) in (list, tuple) and isinstance(value, (list, tuple)):
+    if isinstance(node, (list, tuple)) and isinstance(value, (list, tuple)):
         return len(node) == len(value) and all(map(contains, node, value))
     return _same(node, value)
 
@@ -151,7 +151,7 @@ class Space:
         for child in node:
             item, number = self._decode(child, number)
             items.append(item)
-        return type(node)(items), number
+        return _like(node, items), number
 
 
 class _Resolution:
@@ -177,10 +177,10 @@ class _Resolution:
     def _resolve(self, path: Path, node: Any) -> Any:
         if isinstance(node, Domain):
             return self._draw(path, node)
-        if type(node) is dict:
+        if isinstance(node, dict):
             return {key: self._resolve((*path, key), child) for key, child in node.items()}
-        if type(node) in (list, tuple):
-            return type(node)(self._resolve((*path, i), child) for i, child in enumerate(node))
+        if isinstance(node, (list, tuple)):
+            return _like(node, [self._resolve((*path, i), item) for i, item in enumerate(node)])
         return node
 
     def _draw(self, path: Path, domain: Domain) -> Any:
@@ -289,10 +289,17 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _children(node: Any) -> Iterator[tuple[Any, Any]]:
-    if type(node) is dict:
+    if isinstance(node, dict):
         yield from node.items()
-    elif type(node) in (list, tuple):
+    elif isinstance(node, (list, tuple)):
         yield from enumerate(node)
+
+
+def _like(node: Any, items: list[Any]) -> Any:
+    """The items as a list, a tuple, or a named tuple."""
+    if isinstance(node, list):
+        return items
+    return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
 
 
 def _contains_grid(node: Any) -> bool:

@@ -111,6 +111,15 @@ class TrialStarter:
                 raise
         return run
 
+    def finish_run(self, trial: Trial) -> None:
+        """A trial is ended while it is paused: its run says that it has finished."""
+        run = self.open_run(trial)
+        try:
+            run.end(Phase.FINISHED)
+            run.hand_over()
+        finally:
+            run.close()
+
     def record_failure(self, trial: Trial, run: Run | None, error: Exception) -> None:
         """A trial that could not start is a run all the same, with its error."""
         run = run or self.open_run(trial)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import datetime
-import inspect
 import math
 import time
 from abc import ABC, abstractmethod
@@ -14,6 +13,7 @@ from statistics import pstdev
 from typing import Any
 
 from lockstep.metrics import look_up
+from lockstep.tune.search.sample import takes
 
 __all__ = [
     "CombinedStopper",
@@ -78,13 +78,7 @@ class FunctionStopper(Stopper):
         """Whether it can be called with a trial's id and a result."""
         if not callable(function) or isinstance(function, (type, Stopper)):
             return False
-        try:
-            inspect.signature(function).bind("trial", {})
-        except TypeError:
-            return False
-        except ValueError:  # a builtin without a signature
-            pass
-        return True
+        return takes(function, "trial", {})
 
 
 class MaximumIterationStopper(Stopper):

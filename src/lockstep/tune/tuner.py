@@ -17,7 +17,6 @@ from lockstep.console.experiment import make_experiment_display
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.resources import available_cpus, visible_gpus
 from lockstep.errors import LockstepError, TrainingInterrupted, TrainingPreempted
-from lockstep.result import Result
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.train.callbacks import CallbackDispatcher
@@ -364,9 +363,9 @@ class Tuner:
             print(text, file=sys.stderr)
             raise TrainingPreempted(text)
         if tuning.failed_trial is not None and self._run_config.failure_config.fail_fast == "raise":
-            error = Result(open_storage(tuning.failed_trial.path)).error
-            if error is not None:
-                raise error
+            failed = grid[grid.index_of(tuning.failed_trial.directory)].error
+            if failed is not None:
+                raise failed
         return grid
 
 
@@ -380,7 +379,9 @@ def _machine() -> Machine:
 
 
 def _read_grid(records: ExperimentRecords, tune_config: TuneConfig) -> ResultGrid:
-    directories, failed, terminated = [], [], 0
+    directories: list[str] = []
+    failed: list[int] = []
+    terminated = 0
     for trial in records.trials.values():
         run = read_run(records, trial)
         if run is None:

@@ -55,7 +55,7 @@ def setup_wandb(
         "name": worker.name,
         "group": worker.experiment_name,
         "config": described,
-        **({"resume": "allow"} if mode == "online" else {}),
+        "resume": "allow",
         **kwargs,
     }
     run = wandb.init(**chosen)

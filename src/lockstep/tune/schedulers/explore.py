@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.tune.search.sample import Domain, Float, Function, Integer
+from lockstep.tune.search.sample import Domain, Float, Function, Integer, takes
 
 __all__ = ["check_mutations", "explore", "fill"]
 
@@ -29,7 +29,7 @@ def check_mutations(owner: str, mutations: Mapping[str, Any] | None) -> dict[str
         elif isinstance(mutation, (list, tuple)):
             if not mutation:
                 raise ValueError(f"{name}: there is nothing to choose; give a value.")
-        elif not isinstance(mutation, Domain) and not callable(mutation):
+        elif not isinstance(mutation, Domain) and not (callable(mutation) and takes(mutation)):
             raise TypeError(
                 f"{name}: expected a domain such as tune.uniform(0, 1), a list of values, a "
                 "function without arguments, or a dict of them."

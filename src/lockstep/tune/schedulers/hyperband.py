@@ -131,7 +131,8 @@ class HyperBandScheduler(TrialScheduler):
             return found
         if self._filling is not None:
             self._close(self._filling)
-        for bracket in dict.fromkeys(self._bracket_of[t.trial_id] for t in live):
+        waiting = [self._bracket_of[t.trial_id] for t in live if t.trial_id in self._bracket_of]
+        for bracket in dict.fromkeys(waiting):
             # A restored trial may have paused without arriving: it runs until it does.
             for trial_id, trial in bracket.trials.items():
                 if trial.status == "PAUSED" and trial_id not in bracket.arrived:

@@ -23,8 +23,10 @@ class MedianStoppingRule(TrialScheduler):
         metric, mode: what is compared; by default the ``TuneConfig``'s.
         grace_period: how far every trial may come; results before it do not count.
         min_samples_required: how many other trials must have come as far.
-        min_time_slice: how far a trial may come between two pauses (with ``hard_stop=False``).
-        hard_stop: False pauses a trial instead, to go on when nothing else is left to run.
+        min_time_slice: while there are too few others to compare with, a trial that came so far
+            makes room for one that waits, so that there soon are enough; 0: it does not.
+        hard_stop: False pauses a trial instead: it goes on, to its end, when nothing else is left
+            to run.
     """
 
     needs_metric = True
@@ -59,9 +61,10 @@ class MedianStoppingRule(TrialScheduler):
         self._min_samples = min_samples_required
         self._min_time_slice = min_time_slice
         self._hard_stop = hard_stop
-        self.pauses = not hard_stop
+        self.pauses = not hard_stop or min_time_slice > 0
         self._courses: dict[str, _Course] = {}
-        self._paused_at: dict[str, float] = {}
+        self._yielded_at: dict[str, float] = {}
+        self._put_back: set[str] = set()
         self._stopped = 0
 
     def on_trial_result(
@@ -70,7 +73,7 @@ class MedianStoppingRule(TrialScheduler):
         """Stop (or pause) it if it is worse than half of the others."""
         reached = read_time(result, self._time_attr)
         score = read_score(result, self.metric, self.mode)
-        if reached is None or score is None:
+        if reached is None or score is None or trial.trial_id in self._put_back:
             return self.CONTINUE
         course = self._courses.setdefault(trial.trial_id, _Course())
         course.add(reached, score, self._grace_period)
@@ -81,14 +84,24 @@ class MedianStoppingRule(TrialScheduler):
             for trial_id, other in self._courses.items()
             if trial_id != trial.trial_id and other.times and other.times[-1] >= reached
         ]
-        if len(others) < self._min_samples or course.best >= median(others):
+        if len(others) < self._min_samples:
+            return self._make_room(tune_controller, trial, reached)
+        if course.best >= median(others):
             return self.CONTINUE
         self._stopped += 1
         if self._hard_stop:
             return self.STOP
-        if reached - self._paused_at.get(trial.trial_id, -math.inf) < self._min_time_slice:
+        self._put_back.add(trial.trial_id)
+        return self.PAUSE
+
+    def _make_room(self, tune_controller: TuneController, trial: Any, reached: float) -> Decision:
+        since = reached - self._yielded_at.get(trial.trial_id, 0.0)
+        if not self._min_time_slice or since < self._min_time_slice:
             return self.CONTINUE
-        self._paused_at[trial.trial_id] = reached
+        live = tune_controller.get_live_trials()
+        if not any(other.status in ("PENDING", "PAUSED") for other in live):
+            return self.CONTINUE
+        self._yielded_at[trial.trial_id] = reached
         return self.PAUSE
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:

@@ -6,6 +6,7 @@ same values in every order and after every restart.
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,7 @@ __all__ = [
     "randint",
     "randn",
     "sample_from",
+    "takes",
     "uniform",
 ]
 
@@ -240,9 +242,9 @@ def sample_from(func: Callable[[Any], Any]) -> Function:
     ``spec.config`` has every value of the space, those of other ``sample_from`` as well, as
     attributes and by key.
     """
-    if not callable(func):
+    if not callable(func) or not takes(func, None):
         raise TypeError(
-            f"tune.sample_from({func!r}): expected a function, such as "
+            f"tune.sample_from({func!r}): expected a function of one argument, such as "
             "lambda spec: spec.config.width * 2."
         )
     return Function(func)
@@ -267,6 +269,17 @@ def as_random(state: Any) -> random.Random:
     raise TypeError(
         f"random_state={state!r}: expected a whole number, a random.Random or a numpy generator."
     )
+
+
+def takes(func: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether a function can be called with these arguments, as far as its signature says."""
+    try:
+        inspect.signature(func).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        pass
+    return True
 
 
 def _listed(function: str, name: str, values: Iterable[Any]) -> list[Any]:
