@@ -464,3 +464,26 @@ class TestPickling:
         dataset = blocks(10).random_shuffle(seed=1)
         again = pickle.loads(pickle.dumps(dataset))
         assert again.take_all() == dataset.take_all()
+
+
+def test_a_large_row_group_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.data.order.STREAMED_BYTES", 1000)
+    monkeypatch.setattr("lockstep.data.parquet.BLOCK_BYTES", 500)
+    pq.write_table(pa.table({"x": range(1000), "y": range(1000)}), tmp_path / "a.parquet")
+    dataset = lockstep.data.read_parquet(tmp_path).rename_columns({"x": "id"})
+    assert dataset.num_blocks() == 1
+    assert len(list(dataset.iter_batches(batch_size=None))) > 10
+    assert [row["id"] for row in dataset.take_all()] == list(range(1000))
+    plus = dataset.map(lambda row: {"id": row["id"] + 1})
+    assert [row["id"] for row in plus.split(3)[1].take_all()] == list(range(334, 667))
+    for order in ("local", "global"):
+        plan = dataset.prepare(3, equal=False, order=order)
+        parts = [
+            [int(i) for b in plan.shard(rank).iter_batches(batch_size=30) for i in b["id"]]
+            for rank in range(3)
+        ]
+        assert sorted(i for part in parts for i in part) == list(range(1000))
+    for _ in dataset.iter_batches(batch_size=10, prefetch_batches=0):
+        break  # the file is closed with the iteration

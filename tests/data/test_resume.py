@@ -242,6 +242,38 @@ def test_ranks_that_finished_an_epoch_others_are_in() -> None:
     assert [i for batch in alone.iter_batches() for i in ids(batch)] == list(range(60))
 
 
+def test_a_rank_that_is_not_used_follows_the_others() -> None:
+    """Rank 0 alone evaluates: after a restore it sees its rows again, and not what others left."""
+    dataset = lockstep.data.range(60)
+    first, second = shards(dataset.prepare(2), None)
+    for _ in range(3):
+        list(first.iter_batches())
+    state = saved([first, second])
+    assert state["epoch"] == 3
+    for size in (1, 2, 3):
+        again = shards(dataset.prepare(size), state)[0]
+        assert [i for batch in again.iter_batches() for i in ids(batch)] == [*range(60 // size)]
+
+
+def test_ranks_that_go_on_with_another_local_shuffle_agree() -> None:
+    dataset = lockstep.data.range(40)
+    plan = dataset.prepare(2, equal=False)
+    parts = shards(plan, None)
+    running = [
+        iter(part.iter_batches(batch_size=5, local_shuffle_buffer_size=10)) for part in parts
+    ]
+    seen = ids(next(running[0]))  # and nothing yet of the other rank
+    state = saved(parts)
+    for size in (None, 10, 7):
+        rest = [
+            row
+            for part in shards(plan, state)
+            for batch in part.iter_batches(batch_size=5, local_shuffle_buffer_size=size)
+            for row in ids(batch)
+        ]
+        assert sorted(rest + seen) == list(range(40))
+
+
 def test_a_seed_nobody_chose_travels_with_the_state() -> None:
     (part,) = shards(lockstep.data.range(50).random_shuffle().prepare(1), None)
     running = iter(part.iter_batches(batch_size=20))
@@ -281,6 +313,8 @@ def test_states_that_do_not_belong_together_are_an_error() -> None:
         merge_states([states[0], states[1], states[1]])
     with pytest.raises(ValueError, match="no states"):
         merge_states([])
+    with pytest.raises(ValueError, match="Ranks 0 and 1 do not agree on what was left"):
+        merge_states([states[0], {**states[1], "base": merge_states(states)}, states[2]])
     with pytest.raises(ValueError, match="a merged state"):
         merge_states([merge_states(states)])
     with pytest.raises(ValueError, match="state of rank 1 of 3, and here is rank 0 of 3"):

@@ -294,6 +294,8 @@ class TestCsv:
         (tmp_path / "a.csv").write_text("x,y\n1,a\n2,b\n3,c\n")
         dataset = lockstep.data.read_csv(tmp_path / "a.csv", filters="x > 1", columns=["y"])
         assert dataset.take_all() == [{"y": "b"}, {"y": "c"}]
+        with pytest.raises(KeyError, match=r"a.csv' has no column 'q'; it has x, y"):
+            lockstep.data.read_csv(tmp_path / "a.csv", columns=["y", "q"])
 
 
 class TestJson:
@@ -448,6 +450,21 @@ class TestMemory:
         assert lockstep.data.from_arrow(sink.getvalue().to_pybytes()).count() == 1000
         with pytest.raises(TypeError, match="from_arrow\\(\\) got a int"):
             lockstep.data.from_arrow(3)
+
+    def test_arrow_views_are_made_plain(self) -> None:
+        if not hasattr(pa, "string_view"):
+            pytest.skip("this Arrow has no views")
+        views = pa.array(["a", None, "b"], pa.string_view())
+        dataset = lockstep.data.from_arrow(pa.table({"s": views, "x": [1, 2, 3]}))
+        assert [str(field.type) for field in dataset.schema()] == ["large_string", "int64"]
+        assert dataset.sort("s", descending=True).take(1) == [{"s": "b", "x": 3}]
+        assert dataset.filter(expr="s == 'a'").count() == 1
+
+    def test_polars(self) -> None:
+        polars = pytest.importorskip("polars")
+        frame = polars.DataFrame({"x": range(1000), "s": ["a"] * 1000})
+        dataset = lockstep.data.from_arrow(frame)
+        assert dataset.random_shuffle(seed=1).filter(expr="x < 10").count() == 10
 
     def test_numpy(self) -> None:
         array = np.arange(12.0).reshape(4, 3)

@@ -17,6 +17,7 @@ import torch.utils.data
 import lockstep.data
 from lockstep import train
 from lockstep.air import session
+from lockstep.errors import StorageError
 from lockstep.train import (
     Checkpoint,
     DataConfig,
@@ -226,7 +227,7 @@ def test_a_function_that_returns_no_dataset() -> None:
         (
             {"valid": DatasetConfig(required=True)},
             ValueError,
-            r"dataset_config\['valid'\] says required=True, but the trainer's datasets are 'train'",
+            r"dataset_config\['valid'\]: the trainer's datasets are 'train'; give it one named",
         ),
     ],
 )
@@ -533,6 +534,19 @@ def test_restore_has_the_datasets(tmp_path: Path) -> None:
     assert restored.fit().metrics["rows"] == 4
 
 
+@pytest.mark.parametrize("change", ["gone", "longer"])
+def test_restore_sees_that_a_file_has_changed(tmp_path: Path, change: str) -> None:
+    file = tmp_path / "0.parquet"
+    pq.write_table(TABLE, file)
+    path = failed_run(lockstep.data.read_parquet(str(file)))
+    if change == "gone":
+        file.unlink()
+    else:
+        pq.write_table(pa.concat_tables([TABLE, TABLE]), file)
+    with pytest.raises(StorageError, match=r"0\.parquet"):
+        DataParallelTrainer.restore(path, train_loop_per_worker=never).fit()
+
+
 def test_what_was_in_memory_is_kept_if_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     path = failed_run(TABLE)
     assert (
@@ -542,7 +556,7 @@ def test_what_was_in_memory_is_kept_if_it_is_small(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("lockstep.train.saved.DATASET_BYTES", 10)
     path = failed_run(TABLE)
-    with pytest.raises(ValueError, match=r"dataset 'train' was in memory.*give datasets="):
+    with pytest.raises(ValueError, match=r"dataset 'train' could not be kept.*give datasets="):
         DataParallelTrainer.restore(path, train_loop_per_worker=count_rows)
     restored = DataParallelTrainer.restore(
         path, train_loop_per_worker=count_rows, datasets={"train": TABLE}

@@ -16,6 +16,7 @@ from lockstep import runtime, train
 from lockstep.callback import Callback
 from lockstep.testing import FaultPlan
 from lockstep.train import (
+    Checkpoint,
     DataConfig,
     DataParallelTrainer,
     FailureConfig,
@@ -125,6 +126,46 @@ def test_an_epoch_that_was_over_is_not_begun_again() -> None:
     epochs = ids_by_epoch(result.path)
     assert unlike(epochs[0], epochs[1])
     assert sorted(epochs[0]) == list(range(ROWS))
+
+
+def test_a_dataset_that_is_whole_on_every_worker() -> None:
+    result = feeding(
+        numbers("shuffled"),
+        batch=20,
+        max_failures=1,
+        fault_plan=FaultPlan().kill(rank=1, at_report=6),
+        dataset_config=DataConfig(datasets_to_split=[]),
+    ).fit()
+    assert len(result.attempts) == 2
+    assert sorted(ids_by_epoch(result.path)[0]) == sorted([*range(ROWS), *range(ROWS)])
+
+
+def first_of_each_epoch(config: dict[str, Any]) -> None:
+    """Leave every epoch after two batches."""
+    shard = train.get_dataset_shard("train")
+    checkpoint = train.get_checkpoint()
+    for epoch in range(checkpoint.to_dict()["epoch"] if checkpoint else 0, 4):
+        ids: list[int] = []
+        for number, batch in enumerate(shard.iter_batches(batch_size=10)):
+            ids += batch["id"].tolist()
+            if number == 1:
+                break
+        saved = Checkpoint.from_dict({"epoch": epoch + 1})
+        train.report({"epoch": epoch, "ids": ids}, saved)
+
+
+def test_an_epoch_that_was_left_early_is_over() -> None:
+    def fit(plan: FaultPlan | None) -> dict[int, list[int]]:
+        result = DataParallelTrainer(
+            first_of_each_epoch,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(verbose=0, failure_config=FailureConfig(1)),
+            datasets={"train": numbers("shuffled")},
+            fault_plan=plan,
+        ).fit()
+        return ids_by_epoch(result.path)
+
+    assert fit(FaultPlan().kill(rank=0, at_report=3)) == fit(None)
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 3)], ids=["fewer", "more"])

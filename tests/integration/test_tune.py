@@ -150,6 +150,7 @@ def test_names_of_ones_own() -> None:
 def test_what_a_function_returns_is_its_last_report() -> None:
     grid = fit(lambda config: {"loss": config["x"]}, {"x": tune.grid_search([1, 2])})
     assert [result.metrics["loss"] for result in grid] == [1, 2]
+    assert Path(grid[0].path).name.startswith("lambda_")
 
 
 def test_the_same_seed_gives_the_same_configs() -> None:
@@ -325,6 +326,23 @@ def test_gangs_that_do_not_fit_together_take_turns(tmp_path: Path) -> None:
     assert most <= 3
 
 
+def test_an_elastic_trial_takes_what_there_is() -> None:
+    import lockstep
+
+    def loop() -> None:
+        tune.report({"world": get_context().get_world_size()})
+
+    lockstep.init(num_cpus=3)
+    try:
+        trainer = DataParallelTrainer(
+            loop, scaling_config=ScalingConfig((1, 8)), run_config=RunConfig(verbose=0)
+        )
+        grid = Tuner(trainer, tune_config=TuneConfig(num_samples=2)).fit()
+    finally:
+        lockstep.shutdown()
+    assert [result.metrics["world"] for result in grid] == [3, 3]
+
+
 # ---------------------------------------------------------------------------- stopping and failing
 
 
@@ -473,6 +491,18 @@ def test_errors_of_searchers_and_schedulers_end_the_experiment_and_say_whose() -
         def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> Any:
             raise ArithmeticError("cannot decide")
 
+    class Listing(Searcher):
+        def suggest(self, trial_id: str) -> Any:
+            return [1, 2]
+
+    class Again(TrialScheduler):
+        def choose_trial_to_run(self, tune_controller: Any) -> Any:
+            return tune_controller.get_trials()[0]
+
+    with pytest.raises(LockstepError, match=r"searcher Listing raised TypeError: suggest\(\)"):
+        fit(square, search_alg=Listing(), num_samples=5)
+    with pytest.raises(LockstepError, match=r"scheduler Again raised ValueError: choose_trial"):
+        fit(endless, scheduler=Again(), num_samples=2, max_concurrent_trials=2)
     with pytest.raises(LockstepError, match=r"searcher Broken raised ArithmeticError: no idea"):
         fit(square, search_alg=Broken(), num_samples=5)
     with pytest.raises(LockstepError, match=r"scheduler Wrong raised ArithmeticError: cannot"):

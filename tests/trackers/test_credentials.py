@@ -85,7 +85,10 @@ def test_where_wandb_finds_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     init(WANDB_API_KEY=key)
     WandbLoggerCallback().check_before_run()
     lockstep.shutdown()
-    (tmp_path / ".netrc").write_text(f"machine api.wandb.ai login user password {key}\n")
+    import wandb
+
+    host = wandb.Settings().base_url.removeprefix("https://")
+    (tmp_path / ".netrc").write_text(f"machine {host} login user password {key}\n")
     (tmp_path / ".netrc").chmod(0o600)
     WandbLoggerCallback().check_before_run()
 

@@ -6,7 +6,7 @@ import csv
 import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -138,9 +138,10 @@ def test_wandb_keeps_its_key_off_the_disk(libraries: None, tmp_path: Path) -> No
 def test_the_users_own_wandb_run_is_left_alone(libraries: None, tmp_path: Path) -> None:
     import wandb
 
-    own: Any = wandb.init(mode="offline", dir=str(tmp_path / "own"), id="mine")
+    own = cast(Any, wandb.init(mode="offline", dir=str(tmp_path / "own"), id="mine"))
     run(WandbLoggerCallback(mode="offline", dir=str(tmp_path / "theirs")))
-    assert wandb.run is own
+    still_the_current_one = wandb.run is own
+    assert still_the_current_one
     own.log({"still": "here"})
     own.finish()
     (mine,) = readers.wandb_runs(tmp_path / "own")

@@ -31,7 +31,7 @@ def train_func(config: dict[str, Any]) -> None:
     )
     from torch.utils.data import DataLoader, TensorDataset
 
-    class DummyModel(pl.LightningModule):
+    class DummyModel(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(4, 1)

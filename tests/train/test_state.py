@@ -449,6 +449,23 @@ class TestFailures:
         machine.feed(e.Ending(0), e.Raised(1, ERROR), e.Raised(0, ERROR))
         assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
 
+    def test_a_failure_is_known_before_its_tracker_is_ended(self) -> None:
+        machine = Machine(3).run()
+        assert machine.feed(e.Ending(0, ERROR)) == [e.SetTimer("collect")]
+        assert machine.phase() is Phase.STOPPING
+        assert machine.feed(e.TimerFired("collect", 1)) == [e.SetTimer("grace")]
+        assert machine.feed(e.Raised(0, ERROR)) == [e.SetTimer("collect")]
+        assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
+        assert [failure.rank for failure in machine.state.failures] == [0], (
+            "told twice, counted once"
+        )
+
+    def test_the_others_wait_for_the_rank_that_ends_its_tracker(self) -> None:
+        machine = Machine(2).run()
+        machine.feed(e.Ending(0, ERROR))
+        assert machine.feed(e.Raised(1, ERROR)) == []
+        assert machine.feed(e.Raised(0, ERROR)) == [e.KillWorkers()]
+
     def test_a_death_says_how(self) -> None:
         machine = Machine(1)
         machine.gone(0, exitcode=-11)

@@ -123,6 +123,7 @@ def test_any_sampler(name: str) -> None:
     assert len({c["x"] for c in found}) == 20
 
 
+@pytest.mark.slow
 def test_a_gaussian_process() -> None:
     search = OptunaSearch(sampler=optuna.samplers.GPSampler(seed=1, n_startup_trials=4))
     begin(search, {"x": tune.uniform(-5, 5)})

@@ -12,6 +12,7 @@ from lockstep.data.items import ItemSource, row_of
 from lockstep.data.order import Group
 from lockstep.data.source import Block, MemorySource, RangeSource, Source
 from lockstep.data.unit import Unit
+from lockstep.data.views import without_views
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +76,7 @@ def from_pandas(
 
 
 def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Dataset:
-    """A dataset of Arrow data, without a copy.
+    """A dataset of Arrow data, without a copy (but of Arrow's string views, which it cannot sort).
 
     Args:
         tables: a table, a record batch, anything with ``__arrow_c_stream__`` (a frame of Polars,
@@ -85,7 +86,7 @@ def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Datase
     import pyarrow as pa
 
     single = not isinstance(tables, (list, tuple))
-    found = [_as_table(one, pa) for one in ([tables] if single else tables)]
+    found = [without_views(_as_table(one, pa)) for one in ([tables] if single else tables)]
     if not found:
         raise ValueError("from_arrow([]): give at least one table.")
     return _in_memory(_joined(found, pa), _blocks(override_num_blocks))

@@ -144,6 +144,8 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
             raise ValueError(f"world_size={world_size!r} is not a number of workers.")
         if order not in ("local", "global"):
             raise ValueError(f"order={order!r} is not known; give 'local' or 'global'.")
+        for source in {id(unit.source): unit.source for unit in self._units()}.values():
+            source.check()
         groups = self._counted()
         if seed is not None:
             groups = [

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.paths import File, open_input, unreadable
+from lockstep.data.paths import File, check_unchanged, open_input, unreadable
 from lockstep.data.source import BLOCK_BYTES, Block, Source
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class LineSource(Source):
     def files(self) -> list[str]:
         """The files' paths."""
         return [file.path for file in self._files]
+
+    def check(self) -> None:
+        """Sizes, of local files."""
+        check_unchanged(self._files)
 
     def schema(self) -> pa.Schema:
         """Of all files; looks into each of them."""

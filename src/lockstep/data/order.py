@@ -35,7 +35,11 @@ Intervals: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 WINDOW_BYTES = 32 << 20
 WINDOW_UNITS = 4
-"""A window of its own choice has at least so many bytes and units."""
+"""A window of its own choice has at least so many bytes and units, …"""
+WINDOW_MOST_BYTES = 256 << 20
+"""… unless that is more than so many bytes."""
+STREAMED_BYTES = 128 << 20
+"""A block of more bytes is read in parts, where it need not be permuted."""
 SECTION_ROWS = 1 << 20
 """How many rows of something in memory are permuted at once."""
 
@@ -114,7 +118,8 @@ def _some_units_each(units: Sequence[Unit], rows: int | None, key: int) -> Itera
         window.append(unit)
         # By what goes in, not by what comes out: windows do not depend on what was counted.
         filled += unit.size if rows is None else unit.raw_rows or 0
-        if filled >= rows if rows else filled >= WINDOW_BYTES and len(window) >= WINDOW_UNITS:
+        enough = len(window) >= WINDOW_UNITS or filled >= WINDOW_MOST_BYTES
+        if filled >= rows if rows else filled >= WINDOW_BYTES and enough:
             yield Window(tuple(window), key_of(key, place))
             window, filled = [], 0
     if window:
@@ -151,6 +156,9 @@ def read_windows(
 def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Piece]:
     """A window's rows; ``own`` are intervals inside it, None for all of it."""
     units = window.units
+    if window.key is None and units[0].size > STREAMED_BYTES and units[0].keeps_rows:
+        yield from _streamed(units[0], own, reader)
+        return
     if window.key is None:
         piece = reader.rows(units[0], None if own is None else _slice_or_rows(own))
         if piece.table.num_rows:
@@ -176,6 +184,30 @@ def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Pie
         # All of a column at once: coming back to it costs more than the memory.
         table = LinedUp(tables, reader.memory).take(order)
         yield from _shuffled(table, units, reader, commute)
+
+
+def _streamed(unit: Unit, own: Intervals | None, reader: Reader) -> Iterator[Piece]:
+    """A large unit's rows, a part after the other."""
+    import numpy as np
+
+    rows = unit.raw_rows
+    if own is None:
+        own = np.array([[0, np.iinfo(np.int64).max if rows is None else rows]])
+    for table, position in reader.stream(unit):
+        mine = np.clip(own - position, 0, table.num_rows)
+        mine = mine[mine[:, 0] < mine[:, 1]]
+        if len(mine):
+            chosen = _slice_or_rows(mine)
+            part = (
+                table.slice(chosen.start, chosen.stop - chosen.start)
+                if isinstance(chosen, slice)
+                else take(table, chosen)
+            )
+            piece = reader.finish(Piece(part, not unit.source.in_memory), unit)
+            if piece.table.num_rows:
+                yield piece
+        if position + table.num_rows >= own[-1, 1]:
+            return
 
 
 def _alike(units: Sequence[Unit]) -> bool:

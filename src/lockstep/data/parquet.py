@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.paths import File, open_input, unreadable
-from lockstep.data.source import Block, Source
+from lockstep.data.paths import File, check_unchanged, open_input, unreadable
+from lockstep.data.source import BLOCK_BYTES, Block, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,6 +52,10 @@ class ParquetSource(Source):
     def files(self) -> list[str]:
         """The files' paths."""
         return [file.path for file in self._files]
+
+    def check(self) -> None:
+        """Sizes, of local files."""
+        check_unchanged(self._files)
 
     def schema(self) -> pa.Schema:
         """Of the first file."""
@@ -129,12 +134,34 @@ class ParquetSource(Source):
 
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
         """Decode a row group."""
+        wanted = self._names(columns)
+        with self._opened(block) as parquet:
+            table = parquet.read_row_group(block.where[1], columns=wanted, use_threads=threads)
+        return _only(table, wanted)
+
+    def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
+        """Decode a row group a few pages at a time: slower, but it need not fit into memory."""
+        import pyarrow as pa
+
+        wanted = self._names(columns)
+        rows = max(1, (block.rows or 1) * BLOCK_BYTES // max(block.size, 1))
+        with self._opened(block) as parquet:
+            for batch in parquet.iter_batches(
+                rows, row_groups=[block.where[1]], columns=wanted, use_threads=threads
+            ):
+                yield _only(pa.Table.from_batches([batch]), wanted)
+
+    def _names(self, columns: Sequence[str] | None) -> list[str]:
+        return self.schema().names if columns is None else list(columns)
+
+    @contextlib.contextmanager
+    def _opened(self, block: Block) -> Iterator[Any]:
+        """The file a block is in; what fails inside names it."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        number, group = block.where
+        number: int = block.where[0]
         file = self._files[number]
-        wanted = self._columns if columns is None else list(columns)
         try:
             with (
                 open_input(file) as source,
@@ -145,13 +172,15 @@ class ParquetSource(Source):
                 ) as parquet,
             ):
                 self._footers[number] = parquet.metadata
-                table = parquet.read_row_group(group, columns=wanted, use_threads=threads)
+                yield parquet
         except (pa.ArrowException, OSError) as error:
             raise unreadable(file, error) from error
-        names = self.schema().names if wanted is None else wanted
-        if table.column_names != names:
-            table = table.select(names)
-        return table.replace_schema_metadata(None)
+
+
+def _only(table: pa.Table, names: list[str]) -> pa.Table:
+    if table.column_names != names:
+        table = table.select(names)
+    return table.replace_schema_metadata(None)
 
 
 def _read_footer(file: File) -> tuple[Any, pa.Schema]:

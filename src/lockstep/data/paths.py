@@ -14,7 +14,7 @@ from lockstep.storage import LocalStorage, Storage, open_storage
 if TYPE_CHECKING:
     import pyarrow.fs
 
-__all__ = ["File", "Paths", "list_files", "open_input", "unreadable"]
+__all__ = ["File", "Paths", "check_unchanged", "list_files", "open_input", "unreadable"]
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
@@ -45,6 +45,26 @@ def open_input(file: File) -> Any:
         return file.storage.filesystem.open_input_file(file.path)
     except OSError as error:
         raise unreadable(file, error) from error
+
+
+def check_unchanged(files: Iterable[File]) -> None:
+    """See that local files are as large as when they were listed.
+
+    Raises:
+        StorageError: one is not, or is gone.
+    """
+    for file in files:
+        if not file.is_local:
+            continue
+        try:
+            size = os.stat(file.path).st_size
+        except OSError as error:
+            raise unreadable(file, error) from error
+        if size != file.size:
+            raise StorageError(
+                f"{file.path!r} has {size} bytes, but had {file.size} when the dataset was made; "
+                "make the dataset anew."
+            )
 
 
 def unreadable(file: File, error: BaseException) -> StorageError:

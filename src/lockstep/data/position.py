@@ -202,37 +202,52 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the states of all ranks, taken at the same moment, say together.
 
     The result, a dict that JSON can hold, is what ``ShardPlan.shard`` and ``load_state_dict`` take,
-    for any number of workers. A rank that has finished an epoch others are still in counts as
-    having read its part of it.
+    for any number of workers. All go on with the earliest epoch that a rank is in the middle of;
+    ranks that are past it have read their part. A rank that begins an earlier epoch, for it was not
+    used as often, follows the others.
 
     Raises:
         ValueError: these are not the states of all ranks of one group.
     """
     if not states:
         raise ValueError("merge_states() got no states; give those of all ranks.")
-    epoch = min(state["epoch"] for state in states)
-    behind = next(state for state in states if state["epoch"] == epoch)
-    cut = behind["cut"]
-    ranks: list[dict[str, Any] | None] = [None] * cut["world_size"]
+    if any("rank" not in state for state in states):
+        raise ValueError("merge_states() got a merged state; give what state_dict() returned.")
+    first = _first_unfinished(states)
+    size = first["cut"]["world_size"]
+    ranks: list[dict[str, Any] | None] = [None] * size
+    batch = None
     for state in states:
-        if "rank" not in state:
-            raise ValueError("merge_states() got a merged state; give what state_dict() returned.")
         rank = state["rank"]
-        if state["cut"]["world_size"] != cut["world_size"] or ranks[rank] is not None:
+        if state["cut"]["world_size"] != size or ranks[rank] is not None:
             raise ValueError(
-                f"merge_states() got {len(states)} states that are not one each of "
-                f"{cut['world_size']} ranks; give the states of all ranks of one group."
+                f"merge_states() got {len(states)} states that are not one each of {size} ranks; "
+                "give the states of all ranks of one group."
             )
-        consumed = state["consumed"] if state["epoch"] == epoch else None
+        if state["epoch"] == first["epoch"]:
+            batch = batch or state["cut"]["batch_size"]
+            if state["base"] != first["base"]:
+                raise ValueError(
+                    f"Ranks {first['rank']} and {rank} do not agree on what was left of epoch "
+                    f"{first['epoch']}; merge states that were taken at the same moment."
+                )
+        ahead = state["epoch"] - first["epoch"]
+        consumed = state["consumed"] if ahead == 0 else None if ahead > 0 else 0
         ranks[rank] = {"consumed": consumed, "local_shuffle": state["local_shuffle"]}
     if None in ranks:
         raise ValueError(
-            f"merge_states() got the states of {len(states)} of {cut['world_size']} ranks; "
-            "give all of them."
+            f"merge_states() got the states of {len(states)} of {size} ranks; give all of them."
         )
-    batch = next((s["cut"]["batch_size"] for s in states if s["cut"]["batch_size"]), None)
-    shared = {key: behind[key] for key in ("version", "epoch", "rows", "seeds", "base")}
-    return {**shared, "cut": {**cut, "batch_size": batch}, "ranks": ranks}
+    shared = {key: first[key] for key in ("version", "epoch", "rows", "seeds", "base")}
+    return {**shared, "cut": {**first["cut"], "batch_size": batch}, "ranks": ranks}
+
+
+def _first_unfinished(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The state of a rank in the earliest epoch that was begun and not finished, or the latest."""
+    begun = [state for state in states if state["consumed"] != 0 or state["base"] is not None]
+    latest = max(states, key=lambda state: int(state["epoch"]))
+    earliest = min(begun, key=lambda state: int(state["epoch"]), default=latest)
+    return earliest if earliest["epoch"] < latest["epoch"] else latest
 
 
 def consistent(state: Mapping[str, Any], rows: int, name: str) -> None:

@@ -205,4 +205,11 @@ def _filtered(dataset: Dataset, columns: Sequence[str] | None, filters: Any) -> 
         from lockstep.data.expressions import from_filters
 
         dataset = dataset.filter(expr=from_filters(filters))
-    return dataset if columns is None else dataset.select_columns(columns)
+    if columns is None:
+        return dataset
+    there = dataset.schema().names
+    for name in columns:
+        if name not in there:
+            file = dataset.input_files()[0]
+            raise KeyError(f"{file!r} has no column {name!r}; it has {', '.join(there)}.")
+    return dataset.select_columns(columns)

@@ -95,11 +95,11 @@ class DataShard(DataIterator):
         size = request.batch_size
         if cut.order == "global":
             cut, size = self._global_cut(request)
-        epoch, saved = self._epoch, self._saved
+        saved = self._saved
         local = self._local_shuffle(request, saved)
-        base, consumed = None, 0
+        epoch, base, consumed = self._epoch, None, 0
         if saved is not None:
-            base, consumed = self._continue(saved, cut, local)
+            base, consumed = self._continue(saved, cut, request)
         current = Pass(
             pieces=lambda: iter(()),
             size=size,
@@ -141,21 +141,18 @@ class DataShard(DataIterator):
         return LocalShuffle(request.shuffle_size, draw_seed())
 
     def _continue(
-        self, saved: dict[str, Any], cut: Cut, local: LocalShuffle | None
+        self, saved: dict[str, Any], cut: Cut, request: Request
     ) -> tuple[Mapping[str, Any] | None, int]:
-        """The base to read, and how many rows of it this rank had."""
-        if _untouched(saved):
-            return saved["base"], 0
-        was = Cut(**saved["cut"])
-        if was == cut:
-            entry = saved["ranks"][self._rank]
-            shuffle = None if entry["local_shuffle"] is None else tuple(entry["local_shuffle"])
-            alike = shuffle == (None if local is None else (local.size, local.seed))
-            if alike or entry["consumed"] == 0:
-                consumed = entry["consumed"]
-                done = cut.own(self._rank, _length(rest_of(saved["base"], self._rows)))
-                return saved["base"], _length(done) if consumed is None else consumed
-        return saved, 0
+        """The base to read, and how many rows of it this rank had.
+
+        Every rank comes to the same decision: it looks at the state of all, not at its own.
+        """
+        if _goes_on(saved, cut) and _shuffles_alike(saved, request):
+            consumed = saved["ranks"][self._rank]["consumed"]
+            if consumed is None:  # it had finished the epoch that others are still in
+                consumed = _length(cut.own(self._rank, _length(rest_of(saved["base"], self._rows))))
+            return saved["base"], consumed
+        return saved["base"] if _untouched(saved) else saved, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank is, as a few integers that JSON can hold.
@@ -179,20 +176,17 @@ class DataShard(DataIterator):
 
     def _still_saved(self, saved: dict[str, Any]) -> dict[str, Any]:
         """What was loaded and not gone on with yet."""
-        was = Cut(**saved["cut"])
-        cut = self._plan.cut
-        if _untouched(saved):
-            return self._state(self._epoch, saved["base"], 0, None, None)
-        if (was.world_size, was.equal, was.order) == (cut.world_size, cut.equal, cut.order):
+        if _goes_on(saved, replace(self._plan.cut, batch_size=saved["cut"]["batch_size"])):
             entry = saved["ranks"][self._rank]
             return self._state(
-                self._epoch,
+                saved["epoch"],
                 saved["base"],
                 entry["consumed"],
                 entry["local_shuffle"],
-                was.batch_size,
+                saved["cut"]["batch_size"],
             )
-        return self._state(self._epoch, saved, 0, None, None)
+        base = saved["base"] if _untouched(saved) else saved
+        return self._state(saved["epoch"], base, 0, None, None)
 
     def _state(
         self,
@@ -233,8 +227,9 @@ class DataShard(DataIterator):
                     "ranks with merge_states()."
                 )
             ranks: list[Any] = [None] * cut.world_size
-            ranks[self._rank] = {k: state.pop(k) for k in ("consumed", "local_shuffle")}
-            del state["rank"]
+            ranks[state.pop("rank")] = {
+                key: state.pop(key) for key in ("consumed", "local_shuffle")
+            }
             state["ranks"] = ranks
         consistent(state, self._rows, self._plan.name)
         seeds = state["seeds"]
@@ -290,7 +285,25 @@ class DataShard(DataIterator):
         return f"DataShard(rank={self._rank}, world_size={self.world_size}, rows={self.count()})"
 
 
+def _goes_on(saved: Mapping[str, Any], cut: Cut) -> bool:
+    """Whether ranks are cut as they were, so that each goes on with its own rows."""
+    was = Cut(**saved["cut"])
+    # Where no batch was begun yet, none says how large they are.
+    return was == cut or (replace(cut, batch_size=None) == was and _untouched(saved))
+
+
+def _shuffles_alike(saved: Mapping[str, Any], request: Request) -> bool:
+    """Whether the rows handed out are those a local shuffle would have handed out, too."""
+    for entry in saved["ranks"]:
+        if entry is not None and entry["consumed"]:
+            size, seed = entry["local_shuffle"] or (None, None)
+            if size != request.shuffle_size or request.shuffle_seed not in (None, seed):
+                return False
+    return True
+
+
 def _untouched(state: Mapping[str, Any]) -> bool:
+    """Whether nothing of what was to be read was."""
     return all(entry is not None and entry["consumed"] == 0 for entry in state["ranks"])
 
 

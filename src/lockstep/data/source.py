@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,10 @@ class Source(ABC):
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
         """A block's rows; ``columns`` None is all of them, ``threads`` allows Arrow's own."""
 
+    def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
+        """A block's rows as one or more tables, for one that is too large to be held as a whole."""
+        yield self.read(block, columns, threads)
+
     def count(self, block: Block) -> int:
         """How many rows a block has."""
         rows = block.rows
@@ -73,6 +77,14 @@ class Source(ABC):
     def memory_bytes(self) -> int:
         """How much of it lies in memory."""
         return 0
+
+    def check(self) -> None:
+        """See that files are as they were when they were listed.
+
+        Raises:
+            StorageError: one has changed or is gone.
+        """
+        return None
 
 
 class MemorySource(Source):

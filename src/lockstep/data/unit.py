@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,19 @@ class Reader:
             return unit.source.read(unit.block, columns, self._threads)
         table = unit.source.schema().empty_table()
         return table if columns is None else table.select(list(columns))
+
+    def stream(self, unit: Unit) -> Iterator[tuple[pa.Table, int]]:
+        """What ``raw`` gives, in parts, each with the number of its first row in the unit.
+
+        What comes before the unit's first row, or after its last, is in there, too.
+        """
+        columns, names, _ = _projection(unit)
+        position = -unit.start
+        for table in unit.source.stream(unit.block, columns, self._threads):
+            if names is not None and table.column_names != names:
+                table = table.rename_columns(names)
+            yield table, position
+            position += table.num_rows
 
     def rows(self, unit: Unit, chosen: np.ndarray[Any, Any] | slice | None = None) -> Piece:
         """A unit's rows, or some: a slice, or these in this order."""

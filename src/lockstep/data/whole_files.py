@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.data.columns import to_arrow
 from lockstep.data.lines import read_whole
-from lockstep.data.paths import File, open_input, unreadable
+from lockstep.data.paths import File, check_unchanged, open_input, unreadable
 from lockstep.data.source import BLOCK_BYTES, Block, Source
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class _FileRows(Source):
     def files(self) -> list[str]:
         """The files' paths."""
         return [file.path for file in self._files]
+
+    def check(self) -> None:
+        """Sizes, of local files."""
+        check_unchanged(self._files)
 
     def index(self) -> list[Block]:
         """Runs of files."""
@@ -149,6 +153,10 @@ class NumpySource(Source):
     def files(self) -> list[str]:
         """The files' paths."""
         return [file.path for file in self._files]
+
+    def check(self) -> None:
+        """Sizes, of local files."""
+        check_unchanged(self._files)
 
     def index(self) -> list[Block]:
         """The files, from their headers."""

@@ -200,6 +200,7 @@ class _LocalGroup(WorkerGroup):
         self._workers: list[Connection] = []
         self._packed: tuple[Any, bytes] = (object(), b"")
         pipes: list[int] = []
+        payload = make_frame(spec.payload)
         with contextlib.ExitStack() as undo:
             session = undo.enter_context(server.open_session())
             for rank in range(spec.size):
@@ -221,7 +222,7 @@ class _LocalGroup(WorkerGroup):
                         send_with_files(session, spawn, [worker_end.fileno(), write_end])
                     finally:
                         os.close(write_end)
-                connection.send(spec.payload)
+                connection.send_frame(payload)
                 pipes.append(read_end)
                 self._workers.append(connection)
             self._output = OutputThread(pipes, output)

@@ -73,7 +73,8 @@ class EventLoop:
     def unwatch(self, fd: int) -> None:
         """Stop watching ``fd``; no error if it is not watched."""
         if self._watched.pop(fd, None) is not None:
-            self._poller.unregister(fd)
+            with contextlib.suppress(OSError):  # closed already
+                self._poller.unregister(fd)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` on the loop's thread. Callable from any thread or signal handler.

@@ -143,6 +143,9 @@ class Finished(NamedTuple):
 class Ending(NamedTuple):
     """The function is over early; ending what it has open may take a moment."""
 
+    error: dict[str, Any] | None
+    """What it raised, if that is a failure: ``Failed`` follows when all is ended."""
+
 
 class Failed(NamedTuple):
     """The function raised (or an upload failed)."""

@@ -72,16 +72,23 @@ def check_wandb_key(mode: str | None) -> None:
     mode = mode or variable("WANDB_MODE") or "online"
     if mode in ("offline", "disabled", "dryrun") or variable("WANDB_API_KEY"):
         return
-    host = urlsplit(variable("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     file = Path(variable("NETRC") or "~/.netrc").expanduser()
     with contextlib.suppress(OSError, netrc.NetrcParseError):
-        if netrc.netrc(str(file)).authenticators(host):
+        known = netrc.netrc(str(file)).hosts
+        if known and _wandb_host() in known:
             return
     raise ValueError(
         "Weights & Biases has no API key: give api_key or api_key_file, run `wandb login`, set it "
         "for all workers with lockstep.init(runtime_env={'env_vars': {'WANDB_API_KEY': …}}), or "
         "log to files with mode='offline'."
     )
+
+
+def _wandb_host() -> str:
+    import wandb  # which of its services is the default depends on its version
+
+    address = variable("WANDB_BASE_URL") or wandb.Settings().base_url
+    return urlsplit(address).hostname or ""
 
 
 def check_comet_key() -> None:

@@ -22,7 +22,8 @@ from lockstep.trackers.files import (
 __all__ = ["CSVLoggerCallback"]
 
 PROGRESS_FILE = "progress.csv"
-_CELLS = frozenset((str, int, float, bool, type(None)))
+_CELL_TYPES = (str, int, float, bool, type(None))
+_CELLS = frozenset(_CELL_TYPES)
 
 
 class CSVLoggerCallback(FileLoggerCallback):
@@ -47,7 +48,7 @@ class _Table(RowFile):
         row.pop("config", None)
         if not _CELLS.issuperset(map(type, row.values())):
             row = {
-                key: value if isinstance(value, tuple(_CELLS)) else plain(value)
+                key: value if isinstance(value, _CELL_TYPES) else plain(value)
                 for key, value in flatten(row).items()
             }
         self._pending.append(row)

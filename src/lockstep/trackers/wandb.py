@@ -20,6 +20,9 @@ __all__ = ["WANDB_EXIT_CODE", "WandbLoggerCallback", "wandb_settings"]
 WANDB_EXIT_CODE: dict[Outcome, int] = {"finished": 0, "failed": 1, "stopped": 255}
 """255 is what wandb itself uses for Ctrl-C; it shows such a run as killed."""
 
+INIT_S = 30.0
+"""How long to wait for the service; a process that exits meanwhile waits as long."""
+
 _OURS = ("config", "id", "reinit", "resume")
 
 
@@ -151,7 +154,7 @@ def wandb_settings(api_key: str | None, given: Any = None) -> Any:
     """Settings for a run in the driver: it neither prints nor takes over the driver's output."""
     import wandb
 
-    settings = wandb.Settings(console="off", silent=True)
+    settings = wandb.Settings(console="off", silent=True, init_timeout=INIT_S)
     if api_key is not None:
         settings.api_key = api_key
     if given is not None:

@@ -15,8 +15,8 @@ __all__ = ["CallbackState"]
 class CallbackState:
     """One callback's state in a run. ``number`` tells callbacks of the same class apart.
 
-    Kept after each checkpoint and at the end, so what a restored run starts with is never older
-    than the checkpoint it goes on from.
+    Kept after each checkpoint and at the end, from the callback's own thread: what a restored run
+    starts with is usually as new as its checkpoint, older if the callback was behind.
     """
 
     def __init__(self, callback: Callback, number: int) -> None:

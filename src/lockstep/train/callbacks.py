@@ -81,7 +81,7 @@ class CallbackDispatcher:
         callbacks: ``Callback`` and ``UserCallback`` objects, mixed. An object listed twice is
             called once.
         on_problem: told in one sentence what went wrong; called from any thread.
-        flush_s: how long ``close`` waits in all.
+        flush_s: how long ``close`` waits for those with no time of their own, in all.
         trials: every trial of the experiment, as it grows; None: there is only the one run. Read
             by the callbacks, in their threads.
 
@@ -145,7 +145,7 @@ class CallbackDispatcher:
     def checkpoint(self, iteration: int, trial: Trial, checkpoint: Checkpoint) -> None:
         """``on_checkpoint``."""
         for lane in self._trial_lanes:
-            lane.offer((_Lane.saved, iteration, trial, checkpoint))
+            lane.put((_Lane.saved, iteration, trial, checkpoint))
 
     def failure(self, run_context: RunContext, errors: dict[int, Exception]) -> None:
         """``after_exception``."""
@@ -165,9 +165,9 @@ class CallbackDispatcher:
         for lane in self._trial_lanes:
             lane.put((_Lane.finished, trials))
 
-    def after_all(self, done: Callable[[], None]) -> None:
-        """Call ``done``, from another thread, when everything so far is delivered and written."""
-        waiting = [lane for lane in self._lanes if lane.thread.is_alive()]
+    def after_files(self, done: Callable[[], None]) -> None:
+        """Call ``done``, from another thread, when the run's own files hold everything so far."""
+        waiting = [lane for lane in self._lanes if lane.is_file and lane.thread.is_alive()]
         left = itertools.count(len(waiting) - 1, -1)
         if not waiting:
             done()
@@ -195,8 +195,14 @@ class CallbackDispatcher:
             late = [lane for lane in lanes if lane.thread.is_alive()]
             for lane in lanes:
                 lane.abandon()
-        if late:
-            names = ", ".join(lane.name for lane in late)
+        own = [lane for lane in late if lane.end_timeout_s is not None]
+        for lane in own:
+            self._on_problem(
+                f"{lane.name} was not finished {lane.end_timeout_s:g} s after the run ended, the "
+                "time it was given, so its last events may be missing."
+            )
+        if late != own:
+            names = ", ".join(lane.name for lane in late if lane not in own)
             self._on_problem(
                 f"Not finished {self._flush_s:g} s after the run ended, so their last events may "
                 f"be missing: {names}; set LOCKSTEP_CALLBACK_FLUSH_S to wait longer."
@@ -246,7 +252,8 @@ class _Lane:
         self.end_timeout_s = callback.end_timeout_s if isinstance(callback, Callback) else None
         self._limit = getattr(callback, "max_waiting", Callback.max_waiting)
         self.offer = self.put if self._limit is None else self._put_if_room
-        self._batched = isinstance(callback, Callback) and callback.batched
+        self.batched = isinstance(callback, Callback) and callback.batched
+        self.is_file = self.batched and self._limit is None
         self._on_problem = on_problem
         self._told: set[tuple[str, str]] = set()
         self._closing = threading.Event()
@@ -261,7 +268,8 @@ class _Lane:
             self.put(event)
         else:
             what = f"is {self._limit} events behind and misses some; progress.csv has every report"
-            self._tell("late", "on_trial_result", what)
+            trial_hook = isinstance(self.callback, Callback)
+            self._tell("late", "on_trial_result" if trial_hook else "after_report", what)
 
     def finish(self) -> None:
         """Lets the thread end once the queue is drained."""
@@ -299,7 +307,7 @@ class _Lane:
         metrics_by_rank: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
-        if self._batched:
+        if self.batched:
             # Our own: it changes nothing, so it needs no copies, and it only takes the row.
             self._call(
                 "on_trial_result", iteration=iteration, trials=(), trial=trial, result=result
@@ -345,7 +353,7 @@ class _Lane:
         self._call("on_experiment_end", trials=list(map(_own, trials)))
 
     def passed(self, done: Callable[[], None]) -> None:
-        if self._batched:
+        if self.batched:
             self._call("flush_batch")
         done()
 
@@ -356,13 +364,13 @@ class _Lane:
         event: tuple[Any, ...] | None = ()
         while event is not None and not self._abandoned:
             event = self._queue.get()
-            if self._batched:
+            if self.batched:
                 self._closing.wait(BATCH_S)
             delivered = 0
             while event is not None and not self._abandoned:
                 event[0](self, *event[1:])
                 delivered += 1
-                if self._batched and delivered % _PAUSE_EVERY == 0:
+                if self.batched and delivered % _PAUSE_EVERY == 0:
                     if delivered % _FLUSH_EVERY == 0:
                         self._call("flush_batch")
                     time.sleep(_PAUSE_S)
@@ -370,7 +378,7 @@ class _Lane:
                     event = self._queue.get_nowait()
                 except Empty:
                     break
-            if self._batched:
+            if self.batched:
                 self._call("flush_batch")
 
     def _with_state(self, hook: str, trial: Trial) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -93,6 +93,9 @@ class Controller:
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
         self._storage_thread = ThreadPoolExecutor(1, thread_name_prefix="lockstep-storage")
+        self._last_job: Future[Any] | None = None
+        self.ended = False
+        """Nothing is left to do, in storage either."""
         self._events: deque[e.Event] = deque()
         self._afterwards: deque[Callable[[], None]] = deque()
         self._timers: list[Timer] = []
@@ -118,7 +121,7 @@ class Controller:
         )
 
     def start(self) -> None:
-        """Begin; the loop does the rest until ``state.phase.ended``."""
+        """Begin; the loop does the rest until ``ended``."""
         self._display.start(self.status())
         self._draw()
         self._watch_for_hangs()
@@ -228,7 +231,7 @@ class Controller:
         elif kind is m.Finished:
             self._feed(e.Returned(rank))
         elif kind is m.Ending:
-            self._feed(e.Ending(rank))
+            self._feed(e.Ending(rank, message.error))
         elif kind is m.Failed:
             self._feed(e.Raised(rank, message.error))
         elif kind is m.Interrupted:
@@ -331,7 +334,7 @@ class Controller:
         if self._run.storage.is_local:
             self._published(save, record, _outcome(lambda: self._run.publish(record)))
             return
-        future = self._storage_thread.submit(self._run.publish, record)
+        future = self._in_background(self._run.publish, record)
         future.add_done_callback(
             lambda done: self._loop.call_soon(
                 lambda: self._published(save, record, done.exception())
@@ -349,9 +352,9 @@ class Controller:
         checkpoint = run.open_checkpoint(record)
         self._reported.append((checkpoint, record.metrics))
         for old in surplus:
-            self._storage_thread.submit(self._delete, old)
+            self._in_background(self._delete, old)
         if not run.storage.is_local:
-            self._storage_thread.submit(self._sync)
+            self._in_background(self._sync)
         self._newest = checkpoint
         if save.is_row and save.mode is not CheckpointUploadMode.ASYNC:
             self._committed[save.name] = checkpoint  # its row is about to be told
@@ -461,7 +464,15 @@ class Controller:
         if self._group is not None:
             self._group.close()
             self._group = None
-        self._storage_thread.shutdown(wait=True)
+        # Not waited for here: other runs may share this thread.
+        job = self._last_job
+        if job is None or job.done():
+            self._conclude(action)
+        else:
+            job.add_done_callback(lambda _: self._loop.call_soon(lambda: self._conclude(action)))
+
+    def _conclude(self, action: e.End) -> None:
+        self.ended = True
         self._tell_others()
         failed = action.phase is e.Phase.FAILED
         if self._callbacks_started:
@@ -471,6 +482,11 @@ class Controller:
             self._callbacks.end(self._run.iteration, trial, failed)
 
     # ----------------------------------------------------------------------------------- helpers
+
+    def _in_background(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        """On the thread that storage may keep waiting, one after the other."""
+        self._last_job = self._storage_thread.submit(call, *args)
+        return self._last_job
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         # Forgotten at the end: a timer that is still to fire would keep all of this in memory.
@@ -548,7 +564,7 @@ class Controller:
 
     def _sync_regularly(self) -> None:
         if not self.state.phase.ended:
-            self._storage_thread.submit(self._sync)
+            self._in_background(self._sync)
             self._later(SYNC_INTERVAL_S, self._sync_regularly)
 
     def _sync(self) -> None:

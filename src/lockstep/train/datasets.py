@@ -10,6 +10,7 @@ merge_positions ◀──────── Report.data ◀───── Shard
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -68,17 +69,12 @@ def _as_dataset(name: str, value: Any, *, functions: bool = True) -> Any:
 
     if isinstance(value, data.Dataset):
         return value
-    library = type(value).__module__.partition(".")[0]
-    if library == "ray":
-        return data.from_arrow(list(value.iter_batches(batch_size=None, batch_format="pyarrow")))
-    if library == "datasets":
-        return data.from_huggingface(value)
-    if library == "pandas":
-        return data.from_pandas(value)
-    if library == "pyarrow" or hasattr(value, "__arrow_c_stream__"):
-        return data.from_arrow(value)
-    if hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _is_plain(value):
-        return data.from_torch(value)
+    try:
+        found = _converted(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"datasets[{name!r}]: {error}") from error
+    if found is not None:
+        return found
     if functions and callable(value) and not isinstance(value, type):
         return value
     raise TypeError(
@@ -86,6 +82,33 @@ def _as_dataset(name: str, value: Any, *, functions: bool = True) -> Any:
         "dataset; give a lockstep.data Dataset, a Ray Data, Hugging Face or torch map-style one, "
         "a pandas frame, an Arrow table, or a function that returns one."
     )
+
+
+def _converted(value: Any) -> Dataset | None:
+    """A dataset of what another library has; None where it is not one."""
+    from lockstep import data
+
+    if type(value).__module__.startswith("ray.data."):
+        return data.from_arrow(list(value.iter_batches(batch_size=None, batch_format="pyarrow")))
+    if _is(value, "datasets", "Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
+        return data.from_huggingface(value)
+    if _is(value, "pandas", "DataFrame"):
+        return data.from_pandas(value)
+    if _is(value, "pyarrow", "Table", "RecordBatch") or hasattr(value, "__arrow_c_stream__"):
+        return data.from_arrow(value)
+    if hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _is_plain(value):
+        return data.from_torch(value)
+    return None
+
+
+def _is(value: Any, library: str, *classes: str) -> bool:
+    """Whether it is of one of these classes of a library, which then has been imported.
+
+    A module of the user's own may have the library's name, but hardly its classes.
+    """
+    module = sys.modules.get(library)
+    kinds = [getattr(module, name, None) for name in classes]
+    return isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type)))
 
 
 def _is_plain(value: Any) -> bool:
@@ -115,10 +138,10 @@ def check_dataset_config(given: Sharing, datasets: Mapping[str, Any]) -> Sharing
         return given
     if isinstance(given, Mapping) and all(isinstance(v, DatasetConfig) for v in given.values()):
         for name, config in given.items():
-            if config.required and name != "*" and name not in datasets:
+            if name not in (*datasets, "*") and config.required is not False:
                 raise ValueError(
-                    f"dataset_config[{name!r}] says required=True, but the trainer's datasets are "
-                    f"{there}; give it one named {name!r}."
+                    f"dataset_config[{name!r}]: the trainer's datasets are {there}; give it one "
+                    f"named {name!r}, or say required=False."
                 )
         return given
     raise TypeError(

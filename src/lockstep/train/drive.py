@@ -60,7 +60,7 @@ def drive(
             signals = driver_signals(controller.interrupt, controller.preempt)
         with signals:
             controller.start()
-            loop.run_until(lambda: controller.state.phase.ended)
+            loop.run_until(lambda: controller.ended)
         callbacks.close()
         not_cleared = run.end(controller.state.phase)
         if not_cleared is not None:

@@ -159,6 +159,8 @@ class Ending(NamedTuple):
     """A rank's function is over early, and what it has open is being ended: a tracker's run."""
 
     rank: int
+    error: dict[str, Any] | None = None
+    """What it raised; ``Raised`` says it again when all is ended."""
 
 
 class Raised(NamedTuple):

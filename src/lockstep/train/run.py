@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -64,6 +64,8 @@ class Run:
     def __init__(self, storage: Storage, record: dict[str, Any], *, restored: bool) -> None:
         self.storage = storage
         self.restored = restored
+        self.is_wanted: Callable[[CheckpointRecord], bool] = lambda _: False
+        """Whether somebody else is to go on from a checkpoint, so that it stays for now."""
         self._stale: set[str] = set()
         with ExitStack() as undo:
             self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=SPOOL_PREFIX)
@@ -120,6 +122,10 @@ class Run:
         """A new run in a directory of its own; ``place``: in that one, with that identity."""
         now = time.time()
         if place is not None:
+            if place.storage.exists(JOURNAL_FILE):
+                raise StorageError(
+                    f"{place.storage.uri} is the directory of another run; give this one another."
+                )
             place.storage.make_directory("")
             record = {
                 "version": 1,
@@ -389,7 +395,8 @@ class Run:
             for file in files:
                 path = os.path.join(directory, file)
                 name = os.path.relpath(path, self._spool).replace(os.sep, "/")
-                if name != JOURNAL_FILE:
+                # A file that is being written goes by this name until it is whole.
+                if name != JOURNAL_FILE and not name.endswith(".tmp"):
                     self.storage.put(name, path)
 
     def close(self) -> None:
@@ -425,7 +432,8 @@ class Run:
         return name
 
     def _forget_surplus(self, *, ended: bool) -> list[CheckpointRecord]:
-        gone = surplus(self.checkpoints, self.checkpoint_config, ended=ended)
+        old = surplus(self.checkpoints, self.checkpoint_config, ended=ended)
+        gone = [record for record in old if not self.is_wanted(record)]
         for record in gone:
             self.checkpoints.remove(record)
             self._journal.append("delete", id=record.id, name=record.name)

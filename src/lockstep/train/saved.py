@@ -43,7 +43,7 @@ def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
     """Keep the trainer's arguments, each pickled by itself.
 
     Callbacks that cannot be are left out, and so is a run config whose ``stop`` cannot be, and a
-    dataset that holds too much in memory.
+    dataset that cannot be or holds too much in memory.
     """
     arguments = {
         "train_loop_per_worker": trainer.train_loop_per_worker,
@@ -73,7 +73,9 @@ def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
     datasets: dict[str, bytes | None] = {}
     for name, dataset in trainer.datasets.items():
         datasets[name] = None
-        if callable(dataset) or dataset.memory_bytes() <= DATASET_BYTES:
+        if not callable(dataset) and dataset.memory_bytes() > DATASET_BYTES:
+            continue
+        with suppress(TypeError):  # a function that no worker needs may hold a connection
             pickled = dump(dataset, f"datasets[{name!r}]", by_value=True, like=function)
             datasets[name] = pickled if len(pickled) <= DATASET_BYTES else None
     kept_apart = {"callbacks": callbacks, "datasets": datasets}
@@ -131,8 +133,9 @@ def saved_trainer(storage: Storage, given: Mapping[str, Any]) -> dict[str, Any]:
 def _load_dataset(pickled: bytes | None, name: str, storage: Storage) -> Any:
     if pickled is None:
         raise ValueError(
-            f"restore({storage.uri!r}): the run's dataset {name!r} was in memory and too large to "
-            f"be kept with it; give datasets={{{name!r}: …}} to restore()."
+            f"restore({storage.uri!r}): the run's dataset {name!r} could not be kept with it (too "
+            "large in memory, or a function that cannot be pickled); give "
+            f"datasets={{{name!r}: …}} to restore()."
         )
     return _load(pickled, "datasets", storage)
 

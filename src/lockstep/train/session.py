@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -137,19 +138,30 @@ class Session:
         self._end_hooks.append(hook)
 
     @contextlib.contextmanager
-    def end_hooks(self) -> Iterator[None]:
-        """Around the training function: what ``at_end`` was given is called, whatever happens."""
+    def end_hooks(self, pack: Callable[[BaseException], dict[str, Any]]) -> Iterator[None]:
+        """Around the training function: what ``at_end`` was given is called, whatever happens.
+
+        A failure is told first, as ``pack`` describes it: the other ranks need not wait for that.
+        """
         outcome: Outcome = "finished"
         try:
             yield
         except BaseException as error:
             outcome = self._outcome(error)
+            if self._end_hooks and outcome != "finished":
+                self._channel.send(Ending(pack(error) if outcome == "failed" else None))
             raise
         finally:
-            if self._end_hooks and outcome != "finished":
-                self._channel.send(Ending())
             for hook in self._end_hooks:
-                hook(outcome)
+                self._call_end_hook(hook, outcome)
+
+    def _call_end_hook(self, hook: Callable[[Outcome], None], outcome: Outcome) -> None:
+        try:
+            hook(outcome)
+        except Exception as error:
+            # What the function did counts, whatever becomes of its tracker.
+            text = f"Could not end a tracker's run: {type(error).__name__}: {error}"
+            print(text, file=sys.stderr, flush=True)
 
     def _outcome(self, error: BaseException) -> Outcome:
         if isinstance(error, StopTraining):

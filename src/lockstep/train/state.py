@@ -385,7 +385,10 @@ def _returned(state: RunState, event: Returned) -> tuple[RunState, list[Action]]
 
 
 def _ending(state: RunState, event: Ending) -> tuple[RunState, list[Action]]:
-    return state._replace(ending=state.ending | {event.rank}), []
+    state = state._replace(ending=state.ending | {event.rank})
+    if event.error is None:
+        return state, []
+    return _fail(state, WorkerFailure(event.rank, event.error))
 
 
 def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
@@ -406,7 +409,16 @@ def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
 
 
 def _raised(state: RunState, event: Raised) -> tuple[RunState, list[Action]]:
-    return _fail(state, WorkerFailure(event.rank, event.error))
+    was_ending = event.rank in state.ending
+    told = event.rank in {failure.rank for failure in state.failures}
+    state = state._replace(ending=state.ending - {event.rank})
+    if not (told and was_ending):
+        return _fail(state, WorkerFailure(event.rank, event.error))
+    # It has ended what it had open. The others were spared for that, and had time to tell theirs.
+    state, actions = _check_stopped(state)
+    if state.phase is Phase.STOPPING and not state.killed and not _still_ending(state):
+        actions = [SetTimer("collect"), *actions]
+    return state, actions
 
 
 def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
@@ -527,7 +539,7 @@ def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Act
         state = state._replace(phase=Phase.STOPPING, leaving=state.leaving or not finished)
     elif state.phase is not Phase.STOPPING:
         return state, []
-    elif event.kind in ("cause", "collect") and _silent(state) & state.ending:
+    elif event.kind in ("cause", "collect") and _still_ending(state):
         return state, [SetTimer("grace")]
     return state._replace(killed=True), [KillWorkers()]
 
@@ -538,12 +550,18 @@ def _silent(state: RunState) -> set[int]:
     return set(range(state.world_size)) - state.gone - state.returned - told
 
 
+def _still_ending(state: RunState) -> frozenset[int]:
+    """The ranks that are ending what their function had open."""
+    return state.ending - state.gone - state.returned
+
+
 def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     """Every rank has said its last word: kill the rest, or move on when all are gone."""
     if state.phase is not Phase.STOPPING:
         return state, []
     if len(state.gone) < state.world_size:
-        if state.failures and not _silent(state) and not state.killed:
+        waited_for = _silent(state) or _still_ending(state)
+        if state.failures and not waited_for and not state.killed:
             return state._replace(killed=True), [KillWorkers()]
         return state, []
     if any(save.committing for save in state.saves):

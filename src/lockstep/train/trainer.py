@@ -189,23 +189,24 @@ class DataParallelTrainer(BaseTrainer):
             InsufficientResourcesError: there are fewer GPUs than asked for.
             TypeError: the function or its config cannot be sent to workers.
         """
-        package = self.package()
-        in_process = package.engine.name == "inprocess"
+        in_process = self.scaling_config.num_workers == 0
         display = make_display(self.run_config.verbose, interactive_function=in_process)
         callbacks = CallbackDispatcher(
             [*self.run_config.callbacks, CSVLoggerCallback(), JsonLoggerCallback()],
             lambda text: display.message(text, "warning"),
             settings.callback_flush_seconds(),
         )
+        package = self.package()
         run = self._open_run()
         if isinstance(run, Result):
             return run
         with closing(run):
+            arguments = self.controller_arguments(package, run)
+            if not self._restored_from or self._changed:
+                save_trainer(self, run.storage)
             for text in package.warnings:
                 display.message(text, "warning")
-            state = drive(
-                callbacks=callbacks, display=display, **self.controller_arguments(package, run)
-            )
+            state = drive(callbacks=callbacks, display=display, **arguments)
             return self._conclude(run, state)
 
     def package(self) -> Package:
@@ -218,6 +219,8 @@ class DataParallelTrainer(BaseTrainer):
         engine = choose_engine("inprocess" if in_process else runtime.current().engine)
         backend = self.backend_config.make_backend()
         scaling = ScalingPolicy(*self.scaling_config.sizes)
+        spec = self._group_spec(engine, backend, scaling)
+        warnings = engine.check(spec)
         sent: dict[str, Any] = {
             "function": dump_function(self.train_loop_per_worker, self.train_loop_config),
             "backend": dump(backend, "backend"),
@@ -231,8 +234,7 @@ class DataParallelTrainer(BaseTrainer):
             self.train_loop_per_worker,
             shared=engine.single_machine,
         )
-        spec = self._group_spec(engine, backend, scaling)
-        return Package(engine, sent, scaling, spec, engine.check(spec), tables)
+        return Package(engine, sent, scaling, spec, warnings, tables)
 
     def controller_arguments(
         self, package: Package, run: Run, overrides: bytes = b""
@@ -240,6 +242,9 @@ class DataParallelTrainer(BaseTrainer):
         """Internal: what a Controller needs to drive ``run``.
 
         ``overrides``: a pickled dict, values of the config that differ from the package's.
+
+        Raises:
+            ValueError: a dataset is not the one that ``run`` was left in the middle of.
         """
         newest = run.newest_checkpoint()
         check_positions(package.sent["datasets"], newest.positions if newest else None)
@@ -349,6 +354,7 @@ class DataParallelTrainer(BaseTrainer):
             payload=b"",
             preload=(
                 "lockstep.train.worker",
+                "cloudpickle",  # a function that comes by value needs it
                 *backend.preload,
                 *(PRELOADED if self.datasets else ()),
             ),
@@ -379,12 +385,6 @@ class DataParallelTrainer(BaseTrainer):
             return Result(earlier)
         else:
             run = Run.reopen(earlier, self.run_config, config)
-        if not self._restored_from or self._changed:
-            try:
-                save_trainer(self, run.storage)
-            except BaseException:
-                run.close()
-                raise
         return run
 
     def _run_to_resume(self) -> Storage | None:

@@ -74,7 +74,7 @@ def main(channel: Channel) -> int:
         channel.send(Interrupted())
         return 130
     except BaseException as error:
-        channel.send(Failed(pack_error(_presentable(error))))
+        channel.send(Failed(_packed(error)))
         return 1
     finally:
         sessions.activate(None)
@@ -112,7 +112,7 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
         config = {**config, **pickle.loads(setup.overrides)}
     _adopt_main(function)
     try:
-        with session.end_hooks():
+        with session.end_hooks(_packed):
             if takes_config(function):
                 function(config)
             else:
@@ -195,14 +195,12 @@ def _adopt_main(function: Callable[..., Any]) -> None:
             namespace.setdefault(name, value)
 
 
-def _presentable(error: BaseException) -> BaseException:
+def _packed(error: BaseException) -> dict[str, Any]:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
-        replacement = WorkerDiedError(
-            f"the training function called sys.exit({error.code!r}).", code
-        )
-        return replacement.with_traceback(error.__traceback__)
-    return error
+        died = WorkerDiedError(f"the training function called sys.exit({error.code!r}).", code)
+        error = died.with_traceback(error.__traceback__)
+    return pack_error(error)
 
 
 def _enter_working_dir(working_dir: str | None, context: TrainContext) -> None:

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from lockstep.errors import CheckpointError
 from lockstep.journal import parse_line
+from lockstep.records import RunRecords
 from lockstep.retention import CheckpointRecord
 from lockstep.storage import Storage
 from lockstep.storage.base import MANIFEST, join
-from lockstep.train.checkpoints import checkpoint_name, is_numbered
+from lockstep.train.checkpoints import checkpoint_name
 from lockstep.train.run import Run
 
 __all__ = ["adopt_checkpoint"]
@@ -21,45 +22,47 @@ _PREFIX = "lockstep-adopt-"
 
 
 def adopt_checkpoint(run: Run, experiment: Storage, source: str) -> None:
-    """Copy another run's checkpoint into ``run`` as its newest one.
+    """Make another run's checkpoint the newest one of ``run``.
 
-    Copied, so that the run is whole by itself and may go on from there as often as it fails. The
-    donor may have deleted it meanwhile: then its newest one is taken.
+    It is copied, so that the run is whole by itself and may go on from there as often as it fails.
+    One that was never uploaded is registered where it lies, as it was by the other run.
 
     Args:
         run: a run that is open and not driven yet.
         experiment: the directory with both runs in it.
-        source: the checkpoint, relative to it.
+        source: ``<directory of the donor's run>/<name of the checkpoint>``.
 
     Raises:
-        CheckpointError: the donor has no checkpoint any more.
+        CheckpointError: it is gone.
     """
     directory, _, name = source.partition("/")
     donor = experiment.child(directory)
-    manifest = donor.manifest(name)
-    if manifest is None:
-        left = [other for other in donor.listdir("") if is_numbered(other)]
-        found = [other for other in left if donor.is_published(other)]
-        name = found[-1] if found else name
-        manifest = donor.manifest(name)
-    if manifest is None:
+    found = _find(donor, name)
+    if found is None:
         raise CheckpointError(
-            f"{run.name} is to go on from {source}, which is gone; keep more checkpoints: "
-            "CheckpointConfig(num_to_keep=…)."
+            f"{run.name} is to go on from the checkpoint {name} of {directory}, which somebody has "
+            "deleted; leave the checkpoints of an experiment alone while it runs."
         )
     newest = run.newest_checkpoint()
     number = 0 if newest is None else newest.id + 1
-    record = replace(
-        CheckpointRecord(**parse_line(manifest)),
-        id=number,
-        name=checkpoint_name(number),
-        index=run.rows,
-        timestamp=int(time.time()),
-    )
-    _copy(donor, name, run.storage, run.storage.stage(record.name))
+    record = replace(found, id=number, index=run.rows, timestamp=int(time.time()))
+    if record.uploaded:
+        record = replace(record, name=checkpoint_name(number))
+        _copy(donor, name, run.storage, run.storage.stage(record.name))
     run.publish(record)
     for old in run.committed(record):
         run.delete(old)
+
+
+def _find(donor: Storage, name: str) -> CheckpointRecord | None:
+    if not name.startswith("/") and "://" not in name:
+        manifest = donor.manifest(name)
+        if manifest is not None:
+            return CheckpointRecord(**parse_line(manifest))
+    for record in RunRecords(donor).checkpoints.values():
+        if record.name == name and not record.uploaded:
+            return record
+    return None
 
 
 def _copy(donor: Storage, name: str, storage: Storage, stage: str) -> None:

@@ -11,6 +11,7 @@ name lies beside the first: ``experiment_2.jsonl``, ``tuner_2.pkl``.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -22,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import StorageError
 from lockstep.journal import Journal, parse_line, read_lines
 from lockstep.records import RunRecords
 from lockstep.storage import Storage
@@ -66,6 +66,11 @@ class TrialRecord:
     error: str | None = None
 
 
+def _as_added(trial: TrialRecord) -> dict[str, Any]:
+    names = ("trial_id", "index", "config", "tag", "directory", "time")
+    return {name: getattr(trial, name) for name in names}
+
+
 class ExperimentRecords:
     """An experiment's journal, read.
 
@@ -84,6 +89,8 @@ class ExperimentRecords:
         self.number = numbers[-1]
         self.header: dict[str, Any] = {}
         self.trials: dict[str, TrialRecord] = {}
+        self.adopted: list[TrialRecord] = []
+        """Those of them that only their own runs tell of."""
         self.state = "unfinished"
         for line in read_lines(storage.read(_file("experiment", self.number, "jsonl"))):
             self._take(parse_line(line))
@@ -135,12 +142,14 @@ class ExperimentRecords:
         for name in self.storage.listdir(""):
             if name in known or not self.storage.is_directory(name):
                 continue
-            with suppress(FileNotFoundError, StorageError):
+            with suppress(FileNotFoundError):
                 run = RunRecords(self.storage.child(name)).run
                 if run["experiment_id"] == self.header["experiment_id"]:
                     found.append({**run["trial"], "trial_id": run["trial_id"], "directory": name})
         for record in sorted(found, key=lambda record: int(record["index"])):
-            self.trials.setdefault(record["trial_id"], TrialRecord(**record))
+            if record["trial_id"] not in self.trials:
+                self.trials[record["trial_id"]] = trial = TrialRecord(**record)
+                self.adopted.append(trial)
 
 
 class Experiment:
@@ -156,12 +165,12 @@ class Experiment:
         try:
             if self._spool is not None and storage.exists(self._name):
                 storage.get(self._name, os.path.join(directory, self._name))
+            self._directories = set() if storage.is_local else set(storage.listdir(""))
             self._journal = Journal(os.path.join(directory, self._name))
         except BaseException:
             self._remove_spool()
             raise
         self.header: dict[str, Any] = {}
-        self._directories: set[str] = set()
 
     @classmethod
     def create(
@@ -189,10 +198,12 @@ class Experiment:
         experiment = cls(records.storage, records.number, space=space)
         try:
             experiment.header = records.header
-            experiment._directories = {trial.directory for trial in records.trials.values()}
+            experiment._directories |= {trial.directory for trial in records.trials.values()}
             if saved is not None:
                 experiment.storage.write(_file("tuner", records.number, "pkl"), saved)
             experiment._journal.append("restore", time=time.time())
+            for trial in records.adopted:
+                experiment._journal.append("trial", **_as_added(trial))
         except BaseException:
             experiment.close()
             raise
@@ -208,8 +219,13 @@ class Experiment:
         return f"{self.header['prefix']}_{index:05d}"
 
     def free_directory(self, wanted: str, trial_id: str) -> str:
-        """A name for a run's directory that no other trial of this experiment has."""
-        name = wanted if wanted not in self._directories else f"{wanted}_{trial_id}"
+        """A name for a run's directory that is not in use, here or by another experiment."""
+        names = (f"{wanted}_{trial_id}_{number}" for number in itertools.count(2))
+        for name in itertools.chain((wanted, f"{wanted}_{trial_id}"), names):
+            # On remote storage what was there at the beginning is known, and that is enough.
+            taken = self.storage.is_local and self.storage.exists(name)
+            if name not in self._directories and not taken:
+                break
         self._directories.add(name)
         return name
 
@@ -231,15 +247,16 @@ class Experiment:
 
     def record_trial(self, trial: Trial) -> None:
         """There is a trial."""
-        self._journal.append(
-            "trial",
-            trial_id=trial.trial_id,
-            index=trial.index,
-            config=encode_config(trial.config, self._space),
-            tag=trial.experiment_tag,
-            directory=trial.directory,
-            time=time.time(),
+        config = encode_config(trial.config, self._space)
+        record = TrialRecord(
+            trial.trial_id,
+            trial.index,
+            config,
+            trial.experiment_tag,
+            trial.directory,
+            time.time(),
         )
+        self._journal.append("trial", **_as_added(record))
 
     def record_status(self, trial: Trial, **more: Any) -> None:
         """Its status has changed."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
+from numbers import Number
 from typing import Any
 
 from lockstep import settings
@@ -31,6 +34,8 @@ __all__ = ["Launcher", "check_space", "check_trainable"]
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "sklearn", "torch", "torchvision")
 """What is safe to have imported before a fork, and slow to import."""
+_RETURNED = "_metric"
+"""What a number that a function returns is reported as."""
 _IN_PARTS = ("scipy", "sklearn")
 """Those that are imported piece by piece."""
 _OF_A_TRIAL = (
@@ -68,16 +73,24 @@ def check_trainable(trainable: Any) -> None:
 
 
 class _Function:
-    """A function as a training function: a dict that it returns is its last report."""
+    """A function as a training function: a dict or number that it returns is its last report."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.func = function
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        inner = function if hasattr(function, "__name__") else getattr(function, "func", function)
+        self.__name__: str = getattr(inner, "__name__", type(inner).__name__)
 
     def __call__(self, config: dict[str, Any]) -> None:
         result = self.func(config) if takes_config(self.func) else self.func()
         if isinstance(result, Mapping):
             report(result)
+        elif isinstance(result, Number):
+            report({_RETURNED: result})
+        elif result is not None:
+            raise TypeError(
+                f"{self.__name__}() returned {result!r}; return a dict of metrics, a number, or "
+                "nothing, and report the rest with tune.report()."
+            )
 
 
 class Launcher:
@@ -120,7 +133,7 @@ class Launcher:
             self._template = DataParallelTrainer(
                 function, scaling_config=scaling, run_config=run_config
             )
-            self.name = function.__name__
+            self.name = _file_name(function.__name__)
         self._packages: dict[Any, Package] = {}
         self._preload = _libraries_in_use()
 
@@ -140,6 +153,9 @@ class Launcher:
 
     def need(self, config: Mapping[str, Any]) -> Need:
         """What a trial with this config takes."""
+        if not self.over_trainer:
+            amounts = resources_of(self._trainable, dict(config))
+            return Need(1, amounts.get("CPU", 1.0), amounts.get("GPU", 0.0))
         scaling = self._scaling(config)
         cpus = scaling.num_cpus_per_worker
         each = 1.0 if cpus is None else float(cpus)
@@ -231,13 +247,20 @@ class Launcher:
     def _scaling(self, config: Mapping[str, Any]) -> ScalingConfig:
         if not self.over_trainer:
             amounts = resources_of(self._trainable, dict(config))
-            return ScalingConfig(1, bool(amounts.get("GPU")), amounts)
+            if gpus := amounts.get("GPU"):
+                amounts["GPU"] = math.ceil(gpus)  # a part of one is counted by the machine
+            return ScalingConfig(1, bool(gpus), amounts)
         base: ScalingConfig = self._template.scaling_config
         own = config.get("scaling_config")
         if own is None or isinstance(own, ScalingConfig):
             return own or base
         _check_scaling_config(own)
         return replace(base, **own)
+
+
+def _file_name(name: str) -> str:
+    """A name fit for a directory: ``<lambda>`` is ``lambda``."""
+    return re.sub(r"[^\w.-]+", "", name)[:60] or "trial"
 
 
 def _libraries_in_use() -> tuple[str, ...]:

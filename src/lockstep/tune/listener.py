@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.callback import RunContext
@@ -51,6 +52,12 @@ class TrialListener:
     def end(self, iteration: int, trial: TrialSnapshot, failed: bool) -> None:
         """The run has ended; whether the trial has is not known here."""
         self.ended = (iteration, trial, failed)
+
+    def failed(self) -> None:
+        """What the run took for an interruption is a failure."""
+        if self.ended is not None:
+            iteration, trial, _ = self.ended
+            self.ended = (iteration, replace(trial, status="ERROR", stopped=False), True)
 
     def tell_end(self) -> None:
         """The trial is over."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lockstep.error_record import pack_error
 from lockstep.errors import LockstepError
 from lockstep.train.controller import Controller
 from lockstep.train.events import Phase
+from lockstep.train.failure import WorkerFailure, describe
 from lockstep.train.run import Run
 from lockstep.train.trainer import Package
 from lockstep.tune.listener import TrialListener
@@ -24,6 +26,7 @@ class LiveTrial:
     Attributes:
         stopped: it was told to stop for good: by a condition, the scheduler or the budget.
         pausing: it was told to stop for now.
+        error: what it failed of, where its run does not call that a failure.
     """
 
     def __init__(self, trial: Trial, run: Run, share: Share, listener: TrialListener) -> None:
@@ -36,6 +39,7 @@ class LiveTrial:
         """Holds what its workers have mapped."""
         self.stopped = False
         self.pausing = False
+        self.error: str | None = None
 
     @property
     def phase(self) -> Phase:
@@ -43,19 +47,42 @@ class LiveTrial:
         assert self.controller is not None
         return self.controller.state.phase
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to do in it."""
+        return self.controller is not None and self.controller.ended
+
     def outcome(self, *, leave_unfinished: bool) -> Outcome:
         """What becomes of the trial, now that its run has ended.
 
         A run that was interrupted is unfinished where the experiment is to go on later, and over
         where it was stopped on purpose.
         """
-        if self.phase is Phase.FAILED:
+        if self.phase is Phase.FAILED or self.error is not None:
             return "ERROR"
         if self.stopped:
             return "TERMINATED"
+        if self.pausing and self.phase in (Phase.FINISHED, Phase.INTERRUPTED):
+            return "PAUSED"
         if self.phase is Phase.FINISHED:
-            return "PAUSED" if self.pausing else "TERMINATED"
+            return "TERMINATED"
         return "UNFINISHED" if leave_unfinished else "TERMINATED"
+
+    def fail(self) -> None:
+        """Its function raised KeyboardInterrupt in its worker, which nobody had asked for."""
+        error = LockstepError(
+            "the training function raised KeyboardInterrupt, or its process got a SIGINT; Ctrl-C "
+            "belongs to the driver, so raise another exception to let a trial fail."
+        )
+        failures = (WorkerFailure(0, pack_error(error)),)
+        assert self.controller is not None
+        state = self.controller.state
+        self.error = describe(failures, state.attempt, state.world_size)
+        try:
+            self.run.record_failure(state.attempt, failures, self.error, retry=False)
+        except LockstepError as worse:
+            self.error = f"{self.error} ({worse})"
+        self.listener.failed()
 
     def write_end(self, outcome: Outcome) -> str | None:
         """The last line of its journal; returns what went wrong. ``put_away`` does the rest.
@@ -65,6 +92,8 @@ class LiveTrial:
         phase = self.phase
         if outcome == "TERMINATED":
             phase = Phase.FINISHED
+        elif outcome == "ERROR":
+            phase = Phase.FAILED
         elif outcome == "PAUSED":
             phase = Phase.INTERRUPTED
         try:

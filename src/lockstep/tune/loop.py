@@ -169,7 +169,7 @@ class TuneLoop:
                 self.stop_trial(trial)
             while self._start_what_fits():
                 self._loop.run_once()
-                ended = [live for live in self._live.values() if live.phase.ended]
+                ended = [live for live in self._live.values() if live.ended]
                 for live in ended:
                     self._ended(live)
             if not self._leave_unfinished:
@@ -251,7 +251,7 @@ class TuneLoop:
         if self._ending is not None:
             return None
         chosen: Trial | None = self._ask(
-            "scheduler", lambda: self._scheduler.choose_trial_to_run(self)
+            "scheduler", lambda: _waiting(self._scheduler.choose_trial_to_run(self))
         )
         if chosen is None and unfinished and not self._live and not self._concluding:
             # Nobody else would wake them.
@@ -276,15 +276,16 @@ class TuneLoop:
             self._suggestions_over = True
             return
         trial_id = self._experiment.trial_id(index)
-        config = self._ask("searcher", lambda: self._searcher.suggest(trial_id))
+        config = self._ask("searcher", lambda: _checked(self._searcher.suggest(trial_id)))
         self._asked_in_vain = config is None
         if config is None:
             return
         if isinstance(config, str):
             self._suggestions_over = True
             return
-        config = self._scheduler.complete_config(merge(self._constants, config))
-        trial = self._starter.new_trial(index, config)
+        whole = merge(self._constants, config)
+        config = self._ask("scheduler", lambda: self._scheduler.complete_config(whole))
+        trial = self._starter.new_trial(index, whole if config is None else config)
         self._trials.append(trial)
         self._unfinished[trial_id] = trial
         self._progress.changed(trial)
@@ -378,7 +379,7 @@ class TuneLoop:
         if not live.run.storage.is_local:
             # The last rows have to be in the trackers' files before these are copied.
             self._concluding += 1
-            self._callbacks.after_all(lambda: self._submit(lambda: self._upload(live, outcome)))
+            self._callbacks.after_files(lambda: self._submit(lambda: self._upload(live, outcome)))
             return
         if outcome in ("TERMINATED", "ERROR"):
             self._submit(live.put_away)  # flushing would hold the other trials up
@@ -478,3 +479,20 @@ class TuneLoop:
         for live in self._live.values():
             live.close()
         self._live.clear()
+
+
+def _checked(suggestion: Any) -> Any:
+    if suggestion is None or suggestion == Searcher.FINISHED or isinstance(suggestion, Mapping):
+        return suggestion
+    raise TypeError(
+        f"suggest() returned {suggestion!r}; return a config (a dict), None for nothing now, or "
+        "Searcher.FINISHED"
+    )
+
+
+def _waiting(chosen: Any) -> Any:
+    if chosen is None or chosen.status in ("PENDING", "PAUSED"):
+        return chosen
+    raise ValueError(
+        f"choose_trial_to_run() returned {chosen!r}; return a pending or paused trial, or None"
+    )

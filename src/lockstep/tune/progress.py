@@ -44,7 +44,6 @@ AUTOMATIC_KEYS = frozenset(
 )
 """What every row has besides what was reported."""
 
-_KEPT = ("training_iteration", "time_total_s")
 _SHOWN = 64
 
 
@@ -59,8 +58,7 @@ class ExperimentProgress:
         name: str,
         path: str,
     ) -> None:
-        metric = tune_config.metric
-        self._metric = metric if isinstance(metric, str) or metric is None else metric[0]
+        self._metric = tune_config.first_metric
         mode = tune_config.mode
         self._mode = mode if isinstance(mode, str) or mode is None else mode[0]
         self._budget = tune_config.budget_seconds
@@ -102,11 +100,7 @@ class ExperimentProgress:
     def over(self, trial: Trial) -> None:
         """It will not run again: only what tables show stays of its last row."""
         self.changed(trial)
-        row, kept = trial.last_result, {}
-        for name in (self._metric, *_KEPT):
-            if name is not None and (value := look_up(row, name)) is not None:
-                kept[name] = value
-        trial.last_result = kept
+        trial.trim(self._metric)
 
     def status(self) -> ExperimentStatus:
         """For the display."""

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.errors import StorageError
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
 from lockstep.tune.configs import decode_config
@@ -47,12 +46,20 @@ class Revived:
     """They need a directory of their own again."""
     stopped: list[Trial] = field(default_factory=list)
     """The scheduler had said so at their last report, and the driver died before their end."""
+    given_up: list[Trial] = field(default_factory=list)
+    """They were not over, and are not gone on with."""
+    lost: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """Numbers and configs of trials that left nothing but a gap between the others."""
     problems: list[str] = field(default_factory=list)
 
 
 def read_run(records: ExperimentRecords, trial: TrialRecord) -> RunRecords | None:
-    """The journal of a trial's run, None if it has none yet."""
-    with suppress(FileNotFoundError, StorageError):
+    """The journal of a trial's run, None if it has none yet.
+
+    Raises:
+        StorageError: it cannot be read, or is damaged.
+    """
+    with suppress(FileNotFoundError):
         return RunRecords(records.run_storage(trial))
     return None
 
@@ -76,11 +83,12 @@ def revive(
     *,
     space: Any,
     trainable_name: str,
+    metric: str | None,
     resumption: Resumption,
 ) -> Revived:
     """The experiment's trials; ``searcher`` and ``scheduler`` have been told of them."""
     revived = Revived()
-    past = _Past(revived, searcher, scheduler, stopper)
+    past = _Past(records, revived, searcher, scheduler, stopper, metric)
     stories = []
     for record in records.trials.values():
         run = read_run(records, record)
@@ -98,10 +106,12 @@ def revive(
             final, trial.error = "PENDING", None
         elif not resumption.unfinished and ended in ("PENDING", "PAUSED"):
             final = "TERMINATED"
+            revived.given_up.append(trial)
         if again and resumption.restart_errored:
-            trial.begun, trial.checkpoint, trial.reports, run = False, None, 0, None
+            trial.begun, trial.checkpoint, trial.reports = False, None, 0
             revived.restarted.append(trial)
-        stories.append(past.story(trial, record, run, final, kept))
+        suggested = _suggested(record, trial, space)
+        stories.append(past.story(trial, record, suggested, final, kept))
     for _, _, tell in heapq.merge(*stories, key=lambda event: event[:2]):
         tell()
     return revived
@@ -151,6 +161,14 @@ def _newest(
     return found[-1] if found else None
 
 
+def _suggested(record: TrialRecord, trial: Trial, space: Any) -> dict[str, Any]:
+    """What the searcher had suggested, whatever a scheduler has made of it."""
+    if record.exploit is not None:
+        with suppress(ValueError):
+            return dict(decode_config(record.config, space))
+    return trial.config
+
+
 _Event = tuple[float, int, Callable[[], None]]
 
 
@@ -158,8 +176,18 @@ class _Past:
     """Tells searcher, scheduler and stopper what had happened. The scheduler's tune_controller."""
 
     def __init__(
-        self, revived: Revived, searcher: Searcher, scheduler: TrialScheduler, stopper: Any
+        self,
+        records: ExperimentRecords,
+        revived: Revived,
+        searcher: Searcher,
+        scheduler: TrialScheduler,
+        stopper: Any,
+        metric: str | None,
     ) -> None:
+        self._records = records
+        known = {trial.index for trial in records.trials.values()}
+        self._gaps = deque(index for index in range(max(known, default=0)) if index not in known)
+        self._metric = metric
         self._searcher = searcher
         self._scheduler = scheduler
         self._stopper = stopper if isinstance(stopper, Stopper) else None
@@ -185,20 +213,23 @@ class _Past:
         self,
         trial: Trial,
         record: TrialRecord,
-        run: RunRecords | None,
+        suggested: dict[str, Any],
         final: str,
         newest: CheckpointRecord | None,
     ) -> Iterator[_Event]:
-        """What happened to a trial, in order: when, and what to tell. Lazily: it may be long.
+        """What happened to a trial, in order: when, and what to tell.
 
-        What a trial reported after the checkpoint that it goes on from, it will report again.
+        Its rows are read when their time has come, so that only those of trials that ran side by
+        side are in memory. What a trial reported after the checkpoint that it goes on from, it
+        will report again.
         """
         told = 0 if newest is None else newest.index
         decisions: deque[str] = deque(maxlen=1)
 
         def added() -> None:
+            self._fill_gaps(record)
             self._known[trial.trial_id] = trial
-            self._searcher.recall(trial.trial_id, trial.config)
+            self._searcher.recall(trial.trial_id, suggested)
             self._scheduler.on_trial_add(self, trial)
 
         def reported(row: dict[str, Any]) -> Callable[[], None]:
@@ -224,12 +255,15 @@ class _Past:
                 self._scheduler.on_trial_complete(self, trial, result)
             elif final == "PENDING" and TrialScheduler.STOP in decisions:
                 self._revived.stopped.append(trial)
+            if trial.over:
+                trial.trim(self._metric)
 
         def paused() -> None:
             trial.status = "PAUSED"
 
         now = record.time
         yield now, record.index, added
+        run = read_run(self._records, record) if trial.begun else None
         pauses = [when for when, status in record.changes if status == "PAUSED"]
         for report in run.reports() if run is not None else ():
             assert run is not None
@@ -242,3 +276,12 @@ class _Past:
         for when in (*pauses, *(when for when, _ in record.changes[-1:])):
             now = max(now, when)
         yield now, record.index, ended
+
+    def _fill_gaps(self, record: TrialRecord) -> None:
+        """Let the searcher suggest what was suggested before this trial and left no trace."""
+        prefix = record.trial_id.rpartition("_")[0]
+        while self._gaps and self._gaps[0] < record.index:
+            index = self._gaps.popleft()
+            config = self._searcher.suggest(f"{prefix}_{index:05d}")
+            if isinstance(config, dict):
+                self._revived.lost.append((index, config))

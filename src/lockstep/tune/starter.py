@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lockstep.error_record import pack_error
+from lockstep.errors import LockstepError
+from lockstep.records import address_from
 from lockstep.train.events import Phase
 from lockstep.train.failure import WorkerFailure, describe
 from lockstep.train.run import Run, RunPlace
@@ -16,6 +18,9 @@ from lockstep.tune.launch import Launcher
 from lockstep.tune.space import evaluated_params, experiment_tag
 from lockstep.tune.trial import Trial
 from lockstep.tune.tune_config import TuneConfig
+
+if TYPE_CHECKING:
+    from lockstep.checkpoint import Checkpoint
 
 __all__ = ["TrialStarter"]
 
@@ -63,7 +68,7 @@ class TrialStarter:
         """Choose its directory."""
         creator = self._config.trial_dirname_creator
         if creator is not None:
-            wanted = str(creator(trial))
+            wanted = _asked("trial_dirname_creator", creator, trial)
             if not wanted or wanted.strip(".") == "" or "/" in wanted or "\0" in wanted:
                 raise ValueError(
                     f"TuneConfig(trial_dirname_creator=…) returned {wanted!r}; return the name of "
@@ -76,44 +81,82 @@ class TrialStarter:
         trial.directory = self._experiment.free_directory(wanted, trial.trial_id)
         trial.path = self._experiment.storage.path(trial.directory)
 
-    def change(self, trial: Trial, config: Mapping[str, Any], checkpoint: str | None) -> None:
-        """Let a trial that is being paused go on with this config, from that checkpoint."""
-        source = None
-        if checkpoint is not None:
-            source = checkpoint.removeprefix(self._experiment.storage.path("")).lstrip("/")
+    def source(self, checkpoint: Checkpoint, trials: Sequence[Trial]) -> str:
+        """``<directory of a trial>/<name>``: how this experiment calls a trial's checkpoint.
+
+        Raises:
+            ValueError: it is no trial's.
+        """
+        storage = self._experiment.storage
+        path = str(checkpoint.path)
+        inside = path.removeprefix(storage.path("").rstrip("/") + "/")
+        if inside != path:
+            return inside
+        # One that was never uploaded lies somewhere else.
+        for donor in trials:
+            if donor.checkpoint is checkpoint:
+                place = address_from(storage.child(donor.directory), checkpoint)
+                return f"{donor.directory}/{place}"
+        raise ValueError(f"exploit({checkpoint!r}): it is not the newest checkpoint of a trial.")
+
+    def change(self, trial: Trial, config: Mapping[str, Any], source: str | None) -> None:
+        """Let a trial that is being paused go on with this config, from that checkpoint.
+
+        The run that has it keeps it until then.
+        """
         self._experiment.record_exploit(trial, config, source)
         trial.config = dict(config)
         trial.evaluated_params = evaluated_params(self._space, config)
         if source is not None:
             self._exploits[trial.trial_id] = source
 
-    def forget(self, trial: Trial) -> None:
-        """It is over."""
-        self._exploits.pop(trial.trial_id, None)
+    def release(self, trial: Trial) -> str | None:
+        """It waits for no other trial's checkpoint any more; returns for which it did."""
+        return self._exploits.pop(trial.trial_id, None)
+
+    def waits_for(self, trial: Trial) -> str | None:
+        """The other trial's checkpoint that it is to go on from."""
+        return self._exploits.get(trial.trial_id)
 
     def open_run(self, trial: Trial) -> Run:
         """Its run: begun, or gone on with from its newest checkpoint."""
-        creator = self._config.trial_name_creator
-        name = str(trial) if creator is None else str(creator(trial))
-        storage = self._experiment.storage
-        place = RunPlace(storage.child(trial.directory), self._experiment.identity(trial, name))
         if not trial.begun:
-            run = self._launcher.open_run(trial.config, place)
-            trial.begun = True
-            return run
-        run = self._launcher.reopen_run(trial.config, place)
-        source = self._exploits.pop(trial.trial_id, None)
+            creator = self._config.trial_name_creator
+            name = str(trial)
+            if creator is not None:
+                name = _asked("trial_name_creator", creator, trial)
+            return self._begin_run(trial, name)
+        run = self._reopen_run(trial)
+        source = self.waits_for(trial)
         if source is not None:
             try:
-                adopt_checkpoint(run, storage, source)
+                adopt_checkpoint(run, self._experiment.storage, source)
             except BaseException:
                 run.close()
                 raise
         return run
 
+    def _begin_run(self, trial: Trial, name: str) -> Run:
+        storage = self._experiment.storage.child(trial.directory)
+        place = RunPlace(storage, self._experiment.identity(trial, name))
+        run = self._launcher.open_run(trial.config, place)
+        trial.begun = True
+        return self._protected(run, trial)
+
+    def _reopen_run(self, trial: Trial) -> Run:
+        storage = self._experiment.storage.child(trial.directory)
+        run = self._launcher.reopen_run(trial.config, RunPlace(storage, {}))
+        return self._protected(run, trial)
+
+    def _protected(self, run: Run, trial: Trial) -> Run:
+        """A run that keeps what other trials are to go on from."""
+        directory, wanted = trial.directory, self._exploits
+        run.is_wanted = lambda record: f"{directory}/{record.name}" in tuple(wanted.values())
+        return run
+
     def finish_run(self, trial: Trial) -> None:
-        """A trial is ended while it is paused: its run says that it has finished."""
-        run = self.open_run(trial)
+        """A trial is over that is not running: its run says that it has finished. In any thread."""
+        run = self._reopen_run(trial)
         try:
             run.end(Phase.FINISHED)
             run.hand_over()
@@ -122,7 +165,8 @@ class TrialStarter:
 
     def record_failure(self, trial: Trial, run: Run | None, error: Exception) -> None:
         """A trial that could not start is a run all the same, with its error."""
-        run = run or self.open_run(trial)
+        if run is None:
+            run = self._reopen_run(trial) if trial.begun else self._begin_run(trial, str(trial))
         try:
             failures = (WorkerFailure(0, pack_error(error)),)
             run.record_failure(1, failures, describe(failures, 1, 1), retry=False)
@@ -130,3 +174,13 @@ class TrialStarter:
             run.hand_over()
         finally:
             run.close()
+
+
+def _asked(name: str, creator: Callable[[Trial], str], trial: Trial) -> str:
+    try:
+        return str(creator(trial))
+    except Exception as error:
+        raise LockstepError(
+            f"TuneConfig({name}=…) raised {type(error).__name__}: {error}, for trial "
+            f"{trial.trial_id}; return a name."
+        ) from error

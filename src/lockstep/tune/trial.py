@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from lockstep.callback import Trial as TrialSnapshot
 from lockstep.callback import TrialStatus
+from lockstep.errors import LockstepError
+from lockstep.journal import parse_line
+from lockstep.metrics import look_up
+from lockstep.records import RunRecords
+from lockstep.storage import Storage
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
 
 __all__ = ["Trial", "TrialSnapshots"]
+
+_SHOWN = ("training_iteration", "time_total_s")
 
 
 class Trial:
@@ -85,6 +93,14 @@ class Trial:
 
     local_path = logdir
 
+    def trim(self, metric: str | None) -> None:
+        """It is over: keep only what tables show of its last row."""
+        row, kept = self.last_result, {}
+        for name in (metric, *_SHOWN):
+            if name is not None and (value := look_up(row, name)) is not None:
+                kept[name] = value
+        self.last_result = kept
+
     def snapshot(self) -> TrialSnapshot:
         """What a callback is given of it."""
         return TrialSnapshot(
@@ -105,11 +121,31 @@ class Trial:
         return f"Trial({self}, {self.status})"
 
 
-class TrialSnapshots(Sequence[TrialSnapshot]):
-    """All trials as callbacks see them: each is copied when it is looked at, not before."""
+class _FinishedTrial(TrialSnapshot):
+    """A trial that is over, whose last row is read from its directory when it is asked for."""
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
+    @cached_property
+    def last_result(self) -> dict[str, Any]:  # type: ignore[override]
+        """The newest row."""
+        storage: Storage = vars(self)["storage"]
+        try:
+            records = RunRecords(storage)
+        except (FileNotFoundError, LockstepError):  # it never began, or was deleted
+            return {}
+        return {} if records.last_report is None else records.row(parse_line(records.last_report))
+
+
+class TrialSnapshots(Sequence[TrialSnapshot]):
+    """All trials as callbacks see them: each is copied when it is looked at, not before.
+
+    Args:
+        trials: them.
+        experiment: the directory that their runs are in.
+    """
+
+    def __init__(self, trials: Sequence[Trial], experiment: Storage) -> None:
         self._trials = trials
+        self._experiment = experiment
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -122,8 +158,18 @@ class TrialSnapshots(Sequence[TrialSnapshot]):
 
     def __getitem__(self, index: int | slice) -> TrialSnapshot | list[TrialSnapshot]:
         if isinstance(index, slice):
-            return [trial.snapshot() for trial in self._trials[index]]
-        return self._trials[index].snapshot()
+            return [self._snapshot(trial) for trial in self._trials[index]]
+        return self._snapshot(self._trials[index])
 
     def __iter__(self) -> Iterator[TrialSnapshot]:
-        return (trial.snapshot() for trial in self._trials)
+        return map(self._snapshot, self._trials)
+
+    def _snapshot(self, trial: Trial) -> TrialSnapshot:
+        snapshot = trial.snapshot()
+        if not trial.over:
+            return snapshot
+        values = dict(vars(snapshot))
+        del values["last_result"]
+        finished = object.__new__(_FinishedTrial)
+        vars(finished).update(values, storage=self._experiment.child(trial.directory))
+        return finished

@@ -96,6 +96,12 @@ class TuneConfig:
                 raise TypeError(f"TuneConfig({name}={value!r}): expected a function of a trial.")
 
     @property
+    def first_metric(self) -> str | None:
+        """``metric``, of several the first."""
+        metric = self.metric
+        return metric if isinstance(metric, str) or metric is None else metric[0]
+
+    @property
     def budget_seconds(self) -> float | None:
         """``time_budget_s`` as a number."""
         budget = self.time_budget_s

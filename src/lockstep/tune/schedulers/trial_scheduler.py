@@ -95,6 +95,10 @@ class TrialScheduler:
     checkpoint_frequency = 0
     """How often it needs ``Trainable`` classes to save if they are not told otherwise."""
 
+    # For subclasses that do not call super().__init__().
+    _metric: str | None = None
+    _mode: str | None = None
+
     def __init__(self, metric: str | None = None, mode: str | None = None) -> None:
         check_objective(type(self).__name__, metric, mode)
         self._metric = metric

@@ -32,6 +32,11 @@ class Searcher:
     FINISHED = "FINISHED"
     """``suggest`` returns this when there is nothing left to propose."""
 
+    # For subclasses that do not call super().__init__().
+    _own_objective: tuple[Any, Any] = (None, None)
+    _metric: Any = None
+    _mode: Any = None
+
     def __init__(
         self,
         metric: str | Sequence[str] | None = None,
