@@ -164,7 +164,7 @@ class Callback:
     def get_state(self) -> dict[str, Any] | None:
         """What a run keeps of this callback for a restore, after each checkpoint and at the end.
 
-        It is pickled; None keeps nothing.
+        It is pickled; None keeps nothing. An experiment of several trials does not keep it.
         """
         return None
 

@@ -460,12 +460,6 @@ class TestMemory:
         assert dataset.sort("s", descending=True).take(1) == [{"s": "b", "x": 3}]
         assert dataset.filter(expr="s == 'a'").count() == 1
 
-    def test_polars(self) -> None:
-        polars = pytest.importorskip("polars")
-        frame = polars.DataFrame({"x": range(1000), "s": ["a"] * 1000})
-        dataset = lockstep.data.from_arrow(frame)
-        assert dataset.random_shuffle(seed=1).filter(expr="x < 10").count() == 10
-
     def test_numpy(self) -> None:
         array = np.arange(12.0).reshape(4, 3)
         np.testing.assert_array_equal(lockstep.data.from_numpy(array).to_numpy("data"), array)

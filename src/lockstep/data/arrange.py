@@ -135,7 +135,8 @@ class Arranging(DatasetBase):
                 worker then reads all blocks and holds its part of the rows in memory. A number: the
                 blocks (row groups) change places, and each so many rows that follow each other then
                 are permuted; memory holds those only. ``"auto"``: full for what is in memory
-                already, for files four blocks or 32 MB, whichever is more.
+                already, for files four blocks and at least 32 MB (fewer blocks where those are more
+                than 256 MB).
             num_blocks: ``repartition`` it so first.
         """
         rows: int | None

@@ -231,7 +231,7 @@ class DataIterator(ABC):
             batch_format: ``"numpy"`` (the default: a dict of arrays, not to be written to),
                 ``"pandas"`` or ``"pyarrow"``.
             prefetch_batches: 0 reads in the calling thread, when a batch is asked for. Otherwise a
-                thread reads ahead, up to about 100 MB; where batches take work (a ``collate_fn``, a
+                thread reads ahead, up to about 32 MB; where batches take work (a ``collate_fn``, a
                 copy to a GPU) another keeps so many ready.
             drop_last: leave out the last batch where it is smaller.
             local_shuffle_buffer_size: permute each so many rows that follow each other.

@@ -68,6 +68,14 @@ class LiveTrial:
             return "TERMINATED"
         return "UNFINISHED" if leave_unfinished else "TERMINATED"
 
+    def why_failed(self) -> str:
+        """In one sentence."""
+        if self.error is not None:
+            return self.error
+        assert self.controller is not None
+        state = self.controller.state
+        return describe(state.failures, state.attempt, state.world_size)
+
     def fail(self) -> None:
         """Its function raised KeyboardInterrupt in its worker, which nobody had asked for."""
         error = LockstepError(

@@ -10,9 +10,8 @@ Every trial is a run with a controller of its own; all of them share this thread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from lockstep import settings
@@ -23,8 +22,8 @@ from lockstep.errors import LockstepError
 from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.controller import Controller, reaches
 from lockstep.train.events import Phase
-from lockstep.train.failure import describe
 from lockstep.train.run import Run
+from lockstep.tune.asking import Asking, checked_choice, checked_suggestion
 from lockstep.tune.display import TrialDisplay
 from lockstep.tune.experiment import Experiment
 from lockstep.tune.launch import Launcher
@@ -33,6 +32,7 @@ from lockstep.tune.live import LiveTrial, Outcome
 from lockstep.tune.machine import Machine
 from lockstep.tune.notices import Notices
 from lockstep.tune.progress import ExperimentProgress
+from lockstep.tune.putting_away import PuttingAway
 from lockstep.tune.replay import Revived
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
@@ -96,7 +96,6 @@ class TuneLoop:
         self._told_to_stop = revived.stopped
         self._unfinished = {trial.trial_id: trial for trial in self._trials if not trial.over}
         self._live: dict[str, LiveTrial] = {}
-        self._concluding = 0
         self._suggestions_over = False
         self._asked_in_vain = False
         self._look_for_work = True
@@ -106,17 +105,24 @@ class TuneLoop:
         self._limit = tune_config.max_concurrent_trials or None
         if launcher.engine.name == "inprocess":
             self._limit = 1
-        self._threads = ThreadPoolExecutor(4, thread_name_prefix="lockstep-tune")
         self.interrupted = False
         self.preempted = False
         self.failed_trial: Trial | None = None
         """The one that ended everything, with ``fail_fast``."""
-        self.failure: BaseException | None = None
-        """What a searcher or scheduler raised."""
-        self.culprit = ""
+        self.asked = self._ask = Asking(self._give_up)
+        self._searcher_name = f"the searcher {type(searcher).__name__}"
+        self._scheduler_name = f"the scheduler {type(scheduler).__name__}"
         self._starter = TrialStarter(experiment, launcher, tune_config, space, revived.exploits)
+        self._putting_away = PuttingAway(loop, self._starter, callbacks, self._notices)
+        taken = {trial.index for trial in self._trials}
+        self._free = [index for index in range(max(taken, default=0)) if index not in taken]
+        """Numbers below the others' that no trial has."""
         for trial in revived.restarted:
             self._starter.place(trial)
+        for trial in revived.given_up:
+            experiment.record_status(trial)
+        for index, config in revived.lost:
+            self._add(index, config)
 
     # ----------------------------------------------------------- what schedulers may ask for
 
@@ -130,24 +136,33 @@ class TuneLoop:
 
     def stop_trial(self, trial: Trial) -> None:
         """End a trial that is not running; one that is, at its next report."""
-        if trial.trial_id in self._live:
-            self._live[trial.trial_id].stopped = True
+        live = self._live.get(trial.trial_id) or self._putting_away.uploading.get(trial.trial_id)
+        if live is not None:
+            live.stopped = True
         elif not trial.over:
             self._tell_searcher(trial, error=False)
-            self._ask("scheduler", lambda: self._scheduler.on_trial_remove(self, trial))
+            self._ask(self._scheduler_name, self._scheduler.on_trial_remove, self, trial)
             paused = trial.status == "PAUSED"
+            trial.status = "TERMINATED"
+            snapshot = trial.snapshot()
             self._over(trial, "TERMINATED")
+            if trial.begun:
+                self._putting_away.finish(trial)
             if paused:
-                try:
-                    self._starter.finish_run(trial)
-                except LockstepError as error:
-                    self._notices.problem(trial, str(error))
                 iteration = int(trial.last_result.get("training_iteration", 0))
-                self._callbacks.end(iteration, trial.snapshot(), False)
+                self._callbacks.end(iteration, snapshot, False)
 
     def exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: Any) -> bool:
         """Let a trial that is being paused go on with this config, from that checkpoint."""
-        self._starter.change(trial, config, None if checkpoint is None else checkpoint.path)
+        source = None
+        if checkpoint is not None:
+            source = self._starter.source(checkpoint, self._trials)
+            directory, _, name = source.partition("/")
+            for live in self._live.values():
+                kept = [record.name for record in live.run.checkpoints]
+                if live.trial.directory == directory and kept and name not in kept:
+                    source = f"{directory}/{kept[-1]}"  # it has just committed another
+        self._starter.change(trial, config, source)
         return True
 
     # ------------------------------------------------------------------------------- the loop
@@ -155,7 +170,7 @@ class TuneLoop:
     def run(self) -> None:
         """Run everything to its end. On any way out no worker is left."""
         with ExitStack() as cleanup:
-            cleanup.callback(self._threads.shutdown)
+            cleanup.callback(self._putting_away.shutdown)
             cleanup.callback(self._close)
             budget = self._config.budget_seconds
             if budget is not None:
@@ -175,6 +190,7 @@ class TuneLoop:
             if not self._leave_unfinished:
                 for trial in list(self._unfinished.values()):
                     self.stop_trial(trial)
+            self._loop.run_until(lambda: not self._putting_away.under_way)
 
     @property
     def state(self) -> str:
@@ -215,18 +231,11 @@ class TuneLoop:
         grace = settings.stop_grace_seconds()
         self._loop.call_later(grace, lambda: self._interrupt_all(why))
 
-    def _ask(self, whom: str, question: Callable[[], Any]) -> Any:
-        """Call searcher or scheduler. One that raises ends the experiment, which may go on."""
-        try:
-            return question()
-        except Exception as error:
-            if self.failure is None:
-                asked: object = self._searcher if whom == "searcher" else self._scheduler
-                self.failure, self.culprit = error, f"the {whom} {type(asked).__name__}"
-            self._leave_unfinished = True
-            self._ending = self._ending or f"{self.culprit} raised {type(error).__name__}"
-            self._loop.call_soon(lambda: self._interrupt_all("it raised"))
-            return None
+    def _give_up(self, why: str) -> None:
+        """End the experiment, which may be gone on with later."""
+        self._leave_unfinished = True
+        self._ending = self._ending or why
+        self._loop.call_soon(lambda: self._interrupt_all(why))
 
     # ------------------------------------------------------------------------ starting trials
 
@@ -238,7 +247,7 @@ class TuneLoop:
                 trial = self._next_trial()
                 if trial is None or not self._start(trial):
                     break
-        return bool(self._live or self._concluding)
+        return bool(self._live or self._putting_away.under_way)
 
     def _next_trial(self) -> Trial | None:
         """The trial to run next; a new one where none is pending and the searcher has one."""
@@ -250,10 +259,9 @@ class TuneLoop:
             self._suggest()
         if self._ending is not None:
             return None
-        chosen: Trial | None = self._ask(
-            "scheduler", lambda: _waiting(self._scheduler.choose_trial_to_run(self))
-        )
-        if chosen is None and unfinished and not self._live and not self._concluding:
+        choose = self._scheduler.choose_trial_to_run
+        chosen: Trial | None = self._ask(self._scheduler_name, lambda: checked_choice(choose(self)))
+        if chosen is None and unfinished and not self._live and not self._putting_away.under_way:
             # Nobody else would wake them.
             return next(iter(unfinished))
         return chosen
@@ -271,25 +279,37 @@ class TuneLoop:
         return share is not None
 
     def _suggest(self) -> None:
-        index = len(self._trials)
-        if self._total is not None and index >= self._total:
+        if self._total is not None and len(self._trials) >= self._total:
             self._suggestions_over = True
             return
+        index = self._free[0] if self._free else len(self._trials)
         trial_id = self._experiment.trial_id(index)
-        config = self._ask("searcher", lambda: _checked(self._searcher.suggest(trial_id)))
+        config = self._ask(
+            self._searcher_name, lambda: checked_suggestion(self._searcher.suggest(trial_id))
+        )
         self._asked_in_vain = config is None
         if config is None:
             return
         if isinstance(config, str):
             self._suggestions_over = True
             return
-        whole = merge(self._constants, config)
-        config = self._ask("scheduler", lambda: self._scheduler.complete_config(whole))
-        trial = self._starter.new_trial(index, whole if config is None else config)
+        self._add(index, config)
+
+    def _add(self, index: int, suggestion: Mapping[str, Any]) -> None:
+        """There is another trial, unless somebody who is asked for its sake raises."""
+        whole = merge(self._constants, suggestion)
+        config = self._ask(self._scheduler_name, self._scheduler.complete_config, whole)
+        if config is None:
+            return
+        trial = self._ask("naming a trial", self._starter.new_trial, index, config)
+        if trial is None:
+            return
+        if index in self._free:
+            self._free.remove(index)
         self._trials.append(trial)
-        self._unfinished[trial_id] = trial
+        self._unfinished[trial.trial_id] = trial
         self._progress.changed(trial)
-        self._ask("scheduler", lambda: self._scheduler.on_trial_add(self, trial))
+        self._ask(self._scheduler_name, self._scheduler.on_trial_add, self, trial)
 
     def _start(self, trial: Trial) -> bool:
         """Start it if there is room; False if there is none."""
@@ -308,6 +328,7 @@ class TuneLoop:
         try:
             again = trial.begun
             run = self._starter.open_run(trial)
+            self._release(trial)
             if again and not run.checkpoints:
                 self._notices.starts_over(trial)
             live = LiveTrial(trial, run, share, TrialListener(trial, self._callbacks))
@@ -351,8 +372,9 @@ class TuneLoop:
         condition = self._launcher.run_config(trial.config).stop
         # First, because a stopper may raise: then the trial fails, and nobody has counted the row.
         stop = live.stopped or bool(row.get("done")) or reaches(condition, trial.trial_id, row)
-        self._ask("searcher", lambda: self._searcher.on_trial_result(trial.trial_id, row))
-        decision = self._ask("scheduler", lambda: self._scheduler.on_trial_result(self, trial, row))
+        self._ask(self._searcher_name, self._searcher.on_trial_result, trial.trial_id, row)
+        decide = self._scheduler.on_trial_result
+        decision = self._ask(self._scheduler_name, decide, self, trial, row)
         if isinstance(condition, Stopper) and condition.stop_all():
             self._end_all("the stop condition of the experiment is reached")
         live.stopped = live.stopped or stop or decision == TrialScheduler.STOP
@@ -370,56 +392,48 @@ class TuneLoop:
         live.controller.close()
         self._machine.give_back(live.share)
         self._look_for_work = True
-        if live.phase is Phase.INTERRUPTED and not self._ending and not live.stopped:
-            self.interrupt()  # Ctrl-C reached the function itself, which runs in this process
+        if live.phase is Phase.INTERRUPTED and not (self._ending or live.stopped or live.pausing):
+            if self._launcher.engine.name == "inprocess":
+                self.interrupt()  # Ctrl-C reached the function itself
+            else:
+                live.fail()
         outcome = live.outcome(leave_unfinished=self._leave_unfinished)
         if outcome in ("TERMINATED", "ERROR"):
             live.listener.tell_end()
         self._notices.problem(live.trial, live.write_end(outcome))
         if not live.run.storage.is_local:
-            # The last rows have to be in the trackers' files before these are copied.
-            self._concluding += 1
-            self._callbacks.after_files(lambda: self._submit(lambda: self._upload(live, outcome)))
+            self._putting_away.upload(live, lambda: self._settle(live, outcome))
             return
         if outcome in ("TERMINATED", "ERROR"):
-            self._submit(live.put_away)  # flushing would hold the other trials up
+            self._putting_away.submit(live.put_away)  # flushing would hold the other trials up
         else:
             self._notices.problem(live.trial, live.put_away())  # it may be opened again at once
         self._settle(live, outcome)
-
-    def _upload(self, live: LiveTrial, outcome: Outcome) -> None:
-        problem = live.put_away()
-
-        def settle() -> None:
-            self._concluding -= 1
-            self._notices.problem(live.trial, problem)
-            self._settle(live, outcome)
-
-        self._loop.call_soon(settle)
 
     def _settle(self, live: LiveTrial, outcome: Outcome) -> None:
         trial = live.trial
         self._look_for_work = True
         if outcome == "ERROR":
-            assert live.controller is not None
-            state = live.controller.state
-            self._failed(trial, describe(state.failures, state.attempt, state.world_size))
+            self._failed(trial, live.why_failed())
         elif outcome == "TERMINATED":
             self._tell_searcher(trial, error=False)
             result = trial.last_result or None
-            self._ask("scheduler", lambda: self._scheduler.on_trial_complete(self, trial, result))
+            complete = self._scheduler.on_trial_complete
+            self._ask(self._scheduler_name, complete, self, trial, result)
             self._over(trial, "TERMINATED")
         else:
             trial.status = "PAUSED" if outcome == "PAUSED" else "PENDING"
             self._experiment.record_status(trial)
             self._progress.changed(trial)
+            if live.stopped and outcome == "PAUSED":
+                self.stop_trial(trial)  # somebody said so while it was being copied
         self._progress.resources = str(self._machine)
 
     def _failed(self, trial: Trial, text: str) -> None:
         trial.error = text
         self._notices.failed(trial, text)
         self._tell_searcher(trial, error=True)
-        self._ask("scheduler", lambda: self._scheduler.on_trial_error(self, trial))
+        self._ask(self._scheduler_name, self._scheduler.on_trial_error, self, trial)
         self._over(trial, "ERROR")
         if self._run_config.failure_config.fail_fast and self._ending is None:
             self._leave_unfinished = True
@@ -429,28 +443,30 @@ class TuneLoop:
 
     def _tell_searcher(self, trial: Trial, *, error: bool) -> None:
         result = trial.last_result or None
-        self._ask(
-            "searcher", lambda: self._searcher.on_trial_complete(trial.trial_id, result, error)
-        )
+        complete = self._searcher.on_trial_complete
+        self._ask(self._searcher_name, complete, trial.trial_id, result, error)
 
     def _over(self, trial: Trial, status: Any) -> None:
         trial.status = status
         self._unfinished.pop(trial.trial_id, None)
-        self._starter.forget(trial)
+        self._release(trial)
         more = {} if trial.error is None else {"error": trial.error}
         self._experiment.record_status(trial, **more)
         self._progress.over(trial)
 
-    # --------------------------------------------------------------------------------- helpers
+    def _release(self, trial: Trial) -> None:
+        """It has, or will not need, the other trial's checkpoint that was kept for it."""
+        directory = (self._starter.release(trial) or "").partition("/")[0]
+        for donor in self._trials if directory else ():
+            if donor.directory == directory and donor.status == "TERMINATED":
+                self._putting_away.finish(donor)  # which deletes what it has too many of
 
-    def _submit(self, call: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # everything is being put away
-            self._threads.submit(call)
+    # --------------------------------------------------------------------------------- helpers
 
     def _ask_stopper(self, stopper: Stopper) -> None:
         if self._ending is not None:
             return
-        if stopper.stop_all():
+        if self._ask("the stop condition", stopper.stop_all):
             self._end_all("the stop condition of the experiment is reached")
         else:
             self._loop.call_later(STOP_ALL_CHECK_S, lambda: self._ask_stopper(stopper))
@@ -462,14 +478,15 @@ class TuneLoop:
             except LockstepError as error:
                 self._notices.once("sync", f"Could not copy the journal, will try again: {error}")
 
-        self._submit(sync)
+        self._putting_away.submit(sync)
         self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)
 
     def _draw(self) -> None:
         interval = self._display.interval_s
         if interval is not None:
             self._progress.resources = str(self._machine)
-            self._progress.note = self._scheduler.debug_string()
+            note = self._ask(self._scheduler_name, self._scheduler.debug_string)
+            self._progress.note = str(note or "")
             self._display.update(self._progress.status())
             self._display.refresh()
             self._loop.call_later(interval, self._draw)
@@ -479,20 +496,3 @@ class TuneLoop:
         for live in self._live.values():
             live.close()
         self._live.clear()
-
-
-def _checked(suggestion: Any) -> Any:
-    if suggestion is None or suggestion == Searcher.FINISHED or isinstance(suggestion, Mapping):
-        return suggestion
-    raise TypeError(
-        f"suggest() returned {suggestion!r}; return a config (a dict), None for nothing now, or "
-        "Searcher.FINISHED"
-    )
-
-
-def _waiting(chosen: Any) -> Any:
-    if chosen is None or chosen.status in ("PENDING", "PAUSED"):
-        return chosen
-    raise ValueError(
-        f"choose_trial_to_run() returned {chosen!r}; return a pending or paused trial, or None"
-    )

@@ -130,6 +130,7 @@ class Tuner:
                     self._run_config.stop,
                     space=self._space,
                     trainable_name=launcher.name,
+                    metric=self._tune_config.first_metric,
                     resumption=self._resumption,
                 )
             for text in revived.problems:
@@ -140,7 +141,7 @@ class Tuner:
                 [*self._run_config.callbacks, CSVLoggerCallback(), JsonLoggerCallback()],
                 lambda text: display.message(text, "warning"),
                 settings.callback_flush_seconds(),
-                TrialSnapshots(revived.trials),
+                TrialSnapshots(revived.trials, experiment.storage),
             )
             cleanup.callback(callbacks.close)
             progress = ExperimentProgress(
@@ -171,7 +172,7 @@ class Tuner:
                 signals = driver_signals(tuning.interrupt, tuning.preempt)
             with signals:
                 tuning.run()
-            callbacks.finish(TrialSnapshots(revived.trials))
+            callbacks.finish(TrialSnapshots(revived.trials, experiment.storage))
             callbacks.close()
             experiment.record_end(tuning.state)
             progress.state = tuning.state
@@ -350,10 +351,11 @@ class Tuner:
         assert grid is not None
         done = grid.num_terminated + grid.num_errors
         advice = f"{done} trial(s) are done, in {uri}. To go on: Tuner.restore({uri!r}).fit()"
-        if tuning.failure is not None:
-            error = tuning.failure
+        asked = tuning.asked
+        if asked.failure is not None:
+            error = asked.failure
             raise LockstepError(
-                f"{tuning.culprit} raised {type(error).__name__}: {error}; {advice}"
+                f"{asked.culprit} raised {type(error).__name__}: {error}; {advice}"
             ) from error
         if tuning.interrupted:
             install_quiet_excepthook()
