@@ -76,6 +76,12 @@ class ScalingConfig:
                     f"ScalingConfig(num_workers={self.num_workers!r}): min is above max."
                 )
         else:
+            if isinstance(self.num_workers, Mapping) or hasattr(self.num_workers, "sample"):
+                raise TypeError(
+                    f"ScalingConfig(num_workers={self.num_workers!r}): a ScalingConfig holds "
+                    "numbers; to search for one, give param_space={'scaling_config': "
+                    "{'num_workers': …}}, a dict."
+                )
             _whole_number("ScalingConfig", "num_workers", self.num_workers, 0)
         if not isinstance(self.use_gpu, bool):
             raise TypeError(f"ScalingConfig(use_gpu={self.use_gpu!r}): expected True or False.")

@@ -337,6 +337,15 @@ class TestArrangements:
         with pytest.raises(ValueError, match="parts with the columns id and item"):
             blocks(3).union(lockstep.data.from_items([1])).schema()
 
+    def test_a_union_has_one_type_a_column(self) -> None:
+        halves = lockstep.data.from_items([{"id": 0.5}, {"id": 1.5}])
+        both = blocks(2).union(halves, blocks(1).map(lambda row: row).materialize())
+        assert [str(field.type) for field in both.schema()] == ["double"]
+        assert {b["id"].dtype.kind for b in both.iter_batches(batch_size=1)} == {"f"}
+        assert ids(both) == [0, 1, 0.5, 1.5, 0]
+        with pytest.raises(ValueError, match="whose column 'id' is int64 and string"):
+            blocks(2).union(lockstep.data.from_items([{"id": "a"}])).prepare(1)
+
     def test_zip(self) -> None:
         other = blocks(4, 1).rename_columns({"id": "n"})
         zipped = blocks(4).zip(other, blocks(4))
@@ -491,6 +500,24 @@ class TestAggregates:
         assert empty.to_pandas().columns.tolist() == ["id"]
         with pytest.raises(ValueError, match="the dataset is empty"):
             empty.take_batch()
+
+    def test_nothing_of_nothing(self) -> None:
+        nothing = blocks(0)
+        for dataset in (
+            nothing,
+            nothing.sort("id"),
+            nothing.zip(nothing.rename_columns({"id": "x"})),
+            nothing.union(nothing),
+            nothing.limit(3),
+            blocks(5).split_at_indices([5])[1],
+            blocks(5).random_sample(0.0),
+            blocks(5).random_shuffle(seed=1).limit(0),
+        ):
+            for one in (dataset, dataset.random_shuffle(), dataset.randomize_block_order()):
+                assert one.take_all() == []
+                assert one.count() == 0
+                assert one.columns() in (["id"], ["id", "x"])
+                assert list(one.prepare(2, equal=False).shard(1).iter_batches()) == []
 
     def test_unique(self) -> None:
         dataset = lockstep.data.from_items([{"x": v} for v in ("b", None, "a", "b")] * 3)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.base import DatasetBase
+from lockstep.data.base import DatasetBase, after
 from lockstep.data.hashing import draw_seed, hash_range, key_of
-from lockstep.data.ops import Sample, known
+from lockstep.data.ops import CastColumns, Operation, Sample, known
 from lockstep.data.order import Group, Shuffle, read_windows, total_rows, windows_of
-from lockstep.data.source import MemorySource
+from lockstep.data.schema import known_schema, schema_of, unified
+from lockstep.data.source import Block, MemorySource, Source
 from lockstep.data.unit import Reader, Unit
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from lockstep.data.dataset import Dataset
 
-__all__ = ["Arranging", "table_groups"]
+__all__ = ["Arranging", "source_groups", "table_groups"]
 
 
 class Arranging(DatasetBase):
@@ -44,7 +46,7 @@ class Arranging(DatasetBase):
             if not isinstance(one, DatasetBase):
                 raise TypeError(f"union({one!r}): give datasets.")
         parts: list[DatasetBase] = [self, *other]
-        return Dataset(lambda: _plain_joined([g for part in parts for g in part._groups()]))
+        return Dataset(lambda: _union([part._groups() for part in parts]))
 
     def zip(self, *other: Dataset) -> Dataset:
         """The columns of this one and of others with as many rows, side by side."""
@@ -253,17 +255,36 @@ def _seed(doing: str, seed: int | None) -> int:
     return seed
 
 
+def source_groups(source: Source) -> list[Group]:
+    """A source's blocks, as a dataset's groups."""
+    # One that is empty, where there are none: it knows the columns.
+    blocks = source.index() or [Block((), 0, 0)]
+    whole: tuple[Operation, ...] = ()
+    return [Group([Unit(source, block, whole, rows=block.rows) for block in blocks])]
+
+
 def table_groups(table: pa.Table) -> list[Group]:
     """A table's blocks, as a dataset's groups."""
-    source = MemorySource(table)
-    return [Group([Unit(source, block, rows=block.rows) for block in source.index()])]
+    return source_groups(MemorySource(table))
 
 
 def _table(dataset: DatasetBase) -> pa.Table:
     import pyarrow as pa
 
-    tables = list(dataset._tables())
-    return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+    tables = list(dataset._tables()) or [schema_of(dataset._groups()).empty_table()]
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _union(parts: Sequence[list[Group]]) -> list[Group]:
+    """One after the other; numbers of different types are made the same."""
+    schemas = [schema for groups in parts if (schema := known_schema(groups)) is not None]
+    if len(schemas) == len(parts):
+        whole = reduce(unified, schemas)
+        parts = [
+            groups if schema.types == whole.types else after(groups, CastColumns(whole))
+            for groups, schema in zip(parts, schemas, strict=True)
+        ]
+    return _plain_joined([group for groups in parts for group in groups])
 
 
 def _plain_joined(groups: list[Group]) -> list[Group]:
@@ -327,8 +348,8 @@ def _rows_of(groups: list[Group], start: int, stop: int) -> pa.Table:
 
     interval = np.array([[start, stop]], dtype=np.int64)
     pieces = read_windows(windows_of(groups, 0), interval, Reader())
-    tables = [piece.table for piece in pieces]
-    return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+    tables = [piece.table for piece in pieces] or [schema_of(groups).empty_table()]
+    return pa.concat_tables(tables, promote_options="permissive")
 
 
 def _resized(units: Sequence[Unit], size: int) -> list[Unit]:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from lockstep.data.dataset import Dataset
 
-__all__ = ["DatasetBase"]
+__all__ = ["DatasetBase", "after"]
+
+_COUNTED_AT_ONCE = 8
+"""Blocks held in memory to count their rows, at most."""
 
 Make = Callable[[], Sequence[Group]]
 
@@ -57,7 +60,7 @@ class DatasetBase(DataIterator):
         with self._lock:
             groups = self._groups()
             if any(unit.rows is None for group in groups for unit in group.units):
-                threads = os.cpu_count() or 1
+                threads = min(_COUNTED_AT_ONCE, os.cpu_count() or 1)
                 self._made = [
                     replace(group, units=count_rows(group.units, threads)) for group in groups
                 ]
@@ -84,18 +87,7 @@ class DatasetBase(DataIterator):
 
     def _then(self, operation: Operation) -> Dataset:
         """With one more operation on each block."""
-
-        def change(groups: list[Group]) -> list[Group]:
-            # One tuple for all units that had the same, which is how a window knows they are alike.
-            chains: dict[int, tuple[Operation, ...]] = {}
-
-            def changed(unit: Unit) -> Unit:
-                chain = chains.setdefault(id(unit.operations), (*unit.operations, operation))
-                return replace(unit.then(operation), operations=chain)
-
-            return [replace(g, units=[changed(unit) for unit in g.units]) for g in groups]
-
-        return self._derive(change)
+        return self._derive(lambda groups: after(groups, operation))
 
     def _pieces(self, epoch: int = 0) -> Iterator[Piece]:
         """All rows of an epoch, in order."""
@@ -124,3 +116,16 @@ class DatasetBase(DataIterator):
             return rows if shuffle is None else locally_shuffled(rows, shuffle, epoch, 0, 0)
 
         return Pass(pieces, request.batch_size, self._stats, epoch)
+
+
+def after(groups: Sequence[Group], operation: Operation) -> list[Group]:
+    """The groups with one more operation on each block."""
+    # One tuple for all units that had the same, which is how a window knows they are alike.
+    chains: dict[int, tuple[Operation, ...]] = {}
+
+    def changed(unit: Unit) -> Unit:
+        chain = chains.setdefault(id(unit.operations), (*unit.operations, operation))
+        rows = unit.rows if operation.keeps_rows else None
+        return replace(unit, operations=chain, rows=rows)
+
+    return [replace(group, units=[changed(unit) for unit in group.units]) for group in groups]

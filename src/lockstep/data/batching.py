@@ -143,20 +143,20 @@ def cut_arrays(
 
 
 def _stacked(parts: list[dict[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
-    import numpy as np
-
     if len(parts) == 1:
         return parts[0]
-    return {name: _end_to_end([part[name] for part in parts], np) for name in parts[0]}
+    return {name: _end_to_end([part[name] for part in parts]) for name in parts[0]}
 
 
-def _end_to_end(arrays: list[np.ndarray[Any, Any]], np: Any) -> np.ndarray[Any, Any]:
+def _end_to_end(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
     if len({array.shape[1:] for array in arrays}) == 1:
-        return np.concatenate(arrays)  # type: ignore[no-any-return]
+        return np.concatenate(arrays)
     merged = np.empty(sum(map(len, arrays)), dtype=object)
     place = 0
     for array in arrays:
         for value in array:
             merged[place] = value
             place += 1
-    return merged  # type: ignore[no-any-return]
+    return merged

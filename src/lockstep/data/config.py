@@ -45,9 +45,8 @@ class DataConfig:
             raise TypeError(f"DataConfig(datasets_to_split={names!r}): names must be strings.")
         if self.order not in ("local", "global"):
             raise ValueError(f"DataConfig(order={self.order!r}): give 'local' or 'global'.")
-        for name, value in (("equal", self.equal),):
-            if not isinstance(value, bool):
-                raise TypeError(f"DataConfig({name}={value!r}): give True or False.")
+        if not isinstance(self.equal, bool):
+            raise TypeError(f"DataConfig(equal={self.equal!r}): give True or False.")
         if self.seed is not None and (
             isinstance(self.seed, bool) or not isinstance(self.seed, int)
         ):
@@ -85,7 +84,8 @@ class DatasetConfig:
     stream_window_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("fit", "split", "required", "transform", "global_shuffle"):
+        switches = ("fit", "split", "required", "transform", "global_shuffle")
+        for name in (*switches, "randomize_block_order"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise TypeError(f"DatasetConfig({name}={value!r}): give True, False or None.")

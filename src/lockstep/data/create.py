@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.arrange import source_groups
 from lockstep.data.columns import to_arrow
 from lockstep.data.dataset import Dataset
 from lockstep.data.formats import from_rows, to_table
 from lockstep.data.items import ItemSource, row_of
-from lockstep.data.order import Group
-from lockstep.data.source import Block, MemorySource, RangeSource, Source
-from lockstep.data.unit import Unit
+from lockstep.data.source import MemorySource, RangeSource, Source
 from lockstep.data.views import without_views
 
 if TYPE_CHECKING:
@@ -34,13 +33,7 @@ __all__ = [
 def dataset_of(source: Source) -> Dataset:
     """A source's rows as a dataset."""
 
-    def make() -> list[Group]:
-        # One that is empty, where there are none: it knows the columns.
-        blocks = source.index() or [Block((), 0, 0)]
-        whole: tuple[Any, ...] = ()
-        return [Group([Unit(source, block, whole, rows=block.rows) for block in blocks])]
-
-    return Dataset(make)
+    return Dataset(lambda: source_groups(source))
 
 
 def _in_memory(table: Any, blocks: int | None = None) -> Dataset:

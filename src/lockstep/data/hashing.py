@@ -66,7 +66,7 @@ def permutation(
     import numpy as np
 
     if size > _SORTED:
-        return _scattered(key, size, np.arange(size) if places is None else places)
+        return _scattered(key, size, places)
     # The hash's high bits and the number, sorted as one integer: faster by far than an argsort.
     low = np.uint64((1 << max(size - 1, 0).bit_length()) - 1)
     values = hash_range(key, 0, size)
@@ -79,7 +79,7 @@ def permutation(
 
 
 def _scattered(
-    key: int, size: int, places: np.ndarray[Any, Any]
+    key: int, size: int, places: np.ndarray[Any, Any] | None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Where a Feistel network sends each place: a permutation that need not be had as a whole.
 
@@ -105,15 +105,20 @@ def _scattered(
         left |= right
         return left
 
-    order = np.empty(len(places), np.int64)
-    for begin in range(0, len(places), _AT_ONCE):
-        values = sent(places[begin : begin + _AT_ONCE].astype(np.uint32))
+    count = size if places is None else len(places)
+    order = np.empty(count, np.int64)
+    for begin in range(0, count, _AT_ONCE):
+        end = min(begin + _AT_ONCE, count)
+        if places is None:
+            values = sent(np.arange(begin, end, dtype=np.uint32))
+        else:
+            values = sent(places[begin:end].astype(np.uint32))
         outside = np.flatnonzero(values >= size)
         while len(outside):
             again = sent(values[outside])
             values[outside] = again
             outside = outside[again >= size]
-        order[begin : begin + _AT_ONCE] = values
+        order[begin:end] = values
     return order
 
 

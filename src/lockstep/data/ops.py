@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AddColumn",
     "Call",
+    "CastColumns",
     "DropColumns",
     "FilterExpression",
     "FilterRows",
@@ -329,6 +330,17 @@ class RenameColumns(Operation):
                 f"rename_columns gives several columns the name {min(twice)!r}; names must differ."
             )
         return new
+
+
+@dataclass(frozen=True, eq=False)
+class CastColumns(Operation):
+    """The same columns with other types."""
+
+    schema: Any
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """A copy of those that have another type."""
+        return table.cast(self.schema)
 
 
 def known(names: Iterable[str], columns: Sequence[str], doing: str) -> list[str]:

@@ -91,7 +91,7 @@ def windows_of(groups: Sequence[Group], epoch: int) -> Iterator[Window]:
     """An epoch's windows, in order."""
     for number, group in enumerate(groups):
         shuffle = group.shuffle
-        if shuffle is None:
+        if shuffle is None or not group.units:
             yield from (Window((unit,)) for unit in group.units)
             continue
         key = key_of(shuffle.seed, number, epoch)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.data.ops import (
+    CastColumns,
     DropColumns,
     FilterExpression,
     FilterRows,
@@ -21,10 +22,10 @@ from lockstep.data.unit import Piece, Reader, Unit
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["found_schema", "known_schema"]
+__all__ = ["found_schema", "known_schema", "schema_of", "unified"]
 
 _KEEP_COLUMNS = (FilterExpression, FilterRows, Sample, SliceRows)
-_CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns)
+_CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns, CastColumns)
 _FEW = 64
 
 
@@ -40,19 +41,38 @@ def known_schema(groups: Sequence[Group]) -> pa.Schema | None:
         if not all(isinstance(op, _KEEP_COLUMNS + _CHOOSE_COLUMNS) for op in unit.operations):
             return None
         schema = _after(unit.source.schema(), unit.operations)
-        if first is None:
-            first = schema
-        elif [field.name for field in schema] != [field.name for field in first]:
-            raise ValueError(
-                f"A union has parts with the columns {', '.join(first.names)} and "
-                f"{', '.join(schema.names)}; make them the same with select_columns or "
-                "rename_columns."
-            )
+        first = schema if first is None else unified(first, schema)
     if first is None:
         import pyarrow as pa
 
         return pa.schema([])
     return first
+
+
+def unified(first: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """The schema of a union: the same columns, with types that fit both.
+
+    Raises:
+        ValueError: there is none.
+    """
+    import pyarrow as pa
+
+    if first.names != other.names:
+        raise ValueError(
+            f"A union has parts with the columns {', '.join(first.names)} and "
+            f"{', '.join(other.names)}; make them the same with select_columns or rename_columns."
+        )
+    fields = []
+    for one, two in zip(first, other, strict=True):
+        schemas = [pa.schema([one.remove_metadata()]), pa.schema([two.remove_metadata()])]
+        try:
+            fields.append(pa.unify_schemas(schemas, promote_options="permissive").field(0))
+        except pa.ArrowException as error:
+            raise ValueError(
+                f"A union has parts whose column {one.name!r} is {one.type} and {two.type}; make "
+                "them the same with map_batches."
+            ) from error
+    return pa.schema(fields)
 
 
 def _distinct(groups: Sequence[Group]) -> list[Unit]:
@@ -73,6 +93,12 @@ def _after(schema: pa.Schema, operations: Sequence[Operation]) -> pa.Schema:
         if isinstance(operation, _CHOOSE_COLUMNS):
             table = operation.apply(table)
     return table.schema
+
+
+def schema_of(groups: Sequence[Group]) -> pa.Schema:
+    """The schema, found where it is not known."""
+    schema = known_schema(groups)
+    return found_schema(groups) if schema is None else schema
 
 
 def found_schema(groups: Sequence[Group]) -> pa.Schema:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 from lockstep import settings
 
 __all__ = ["arrow_threads"]
 
 
 def arrow_threads() -> int:
-    """The process's share of the machine: a worker's, as its ``OMP_NUM_THREADS`` says."""
+    """Arrow's threads here: a worker's share of the machine, as its ``OMP_NUM_THREADS`` says."""
     import pyarrow as pa
 
-    share = settings.omp_threads() or os.cpu_count() or 1
-    if pa.cpu_count() != share:
+    share = settings.omp_threads()
+    # Arrow may have been loaded before the worker got its share.
+    if share is not None and pa.cpu_count() != share:
         pa.set_cpu_count(share)
-    return share
+    return int(pa.cpu_count())

@@ -71,11 +71,6 @@ class Unit:
         """For an error."""
         return f" of {self.block.name!r}" if self.block.name else ""
 
-    def then(self, operation: Operation) -> Unit:
-        """With one more operation."""
-        rows = self.rows if operation.keeps_rows else None
-        return replace(self, operations=(*self.operations, operation), rows=rows)
-
     def part(self, start: int, stop: int) -> Unit:
         """Rows ``start`` to ``stop`` of what comes out; its number of rows must be known."""
         if (start, stop) == (0, self.rows):

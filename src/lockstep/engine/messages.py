@@ -72,6 +72,8 @@ class CheckpointReport(NamedTuple):
     """The score attribute's value in a dict checkpoint."""
     location: Any
     """In NO_UPLOAD mode: the checkpoint itself."""
+    of_last_row: bool = False
+    """It comes after the last report, and belongs to that."""
 
 
 class DataReport(NamedTuple):

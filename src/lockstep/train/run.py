@@ -122,7 +122,7 @@ class Run:
         """A new run in a directory of its own; ``place``: in that one, with that identity."""
         now = time.time()
         if place is not None:
-            if place.storage.exists(JOURNAL_FILE):
+            if _has_run(place.storage):
                 raise StorageError(
                     f"{place.storage.uri} is the directory of another run; give this one another."
                 )
@@ -247,6 +247,8 @@ class Run:
         lead = next(r for r in save.reports if r is not None and r.checkpoint is not None)
         assert lead.checkpoint is not None
         metrics = self._rows.pop(save.name, {})
+        if lead.checkpoint.of_last_row and self._attempt_rows:
+            metrics = self.last_row()
         attribute = self.checkpoint_config.checkpoint_score_attribute
         score = lead.checkpoint.score
         if score is None and attribute is not None:
@@ -438,6 +440,11 @@ class Run:
             self.checkpoints.remove(record)
             self._journal.append("delete", id=record.id, name=record.name)
         return gone
+
+
+def _has_run(storage: Storage) -> bool:
+    # The journal of a driver that was killed as it began has no line yet, or half of one.
+    return storage.exists(JOURNAL_FILE) and b"\n" in storage.read(JOURNAL_FILE)
 
 
 def experiment_storage(run_config: RunConfig, name: str) -> Storage:

@@ -110,15 +110,18 @@ class Session:
             self._last_time = now
             self._exchange(report, checkpoint, take_over)
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint, *, of_last_report: bool = False) -> None:
         """Keep a checkpoint without a report. Only rank 0's counts, and it waits for nobody.
 
-        It may follow a report that raised ``StopTraining``.
+        It may follow a report that raised ``StopTraining``. ``of_last_report``: it has the
+        metrics of that.
         """
         self._check_process("save_checkpoint()")
         if self.context.world_rank != 0:
             return
         part = self._describe(checkpoint, None, CheckpointUploadMode.SYNC)
+        assert part is not None
+        part = part._replace(of_last_row=of_last_report)
         with self._lock:
             report = Report(self._number, None, part, None, time.time(), 0.0)
             self._exchange(report, checkpoint, False)

@@ -245,7 +245,7 @@ class _ClassTrial:
         current = session.current()
         assert current is not None
         with _Saved(trainable) as checkpoint:
-            current.save_checkpoint(checkpoint)
+            current.save_checkpoint(checkpoint, of_last_report=True)
 
 
 class _Saved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import sys
@@ -104,7 +105,8 @@ class Tuner:
         past = self._records_to_resume()
         machine = _machine()
         scheduler = self._tune_config.scheduler or FIFOScheduler()
-        launcher = Launcher(self._trainable, self._run_config, machine, scheduler)
+        run_config = _with_fresh_stopper(self._run_config)
+        launcher = Launcher(self._trainable, run_config, machine, scheduler)
         if not (launcher.over_trainer and "scaling_config" in self._space):
             launcher.check()
         seed = random.getrandbits(63) if past is None else int(past.header["seed"])
@@ -127,7 +129,7 @@ class Tuner:
                     past,
                     searcher,
                     scheduler,
-                    self._run_config.stop,
+                    run_config.stop,
                     space=self._space,
                     trainable_name=launcher.name,
                     metric=self._tune_config.first_metric,
@@ -155,7 +157,7 @@ class Tuner:
                 scheduler=scheduler,
                 machine=machine,
                 tune_config=self._tune_config,
-                run_config=self._run_config,
+                run_config=run_config,
                 space=self._space,
                 constants=constants,
                 total=total,
@@ -369,6 +371,14 @@ class Tuner:
             if failed is not None:
                 raise failed
         return grid
+
+
+def _with_fresh_stopper(run_config: RunConfig) -> RunConfig:
+    """One whose stopper has seen nothing: the same may be used for another experiment."""
+    if isinstance(run_config.stop, Stopper):
+        with suppress(TypeError):  # an own one may hold what cannot be copied
+            return replace(run_config, stop=copy.deepcopy(run_config.stop))
+    return run_config
 
 
 def _machine() -> Machine:

@@ -6,7 +6,6 @@ import bisect
 import math
 from array import array
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from lockstep.tune.schedulers.scoring import read_score, read_time
@@ -17,6 +16,8 @@ __all__ = ["MedianStoppingRule"]
 
 class MedianStoppingRule(TrialScheduler):
     """Stops a trial whose best result is worse than the median of the others' averages so far.
+
+    Times are compared to within half a percent; whole numbers up to 256 exactly.
 
     Args:
         time_attr: what counts how far a trial is; it must grow.
@@ -63,6 +64,10 @@ class MedianStoppingRule(TrialScheduler):
         self._hard_stop = hard_stop
         self.pauses = not hard_stop or min_time_slice > 0
         self._courses: dict[str, _Course] = {}
+        self._marks: list[float] = []
+        """The times at which trials were compared, in order."""
+        self._averages: dict[float, list[float]] = {}
+        """Mark → the averages until then of all trials that came so far, in order."""
         self._yielded_at: dict[str, float] = {}
         self._put_back: set[str] = set()
         self._stopped = 0
@@ -76,23 +81,44 @@ class MedianStoppingRule(TrialScheduler):
         if reached is None or score is None or trial.trial_id in self._put_back:
             return self.CONTINUE
         course = self._courses.setdefault(trial.trial_id, _Course())
+        before = course.reached
         course.add(reached, score, self._grace_period)
+        self._pass(course, before)
         if reached < self._grace_period:
             return self.CONTINUE
-        others = [
-            other.mean_until(reached)
-            for trial_id, other in self._courses.items()
-            if trial_id != trial.trial_id and other.times and other.times[-1] >= reached
-        ]
-        if len(others) < self._min_samples:
+        others, median = self._others(course, _mark(reached))
+        if others < self._min_samples:
             return self._make_room(tune_controller, trial, reached)
-        if course.best >= median(others):
+        if course.best >= median:
             return self.CONTINUE
         self._stopped += 1
         if self._hard_stop:
             return self.STOP
         self._put_back.add(trial.trial_id)
         return self.PAUSE
+
+    def _pass(self, course: _Course, before: float) -> None:
+        """Note its average at every mark that it has come past since then."""
+        first = bisect.bisect_right(self._marks, before)
+        last = bisect.bisect_right(self._marks, course.reached)
+        for mark in self._marks[first:last]:
+            bisect.insort(self._averages[mark], course.mean_until(mark))
+
+    def _others(self, course: _Course, mark: float) -> tuple[int, float]:
+        """How many other trials have come so far, and the median of their averages there."""
+        averages = self._averages.get(mark)
+        if averages is None:
+            came = (other for other in self._courses.values() if other.reached >= mark)
+            averages = self._averages[mark] = sorted(other.mean_until(mark) for other in came)
+            bisect.insort(self._marks, mark)
+        count, own = len(averages), len(averages)
+        if course.reached >= mark:
+            count -= 1
+            own = bisect.bisect_left(averages, course.mean_until(mark))
+        if not count:
+            return 0, -math.inf
+        middle = [averages[i + (i >= own)] for i in ((count - 1) // 2, count // 2)]
+        return count, sum(middle) / 2
 
     def _make_room(self, tune_controller: TuneController, trial: Any, reached: float) -> Decision:
         since = reached - self._yielded_at.get(trial.trial_id, 0.0)
@@ -106,11 +132,22 @@ class MedianStoppingRule(TrialScheduler):
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:
         """What failed is no measure for others."""
-        self._courses.pop(trial.trial_id, None)
+        course = self._courses.pop(trial.trial_id, None)
+        if course is not None:
+            for mark in self._marks[: bisect.bisect_right(self._marks, course.reached)]:
+                averages = self._averages[mark]
+                del averages[bisect.bisect_left(averages, course.mean_until(mark))]
 
     def debug_string(self) -> str:
         """How many it stopped."""
         return f"MedianStoppingRule: {self._stopped} stopped"
+
+
+def _mark(time: float) -> float:
+    """The time, to eight binary digits: so there are few, and a report costs the same for any
+    number of trials. Whole numbers up to 256 are exact."""
+    fraction, exponent = math.frexp(time)
+    return math.ldexp(math.floor(fraction * 256), exponent - 8)
 
 
 class _Course:
@@ -124,9 +161,15 @@ class _Course:
     def add(self, time: float, score: float, grace_period: float) -> None:
         """One more result; those within the grace period only count for the best."""
         self.best = max(self.best, score)
-        if time >= grace_period and math.isfinite(score):
+        # A trial that goes on from a checkpoint may report some times again.
+        if time >= grace_period and time > self.reached and math.isfinite(score):
             self.times.append(time)
             self._sums.append(self._sums[-1] + score)
+
+    @property
+    def reached(self) -> float:
+        """Its newest time that counts."""
+        return self.times[-1] if self.times else -math.inf
 
     def mean_until(self, time: float) -> float:
         """The average until then; the first result if there is none until then."""
