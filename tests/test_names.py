@@ -21,7 +21,17 @@ SPELLINGS = [
     ["tune.tune_config.TuneConfig", "tune.tuner.TuneConfig", "tune.TuneConfig"],
     ["tune.result_grid.ResultGrid", "tune.ResultGrid"],
     ["tune.legacy.run", "tune.run"],
-    ["tune.legacy.ExperimentAnalysis", "tune.ExperimentAnalysis"],
+    ["tune.analysis.ExperimentAnalysis", "tune.ExperimentAnalysis"],
+    ["errors.LockstepError", "tune.error.TuneError", "tune.TuneError"],
+    ["config.SyncConfig", "train.SyncConfig", "tune.SyncConfig"],
+    ["tune.trial.Trial", "tune.experiment.Trial"],
+    ["tune.registry.register_trainable", "tune.register_trainable"],
+    ["tune.compat.CLIReporter", "tune.progress_reporter.CLIReporter", "tune.CLIReporter"],
+    [
+        "tune.parameters.PlacementGroupFactory",
+        "tune.execution.placement_groups.PlacementGroupFactory",
+        "tune.PlacementGroupFactory",
+    ],
     [
         "trackers.csv.CSVLoggerCallback",
         "trackers.CSVLoggerCallback",
@@ -90,7 +100,7 @@ SPELLINGS = [
         "air.DatasetConfig",
         "air.config.DatasetConfig",
     ],
-    ["train.context.TrainContext", "train.TrainContext"],
+    ["train.context.TrainContext", "train.TrainContext", "tune.TuneContext"],
     *(
         [f"train.api.{name}", f"air.session.{name}"]
         for name in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,6 +19,7 @@ __all__ = [
     "FailureConfig",
     "RunConfig",
     "ScalingConfig",
+    "SyncConfig",
 ]
 
 StopCondition = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
@@ -217,6 +219,16 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class SyncConfig:
+    """When files would be copied to remote storage. Here they always are: see ``RunConfig``."""
+
+    sync_period: float = 300
+    sync_timeout: float = 1800
+    sync_artifacts: bool = False
+    sync_artifacts_on_checkpoint: bool = True
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Where a run lives and how it behaves.
 
@@ -230,7 +242,7 @@ class RunConfig:
         callbacks: ``tune.Callback``, ``LoggerCallback`` and ``train.UserCallback`` objects, mixed.
         stop: end the run at a report: ``{"training_iteration": 10, "accuracy": 0.9}`` (any value
             reached), or ``stop(trial_id, result) -> bool``.
-        verbose: 0 prints only warnings, 1 the live display, 2 every report as well.
+        verbose: 0 prints only warnings, 1 the live display, 2 (or 3) every report as well.
         resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
             earlier ones, ``"auto"`` goes on with the newest of them if it has not finished,
             ``"must"`` insists on that.
@@ -239,6 +251,9 @@ class RunConfig:
         hang_timeout_s: after this long, treat it as a failure. None: never.
         working_dir: None leaves workers in the driver's directory; ``"run"`` changes into the run
             directory, ``"rank"`` into a folder of each rank's own below it.
+        local_dir: the older name of ``storage_path``.
+        log_to_file, progress_reporter, sync_config: accepted for scripts that have them. What
+            workers print is always kept, in ``logs/``; the other two do nothing, with a warning.
     """
 
     name: str | None = None
@@ -248,13 +263,18 @@ class RunConfig:
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     callbacks: Sequence[Any] = ()
     stop: StopCondition | None = None
-    verbose: Literal[0, 1, 2] = 1
+    verbose: Literal[0, 1, 2, 3] = 1
     working_dir: Literal["run", "rank"] | None = None
     resume: Literal["never", "auto", "must"] = "never"
     hang_warning_s: float | None = 30.0
     hang_timeout_s: float | None = None
+    local_dir: str | Path | None = None
+    log_to_file: Any = False
+    progress_reporter: Any = None
+    sync_config: Any = None
 
     def __post_init__(self) -> None:
+        self._take_older_arguments()
         for name, default in (
             ("failure_config", FailureConfig),
             ("checkpoint_config", CheckpointConfig),
@@ -306,6 +326,34 @@ class RunConfig:
                     "None for never."
                 )
         self._check_stop()
+
+    def _take_older_arguments(self) -> None:
+        if self.verbose == 3:
+            object.__setattr__(self, "verbose", 2)
+        if self.local_dir is not None:
+            if self.storage_path is not None:
+                raise ValueError(
+                    f"RunConfig(local_dir={str(self.local_dir)!r}) is the older name of "
+                    "storage_path; give one."
+                )
+            object.__setattr__(self, "storage_path", self.local_dir)
+            object.__setattr__(self, "local_dir", None)
+        for name, why in (
+            ("progress_reporter", "runs and experiments have a display of their own"),
+            ("sync_config", "files are copied to remote storage at every checkpoint and end"),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, None)
+                text = f"RunConfig({name}={value!r}) does nothing: {why}."
+                warnings.warn(text, UserWarning, stacklevel=4)
+        if self.log_to_file not in (False, True, None):
+            text = (
+                f"RunConfig(log_to_file={self.log_to_file!r}) does nothing: what workers print is "
+                "always kept, in the run's logs directory."
+            )
+            object.__setattr__(self, "log_to_file", True)
+            warnings.warn(text, UserWarning, stacklevel=4)
 
     def _check_stop(self) -> None:
         if self.stop is None or callable(self.stop):

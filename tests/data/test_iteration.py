@@ -260,6 +260,11 @@ class TestTensors:
             dataset.to_torch(label_column="y", batch_size=2), batch_size=None
         )
         assert len(list(loader)) == len(list(loader)) == 3
+        processes = torch.utils.data.DataLoader(
+            dataset.to_torch(batch_size=2), batch_size=None, num_workers=1
+        )
+        with pytest.raises(RuntimeError, match="use num_workers=0"):
+            list(processes)
         with pytest.raises(KeyError, match="to_torch: there is no column 'q'"):
             dataset.to_torch(label_column="q")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,13 @@ pytest.importorskip("moto.server")
 def port() -> Iterator[int]:
     with serve() as port:
         yield port
+
+
+@pytest.fixture(autouse=True)
+def disconnected() -> Iterator[None]:
+    """Connections end with what holds them, which an error's traceback does in a cycle."""
+    yield
+    gc.collect()
 
 
 def ids(dataset: Any) -> list[int]:

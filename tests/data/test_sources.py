@@ -172,6 +172,63 @@ class TestParquet:
             list(lockstep.data.read_parquet(file).iter_batches())
 
 
+class TestPartitions:
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        for year in (2023, 2024):
+            for kind in ("a", "b%20c"):
+                folder = tmp_path / f"year={year}" / f"kind={kind}"
+                folder.mkdir(parents=True)
+                pq.write_table(pa.table({"x": [year, 1]}), folder / "part.parquet")
+                (folder / "part.csv").write_text(f"x\n{year}\n1\n")
+        return tmp_path
+
+    @pytest.mark.parametrize("kind", ["parquet", "csv"])
+    def test_directories_add_columns(self, kind: str, tree: Path) -> None:
+        read = getattr(lockstep.data, f"read_{kind}")
+        dataset = read(tree, file_extensions=[kind])
+        assert [(f.name, str(f.type)) for f in dataset.schema()] == [
+            ("x", "int64"),
+            ("year", "int64"),
+            ("kind", "string"),
+        ]
+        assert dataset.count() == 8
+        assert dataset.take_all()[2] == {"x": 2023, "year": 2023, "kind": "b c"}
+        assert all(row["x"] in (row["year"], 1) for row in dataset.random_shuffle().take_all())
+        chosen = dataset.select_columns(["kind"])
+        assert chosen.take(3) == [{"kind": "a"}, {"kind": "a"}, {"kind": "b c"}]
+        assert column(read(tree, file_extensions=[kind], columns=["year"]), "year")[-1] == 2024
+        shard = dataset.prepare(2, order="global").shard(1)
+        assert [b["year"].tolist() for b in shard.iter_batches(batch_size=4)] == [
+            [2023] * 2,
+            [2024] * 2,
+        ]
+        pattern = f"{tree}/year=*/kind=a/*.{kind}"
+        assert column(read(pattern), "year") == [2023, 2023, 2024, 2024]
+        assert read(tree / "year=2023" / "kind=a" / f"part.{kind}").columns() == ["x"]
+
+    def test_filters(self, tree: Path) -> None:
+        def found(filters: str) -> Dataset:
+            return lockstep.data.read_parquet(tree, filters=filters)
+
+        newer = found("year == 2024")
+        assert len(newer.input_files()) == 2  # the others are not even looked at
+        assert newer.count() == 4
+        both = found("year == 2024 and x > 1")
+        assert (both.count(), both.take_all()[0]["x"]) == (2, 2024)
+        assert found("year == 1999").count() == 0
+
+    def test_directories_that_differ(self, tree: Path) -> None:
+        pq.write_table(pa.table({"x": [1]}), tree / "year=2024" / "stray.parquet")
+        with pytest.raises(ValueError, match=r"stray.parquet' is in directories of year, and .*"):
+            lockstep.data.read_parquet(tree)
+
+    def test_a_column_that_is_in_the_files_too(self, tmp_path: Path) -> None:
+        (tmp_path / "x=7").mkdir()
+        pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "x=7" / "a.parquet")
+        assert column(lockstep.data.read_parquet(tmp_path), "x") == [1, 2]
+
+
 class TestCsv:
     def test_blocks_end_with_lines(self, tmp_path: Path, small_blocks: None) -> None:
         text = "x,y\n" + "".join(f"{i},{'a' * (i % 7)}\n" for i in range(200))

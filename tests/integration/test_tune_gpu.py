@@ -15,6 +15,9 @@ from lockstep.errors import InsufficientResourcesError
 from lockstep.train import RunConfig, ScalingConfig
 from lockstep.train.torch import TorchTrainer, get_device
 from lockstep.tune import TuneConfig, Tuner
+from lockstep.tune.launch import Launcher
+from lockstep.tune.machine import Machine, Need
+from lockstep.tune.schedulers import FIFOScheduler
 from tests.integration.tuning import fit, note, notes
 
 
@@ -54,6 +57,32 @@ def test_a_function_with_a_gpu() -> None:
     bound = tune.with_resources(trial, {"cpu": 1, "gpu": 1})
     grid = fit(bound, {"x": tune.grid_search([1.0, 2.0, 3.0])})
     assert [result.metrics["sum"] for result in grid] == [2.0, 4.0, 6.0]
+
+
+@pytest.mark.gpu
+def test_trials_that_take_a_part_of_a_gpu_share_it(tmp_path: Path) -> None:
+    def trial(config: dict[str, Any]) -> None:
+        note(tmp_path, "here", os.environ["CUDA_VISIBLE_DEVICES"])
+        deadline = time.monotonic() + 30
+        while len(notes(tmp_path, "here")) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        tune.report({"together": len(notes(tmp_path, "here"))})
+
+    grid = fit(tune.with_resources(trial, {"cpu": 0.5, "gpu": 0.5}), num_samples=2)
+    assert [result.metrics["together"] for result in grid] == [2, 2]
+    assert len(set(notes(tmp_path, "here"))) == 1
+
+
+@pytest.mark.parametrize("gpus", [0.5, 1, 2])
+def test_gpus_of_functions_and_classes(gpus: float) -> None:
+    class Class(tune.Trainable):
+        pass
+
+    machine = Machine(4.0, ("0", "1"))
+    for trainable in (lambda config: None, Class):
+        bound = tune.with_resources(trainable, {"cpu": 1, "gpu": gpus})
+        launcher = Launcher(bound, RunConfig(), machine, FIFOScheduler())
+        assert launcher.need({}) == Need(1, 1.0, gpus)
 
 
 def test_gpus_that_are_not_there_are_said_at_once() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.create import dataset_of
 from lockstep.data.dataset import Dataset
-from lockstep.data.paths import Paths, list_files
+from lockstep.data.partitions import PartitionedSource, partitions_of, pruned
+from lockstep.data.paths import File, Paths, list_files
+from lockstep.data.source import Source
 
 if TYPE_CHECKING:
     import pyarrow.csv
@@ -35,6 +38,8 @@ def read_parquet(
 ) -> Dataset:
     """Rows of Parquet files.
 
+    Directories named ``column=value`` below ``paths`` add a column.
+
     Args:
         paths: a file, a directory, a glob, a URI (``s3://…``, ``gs://…``), or a list of these.
         filesystem: the Arrow or fsspec filesystem that ``paths`` are on.
@@ -48,11 +53,13 @@ def read_parquet(
     from lockstep.data.parquet import ParquetSource
 
     files = list_files(paths, filesystem, file_extensions, "read_parquet")
-    if filters is None:
+    expression = None if filters is None else from_filters(filters)
+    if partitions_of(files) is not None:
+        return _read(files, ParquetSource, columns, expression)
+    if expression is None:
         source = ParquetSource(files, columns)
         source.schema()
         return dataset_of(source)
-    expression = from_filters(filters)
     return _filtered(dataset_of(ParquetSource(files, None, expression)), columns, expression)
 
 
@@ -80,8 +87,13 @@ def read_csv(
     from lockstep.data.csv import CsvSource
 
     files = list_files(paths, filesystem, file_extensions, "read_csv")
-    source = CsvSource(files, read_options, parse_options, convert_options)
-    return _filtered(dataset_of(source), columns, filters)
+    make = partial(
+        CsvSource,
+        read_options=read_options,
+        parse_options=parse_options,
+        convert_options=convert_options,
+    )
+    return _read(files, make, columns, filters)
 
 
 def read_json(
@@ -107,7 +119,8 @@ def read_json(
     from lockstep.data.json import JsonSource
 
     files = list_files(paths, filesystem, file_extensions, "read_json")
-    return _filtered(dataset_of(JsonSource(files, read_options, parse_options)), columns, filters)
+    make = partial(JsonSource, read_options=read_options, parse_options=parse_options)
+    return _read(files, make, columns, filters)
 
 
 def read_text(
@@ -200,11 +213,28 @@ def read_binary_files(
     return dataset_of(BinarySource(files, include_paths))
 
 
-def _filtered(dataset: Dataset, columns: Sequence[str] | None, filters: Any) -> Dataset:
-    if filters is not None:
-        from lockstep.data.expressions import from_filters
+def _read(
+    files: Sequence[File],
+    make: Callable[[Sequence[File]], Source],
+    columns: Sequence[str] | None,
+    filters: Any,
+) -> Dataset:
+    """Files of one kind, with the columns that their directories' names add."""
+    from lockstep.data.expressions import from_filters
 
-        dataset = dataset.filter(expr=from_filters(filters))
+    expression = None if filters is None else from_filters(filters)
+    partitions = partitions_of(files)
+    if partitions is None:
+        return _filtered(dataset_of(make(files)), columns, expression)
+    if expression is not None:
+        files, partitions = pruned(files, partitions, expression)
+    source = PartitionedSource(make(files), files, partitions)
+    return _filtered(dataset_of(source), columns, expression)
+
+
+def _filtered(dataset: Dataset, columns: Sequence[str] | None, expression: Any) -> Dataset:
+    if expression is not None:
+        dataset = dataset.filter(expr=expression)
     if columns is None:
         return dataset
     there = dataset.schema().names

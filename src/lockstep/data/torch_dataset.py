@@ -37,6 +37,11 @@ def features_and_label(
         """What ``to_torch`` returns."""
 
         def __iter__(self) -> Iterator[tuple[Any, Any]]:
+            if torch.utils.data.get_worker_info() is not None:
+                raise RuntimeError(
+                    "A DataLoader over to_torch() would give every row once for each of its "
+                    "processes; use num_workers=0, since a thread reads ahead already."
+                )
             for batch in batches:
                 yield (
                     _features(batch, features, feature_dtypes, unsqueeze_features),

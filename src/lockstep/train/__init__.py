@@ -13,6 +13,7 @@ from lockstep.config import (
     FailureConfig,
     RunConfig,
     ScalingConfig,
+    SyncConfig,
 )
 from lockstep.errors import TrainingFailedError, WorkerGroupError
 from lockstep.result import Result
@@ -54,6 +55,7 @@ __all__ = [
     "Result",
     "RunConfig",
     "ScalingConfig",
+    "SyncConfig",
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",

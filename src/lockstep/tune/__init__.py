@@ -4,15 +4,33 @@ from __future__ import annotations
 
 from lockstep.callback import Callback
 from lockstep.checkpoint import Checkpoint
-from lockstep.config import CheckpointConfig, FailureConfig, RunConfig
-from lockstep.train.api import get_checkpoint, get_context, report
+from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig
+from lockstep.train.api import (
+    get_checkpoint,
+    get_context,
+    get_trial_dir,
+    get_trial_id,
+    get_trial_name,
+    get_trial_resources,
+    report,
+)
+from lockstep.train.context import TrainContext as TuneContext
 from lockstep.tune import logger, schedulers, search
-from lockstep.tune.legacy import ExperimentAnalysis, run
+from lockstep.tune.analysis import ExperimentAnalysis
+from lockstep.tune.compat import (
+    CLIReporter,
+    JupyterNotebookReporter,
+    ProgressReporter,
+    ResumeConfig,
+)
+from lockstep.tune.error import TuneError
+from lockstep.tune.legacy import run
 from lockstep.tune.parameters import (
     PlacementGroupFactory,
     with_parameters,
     with_resources,
 )
+from lockstep.tune.registry import register_trainable
 from lockstep.tune.result_grid import ResultGrid
 from lockstep.tune.schedulers import create_scheduler
 from lockstep.tune.search import create_searcher
@@ -37,23 +55,34 @@ from lockstep.tune.tune_config import TuneConfig
 from lockstep.tune.tuner import Tuner
 
 __all__ = [
+    "CLIReporter",
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
     "ExperimentAnalysis",
     "FailureConfig",
+    "JupyterNotebookReporter",
     "PlacementGroupFactory",
+    "ProgressReporter",
     "ResultGrid",
+    "ResumeConfig",
     "RunConfig",
     "Stopper",
+    "SyncConfig",
     "Trainable",
     "TuneConfig",
+    "TuneContext",
+    "TuneError",
     "Tuner",
     "choice",
     "create_scheduler",
     "create_searcher",
     "get_checkpoint",
     "get_context",
+    "get_trial_dir",
+    "get_trial_id",
+    "get_trial_name",
+    "get_trial_resources",
     "grid_search",
     "logger",
     "lograndint",
@@ -65,6 +94,7 @@ __all__ = [
     "quniform",
     "randint",
     "randn",
+    "register_trainable",
     "report",
     "run",
     "sample_from",

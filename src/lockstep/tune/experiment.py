@@ -21,17 +21,15 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.journal import Journal, parse_line, read_lines
 from lockstep.records import RunRecords
 from lockstep.storage import Storage
 from lockstep.tune.configs import encode_config
+from lockstep.tune.trial import Trial
 
-if TYPE_CHECKING:
-    from lockstep.tune.trial import Trial
-
-__all__ = ["Experiment", "ExperimentRecords", "TrialRecord", "experiment_numbers"]
+__all__ = ["Experiment", "ExperimentRecords", "Trial", "TrialRecord", "experiment_numbers"]
 
 _JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
 _SPOOL_PREFIX = "lockstep-experiment-"

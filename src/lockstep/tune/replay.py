@@ -17,13 +17,14 @@ from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
 from lockstep.tune.configs import decode_config
 from lockstep.tune.experiment import ExperimentRecords, TrialRecord
+from lockstep.tune.result_grid import ResultGrid
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.space import evaluated_params
 from lockstep.tune.stopper import Stopper
 from lockstep.tune.trial import Trial
 
-__all__ = ["Resumption", "Revived", "outcome", "read_run", "revive"]
+__all__ = ["Resumption", "Revived", "outcome", "read_grid", "read_run", "revive"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,23 @@ def outcome(trial: TrialRecord, run: RunRecords | None) -> str:
     if run is not None and run.state == "failed":
         return "ERROR"
     return "PAUSED" if trial.status == "PAUSED" else "PENDING"
+
+
+def read_grid(records: ExperimentRecords, metric: Any, mode: Any) -> ResultGrid:
+    """What an experiment has achieved so far."""
+    directories: list[str] = []
+    failed: list[int] = []
+    terminated = 0
+    for trial in records.trials.values():
+        run = read_run(records, trial)
+        if run is None:
+            continue
+        how = outcome(trial, run)
+        if how == "ERROR":
+            failed.append(len(directories))
+        terminated += how == "TERMINATED"
+        directories.append(trial.directory)
+    return ResultGrid(records.storage, directories, failed, terminated, metric, mode)
 
 
 def revive(

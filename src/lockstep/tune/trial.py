@@ -125,7 +125,7 @@ class _FinishedTrial(TrialSnapshot):
     """A trial that is over, whose last row is read from its directory when it is asked for."""
 
     @cached_property
-    def last_result(self) -> dict[str, Any]:  # type: ignore[override]
+    def last_result(self) -> dict[str, Any]:
         """The newest row."""
         storage: Storage = vars(self)["storage"]
         try:

@@ -29,7 +29,8 @@ from lockstep.tune.launch import Launcher, check_space, check_trainable
 from lockstep.tune.loop import TuneLoop
 from lockstep.tune.machine import Machine
 from lockstep.tune.progress import ExperimentProgress
-from lockstep.tune.replay import Resumption, Revived, outcome, read_run, revive
+from lockstep.tune.registry import registered_trainable
+from lockstep.tune.replay import Resumption, Revived, read_grid, revive
 from lockstep.tune.result_grid import ResultGrid
 from lockstep.tune.saved import load_tuner, pack_tuner
 from lockstep.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -70,6 +71,8 @@ class Tuner:
     ) -> None:
         if trainable is None:
             raise ValueError("Tuner(trainable=None): give a trainer, a function or a class.")
+        if isinstance(trainable, str):
+            trainable = registered_trainable(trainable)
         check_trainable(trainable)
         for name, value, kind in (
             ("tune_config", tune_config, TuneConfig),
@@ -188,7 +191,8 @@ class Tuner:
             RuntimeError: there are none yet.
         """
         if self._grid is None and self._restored is not None:
-            return _read_grid(ExperimentRecords(self._restored), self._tune_config)
+            config = self._tune_config
+            return read_grid(ExperimentRecords(self._restored), config.metric, config.mode)
         if self._grid is None:
             raise RuntimeError("Tuner.get_results(): there are no results yet; call fit() first.")
         return self._grid
@@ -246,6 +250,10 @@ class Tuner:
         tuner._resumption = Resumption(resume_unfinished, resume_errored, restart_errored)
         tuner._given_anew = bool(given)
         return tuner
+
+    def resume_with(self, resumption: Resumption) -> None:
+        """Internal: which trials to go on with, where ``RunConfig(resume=…)`` finds some."""
+        self._resumption = resumption
 
     @classmethod
     def can_restore(
@@ -388,21 +396,3 @@ def _machine() -> Machine:
         gpus = gpus[: limits.num_gpus]
     cpus = available_cpus() if limits.num_cpus is None else limits.num_cpus
     return Machine(float(cpus), tuple(gpus))
-
-
-def _read_grid(records: ExperimentRecords, tune_config: TuneConfig) -> ResultGrid:
-    directories: list[str] = []
-    failed: list[int] = []
-    terminated = 0
-    for trial in records.trials.values():
-        run = read_run(records, trial)
-        if run is None:
-            continue
-        how = outcome(trial, run)
-        if how == "ERROR":
-            failed.append(len(directories))
-        terminated += how == "TERMINATED"
-        directories.append(trial.directory)
-    return ResultGrid(
-        records.storage, directories, failed, terminated, tune_config.metric, tune_config.mode
-    )

@@ -17,7 +17,7 @@ __all__ = ["MedianStoppingRule"]
 class MedianStoppingRule(TrialScheduler):
     """Stops a trial whose best result is worse than the median of the others' averages so far.
 
-    Times are compared to within half a percent; whole numbers up to 256 exactly.
+    Times are compared to within one percent; whole numbers up to 256 exactly.
 
     Args:
         time_attr: what counts how far a trial is; it must grow.
@@ -146,6 +146,8 @@ class MedianStoppingRule(TrialScheduler):
 def _mark(time: float) -> float:
     """The time, to eight binary digits: so there are few, and a report costs the same for any
     number of trials. Whole numbers up to 256 are exact."""
+    if math.isinf(time):
+        return time
     fraction, exponent = math.frexp(time)
     return math.ldexp(math.floor(fraction * 256), exponent - 8)
 

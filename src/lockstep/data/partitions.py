@@ -1,0 +1,137 @@
+"""Columns that are in the names of directories: ``data/year=2024/kind=a/part-0.parquet``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from lockstep.data.paths import File
+from lockstep.data.source import Block, Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["PartitionedSource", "partitions_of", "pruned"]
+
+_PART = re.compile(r"([A-Za-z_]\w*)=(.*)")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def partitions_of(files: Sequence[File]) -> pa.Table | None:
+    """A row of partition columns for each file; None where the directories have no such names.
+
+    Only directories below the one that was given count.
+
+    Raises:
+        ValueError: a file has other partition columns than the first one.
+    """
+    import pyarrow as pa
+
+    found = [_values(file) for file in files]
+    if not any(found):
+        return None
+    for file, values in zip(files, found, strict=True):
+        if list(values) != list(found[0]):
+            raise ValueError(
+                f"{file.path!r} is in directories of {', '.join(values) or 'no column'}, and "
+                f"{files[0].path!r} in those of {', '.join(found[0]) or 'no column'}; read them as "
+                "two datasets."
+            )
+    return pa.table({name: _typed([values[name] for values in found]) for name in found[0]})
+
+
+def _values(file: File) -> dict[str, str | None]:
+    below = file.path[len(file.storage.root) :].split("/")[:-1]
+    matches = [match for part in below if (match := _PART.fullmatch(part))]
+    return {m[1]: None if m[2] == _NULL else unquote(m[2]) for m in matches}
+
+
+def _typed(values: Sequence[str | None]) -> pa.Array:
+    """Whole numbers where all are, otherwise text."""
+    import pyarrow as pa
+
+    if all(value is None or re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) for value in values):
+        return pa.array([None if value is None else int(value) for value in values], pa.int64())
+    return pa.array(values, pa.string())
+
+
+def pruned(
+    files: Sequence[File], partitions: pa.Table, expression: Any
+) -> tuple[list[File], pa.Table]:
+    """Without the files that an expression on partition columns alone rules out."""
+    import numpy as np
+    import pyarrow as pa
+
+    numbered = partitions.append_column("", pa.array(np.arange(len(files))))
+    try:
+        kept = numbered.filter(expression)[""].to_pylist()
+    except pa.ArrowInvalid:  # it names columns of the files, too
+        return list(files), partitions
+    kept = kept or [0]  # one, for the columns; its rows are ruled out later
+    return [files[place] for place in kept], partitions.take(kept)
+
+
+class PartitionedSource(Source):
+    """The rows of files, with the columns that their directories' names add.
+
+    A column that is in the files themselves is taken from there.
+    """
+
+    def __init__(self, source: Source, files: Sequence[File], partitions: pa.Table) -> None:
+        self._source = source
+        self._rows = {file.path: place for place, file in enumerate(files)}
+        self._partitions = partitions
+
+    def index(self) -> list[Block]:
+        """The files' blocks."""
+        return self._source.index()
+
+    def _added(self) -> list[str]:
+        inside = self._source.schema().names
+        return [name for name in self._partitions.column_names if name not in inside]
+
+    def schema(self) -> pa.Schema:
+        """The files' columns, then those of the directories."""
+        import pyarrow as pa
+
+        added = [self._partitions.schema.field(name) for name in self._added()]
+        return pa.schema([*self._source.schema(), *added])
+
+    def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
+        """A block with its file's values, the same in each row."""
+        return self._whole(self._source.read(block, self._inside(columns), threads), block, columns)
+
+    def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
+        """The same in parts."""
+        for table in self._source.stream(block, self._inside(columns), threads):
+            yield self._whole(table, block, columns)
+
+    def _inside(self, columns: Sequence[str] | None) -> list[str] | None:
+        if columns is None:
+            return None
+        inside = self._source.schema().names
+        # At least one, which says how many rows there are.
+        return [name for name in columns if name in inside] or inside[:1]
+
+    def _whole(self, table: pa.Table, block: Block, columns: Sequence[str] | None) -> pa.Table:
+        import pyarrow as pa
+
+        place = self._rows[block.name]
+        for name in self._added():
+            value = self._partitions[name][place]
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
+        return table if columns is None else table.select(list(columns))
+
+    def count(self, block: Block) -> int:
+        """The files' own."""
+        return self._source.count(block)
+
+    def files(self) -> list[str]:
+        """The files' paths."""
+        return self._source.files()
+
+    def check(self) -> None:
+        """The files' own."""
+        self._source.check()

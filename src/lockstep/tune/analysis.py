@@ -1,0 +1,246 @@
+"""What ``tune.run`` returns: an experiment's trials, and which of them is best."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.callback import TrialStatus
+from lockstep.metrics import flatten
+from lockstep.result import Result
+from lockstep.storage import open_storage
+from lockstep.tune.experiment import ExperimentRecords
+from lockstep.tune.replay import read_grid
+from lockstep.tune.result_grid import ResultGrid
+from lockstep.tune.space import evaluated_params
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow.fs
+
+    from lockstep.checkpoint import Checkpoint
+
+__all__ = ["AnalysedTrial", "ExperimentAnalysis"]
+
+_STATUS: dict[str, TrialStatus] = {"finished": "TERMINATED", "failed": "ERROR"}
+
+
+class AnalysedTrial:
+    """A trial of an experiment that has run, under the names of Ray's ``Trial``.
+
+    Attributes:
+        result: the Result behind it.
+    """
+
+    def __init__(self, result: Result, param_space: Mapping[str, Any] | None = None) -> None:
+        self.result = result
+        self._space = param_space
+
+    @property
+    def trial_id(self) -> str:
+        """Its id."""
+        return str(self.last_result.get("trial_id") or Path(self.path).name)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its config."""
+        return self.result.config
+
+    @property
+    def evaluated_params(self) -> dict[str, Any]:
+        """What of its config was searched; all of it where the space is not known."""
+        if self._space is None:
+            return flatten(self.config)
+        return evaluated_params(self._space, self.config)
+
+    @property
+    def last_result(self) -> dict[str, Any]:
+        """Its last row."""
+        return self.result.metrics
+
+    @property
+    def metric_analysis(self) -> dict[str, dict[str, float]]:
+        """Of each number it reported: the largest, the smallest, the last, and averages."""
+        frame = self.result.metrics_dataframe.select_dtypes("number")
+        return {
+            str(name): {
+                "max": column.max(),
+                "min": column.min(),
+                "avg": column.mean(),
+                "last": column.iloc[-1],
+                "last-5-avg": column.tail(5).mean(),
+                "last-10-avg": column.tail(10).mean(),
+            }
+            for name, column in frame.items()
+        }
+
+    @property
+    def status(self) -> TrialStatus:
+        """``TERMINATED``, ``ERROR``, or ``PENDING`` where it may go on."""
+        return _STATUS.get(self.result.state, "PENDING")
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """Its newest checkpoint."""
+        return self.result.checkpoint
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return self.result.path
+
+    logdir = local_path = path
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a Result has."""
+        if name.startswith("_") or name == "result":
+            raise AttributeError(name)
+        return getattr(self.result, name)
+
+    def __repr__(self) -> str:
+        return f"AnalysedTrial({self.trial_id}, {self.status})"
+
+
+class ExperimentAnalysis:
+    """The results of ``tune.run``, or of the experiment in a directory.
+
+    Args:
+        experiment: a ``ResultGrid`` (it is ``.grid``), or the directory of an experiment.
+        default_metric, default_mode: what is best; by default what the experiment searched for.
+        storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``experiment`` is a path on.
+        param_space: what the experiment searched.
+    """
+
+    def __init__(
+        self,
+        experiment: ResultGrid | str | os.PathLike[str],
+        default_metric: str | None = None,
+        default_mode: str | None = None,
+        *,
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+        param_space: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(experiment, ResultGrid):
+            records = ExperimentRecords(open_storage(experiment, storage_filesystem))
+            default_metric = default_metric or records.header["metric"]
+            default_mode = default_mode or records.header["mode"]
+            experiment = read_grid(records, default_metric, default_mode)
+        self.grid: ResultGrid = experiment
+        self.default_metric = default_metric
+        self.default_mode = default_mode
+        self._space = param_space
+
+    @property
+    def experiment_path(self) -> str:
+        """The experiment's directory."""
+        return self.grid.experiment_path
+
+    @property
+    def trials(self) -> list[AnalysedTrial]:
+        """Every trial."""
+        return [AnalysedTrial(result, self._space) for result in self.grid]
+
+    @property
+    def best_trial(self) -> AnalysedTrial:
+        """The best trial."""
+        return self.get_best_trial()
+
+    @property
+    def best_config(self) -> dict[str, Any]:
+        """The config of the best trial."""
+        return self.best_trial.config
+
+    @property
+    def best_result(self) -> dict[str, Any]:
+        """The last row of the best trial."""
+        return self.best_trial.last_result
+
+    @property
+    def best_checkpoint(self) -> Checkpoint | None:
+        """The best checkpoint of the best trial."""
+        return self.get_best_checkpoint(self.best_trial)
+
+    @property
+    def best_logdir(self) -> str:
+        """The directory of the best trial."""
+        return self.best_trial.path
+
+    @property
+    def best_dataframe(self) -> pd.DataFrame:
+        """Every row of the best trial."""
+        return self.best_trial.result.metrics_dataframe
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Trial id → the trial's last row."""
+        return {trial.trial_id: trial.last_result for trial in self.trials}
+
+    @property
+    def results_df(self) -> pd.DataFrame:
+        """One row a trial, its id as the index."""
+        frame = self.grid.get_dataframe()
+        return frame.set_index("trial_id") if "trial_id" in frame else frame
+
+    @property
+    def trial_dataframes(self) -> dict[str, pd.DataFrame]:
+        """A trial's directory → every row of it."""
+        return {result.path: result.metrics_dataframe for result in self.grid}
+
+    def dataframe(self, metric: str | None = None, mode: str | None = None) -> pd.DataFrame:
+        """One row a trial: the last, or with a metric and a mode the best."""
+        return self.grid.get_dataframe(metric, mode)
+
+    def get_all_configs(self) -> dict[str, dict[str, Any]]:
+        """A trial's directory → its config."""
+        return {result.path: result.config for result in self.grid}
+
+    def get_best_trial(
+        self,
+        metric: str | None = None,
+        mode: str | None = None,
+        scope: str = "last",
+        filter_nan_and_inf: bool = True,
+    ) -> AnalysedTrial:
+        """The best trial; see ``ResultGrid.get_best_result``."""
+        best = self.grid.get_best_result(
+            metric or self.default_metric, mode or self.default_mode, scope, filter_nan_and_inf
+        )
+        return AnalysedTrial(best, self._space)
+
+    def get_best_config(
+        self, metric: str | None = None, mode: str | None = None, scope: str = "last"
+    ) -> dict[str, Any]:
+        """The config of the best trial."""
+        return self.get_best_trial(metric, mode, scope).config
+
+    def get_best_logdir(
+        self, metric: str | None = None, mode: str | None = None, scope: str = "last"
+    ) -> str:
+        """The directory of the best trial."""
+        return self.get_best_trial(metric, mode, scope).path
+
+    def get_best_checkpoint(
+        self,
+        trial: AnalysedTrial | Result,
+        metric: str | None = None,
+        mode: str | None = None,
+    ) -> Checkpoint | None:
+        """A trial's best checkpoint; its newest where there is no metric."""
+        metric, mode = metric or self.default_metric, mode or self.default_mode
+        if metric is None or mode is None:
+            return trial.checkpoint
+        result = trial.result if isinstance(trial, AnalysedTrial) else trial
+        return result.get_best_checkpoint(metric, mode)  # type: ignore[arg-type]
+
+    def get_last_checkpoint(self, trial: AnalysedTrial | Result | None = None) -> Checkpoint | None:
+        """The newest checkpoint of a trial, by default of the best one."""
+        return (trial or self.best_trial).checkpoint
+
+    def __repr__(self) -> str:
+        best = ""
+        with suppress(ValueError):
+            best = f", best config {self.best_config}"
+        return f"ExperimentAnalysis({len(self.grid)} trials in {self.experiment_path!r}{best})"
