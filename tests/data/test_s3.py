@@ -19,6 +19,8 @@ pytest.importorskip("moto.server")
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     with serve() as port:
+        # What Arrow opens on first use and keeps is then there before a test begins.
+        s3_filesystem(port).get_file_info("nothing")
         yield port
 
 
