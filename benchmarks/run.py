@@ -38,7 +38,7 @@ def main() -> int:
     peers_python = _peers_python()
     machine = _machine(peers_python)
     _say(", ".join(f"{key} {value}" for key, value in machine.items()))
-    measured: list[Measurement] = []
+    measured: dict[str, list[Measurement]] = {}
     failed = []
     loads: dict[str, list[float | None]] = {}
     with tempfile.TemporaryDirectory(prefix="lsb-", dir=arguments.dir) as work:
@@ -48,7 +48,7 @@ def main() -> int:
             _say(f"{name}:")
             start = time.monotonic()
             try:
-                measured += importlib.import_module(name).measure(bench)
+                measured[name] = importlib.import_module(name).measure(bench)
             except ProgramFailed as error:
                 failed.append(name)
                 _say(f"{name} failed: {error}")
@@ -57,10 +57,14 @@ def main() -> int:
             if any(load is not None and load > 0.2 for load in busy):
                 _say(f"{name}: other processes were busy, cores before and after: {busy}")
             _say(f"{name}: done in {time.monotonic() - start:.0f} s")
-    rows = [row for measurement in measured for row in _rows(measurement)]
-    _print(rows)
-    whole = set(names) == set(QUESTIONS) and not arguments.quick and not failed
-    _write(machine, loads, measured, rows, whole=whole)
+    rows = {name: [row for m in found for row in _rows(m)] for name, found in measured.items()}
+    _print([row for found in rows.values() for row in found])
+    _write_record(machine, loads, [m for found in measured.values() for m in found])
+    if arguments.quick:
+        _say("the pages are left as they were: a quick run only shows that everything runs")
+    else:
+        for name, found in rows.items():
+            _write_page(name, machine, loads[name], found)
     return 1 if failed else 0
 
 
@@ -169,15 +173,10 @@ def _print(rows: list[Row]) -> None:
     Console(width=max(console.width, 120)).print(table)
 
 
-def _write(
-    machine: dict[str, str],
-    loads: dict[str, list[float | None]],
-    measured: list[Measurement],
-    rows: list[Row],
-    *,
-    whole: bool,
+def _write_record(
+    machine: dict[str, str], loads: dict[str, list[float | None]], measured: list[Measurement]
 ) -> None:
-    RESULTS.mkdir(exist_ok=True)
+    """Every sample, as JSON, beside those of earlier runs."""
     now = datetime.now().astimezone()
     record = {
         "date": now.isoformat(timespec="seconds"),
@@ -204,31 +203,29 @@ def _write(
             for m in measured
         ],
     }
+    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{now:%Y-%m-%d-%H%M%S}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     _say(f"written: {path}")
-    if not whole:
-        _say("latest.md is left as it was: only a full run replaces it")
-        return
+
+
+def _write_page(
+    name: str, machine: dict[str, str], loads: list[float | None], rows: list[Row]
+) -> None:
+    """The question's newest answer."""
     described = ", ".join(f"{key} {value}" for key, value in machine.items())
+    question = (sys.modules[name].__doc__ or name).strip().partition("\n")[0]
+    before, after = ("–" if load is None else f"{load:.1f}" for load in loads)
     lines = [
-        "# lockstep against its peers",
+        f"# {question}",
         "",
-        f"{now:%Y-%m-%d}; {described}. Two torch workers, gloo, medians with the interval that "
-        "noise leaves for the ratio; above 1× lockstep is better; ? means noise hides the answer.",
-        "",
-        f"Cores that other processes kept busy before and after each: {_loads(loads)}.",
+        f"{datetime.now():%Y-%m-%d}; {described}. Medians with the interval that noise leaves for "
+        "the ratio; above 1× lockstep is better; ? means noise hides the answer. Cores that other "
+        f"processes kept busy before and after: {before}, {after}.",
         "",
         *(f"| {' | '.join(row)} |" for row in (HEADINGS, ("---",) * len(HEADINGS), *rows)),
     ]
-    (RESULTS / "latest.md").write_text("\n".join(lines) + "\n")
-
-
-def _loads(loads: dict[str, list[float | None]]) -> str:
-    def shown(load: float | None) -> str:
-        return "–" if load is None else f"{load:.1f}"
-
-    return "; ".join(f"{name} {', '.join(map(shown, pair))}" for name, pair in loads.items())
+    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
