@@ -307,7 +307,7 @@ class RunConfig:
         if self.storage_filesystem is not None and self.storage_path is None:
             raise ValueError("RunConfig(storage_filesystem=…) needs storage_path, a path on it.")
         if self.verbose not in (0, 1, 2):
-            raise ValueError(f"RunConfig(verbose={self.verbose!r}): expected 0, 1 or 2.")
+            raise ValueError(f"RunConfig(verbose={self.verbose!r}): expected 0, 1, 2 or 3.")
         if self.working_dir not in (None, "run", "rank"):
             raise ValueError(
                 f"RunConfig(working_dir={self.working_dir!r}): expected None, 'run' or 'rank'."

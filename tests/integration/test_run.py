@@ -181,7 +181,7 @@ def test_a_trainer_names_what_is_wrong(
         (RunConfig, {"stop": 3}, TypeError, "stop=3"),
         (RunConfig, {"stop": {"loss": "low"}}, ValueError, "'loss': 'low'"),
         (RunConfig, {"stop": {"loss": float("nan")}}, ValueError, "'loss': nan"),
-        (RunConfig, {"verbose": 3}, ValueError, "verbose=3"),
+        (RunConfig, {"verbose": 4}, ValueError, "verbose=4"),
         (RunConfig, {"working_dir": "here"}, ValueError, "working_dir='here'"),
     ],
 )

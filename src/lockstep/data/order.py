@@ -33,8 +33,8 @@ __all__ = [
 Intervals: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 """Pairs (start, stop) of positions in the sequence, ascending, one row each."""
 
-WINDOW_BYTES = 32 << 20
-WINDOW_UNITS = 4
+WINDOW_BYTES = 16 << 20
+WINDOW_UNITS = 2
 """A window of its own choice has at least so many bytes and units, …"""
 WINDOW_MOST_BYTES = 256 << 20
 """… unless that is more than so many bytes."""
