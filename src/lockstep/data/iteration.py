@@ -25,7 +25,7 @@ __all__ = ["DataIterator", "Pass", "Request", "Rows"]
 
 T = TypeVar("T")
 
-AHEAD_BYTES = 32 << 20
+AHEAD_BYTES = 16 << 20
 """How much may lie read and unused."""
 _ROWS_AT_ONCE = 1024
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.paths import File, check_unchanged, open_input, unreadable
-from lockstep.data.source import BLOCK_BYTES, Block, Source
+from lockstep.data.source import Block, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +22,8 @@ _FILES_AT_ONCE = 16
 _LINE = 1 << 16
 """How much is read at a time to find the end of a line."""
 _COUNTED = 1 << 20
+BLOCK_BYTES = 4 << 20
+"""Of text: what is made of it takes several times as much."""
 _NEWLINE, _RETURN = 10, 13
 
 
