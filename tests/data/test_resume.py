@@ -274,6 +274,36 @@ def test_ranks_that_go_on_with_another_local_shuffle_agree() -> None:
         assert sorted(rest + seen) == list(range(40))
 
 
+@pytest.mark.parametrize("progress", [(1, 0), (2, 1), (3, 3)])
+def test_each_rank_has_a_seed_of_its_own(progress: tuple[int, ...]) -> None:
+    plan = lockstep.data.range(40).prepare(2, equal=False)
+
+    def batches(parts: Sequence[DataShard], seeds: Sequence[int | None]) -> list[Any]:
+        return [
+            part.iter_batches(batch_size=5, local_shuffle_buffer_size=10, local_shuffle_seed=seed)
+            for part, seed in zip(parts, seeds, strict=True)
+        ]
+
+    whole = [[ids(b) for b in run] for run in batches(shards(plan, None), (0, 1))]
+    parts = shards(plan, None)
+    running = [iter(run) for run in batches(parts, (0, 1))]
+    seen = [
+        [ids(next(run)) for _ in range(steps)] for run, steps in zip(running, progress, strict=True)
+    ]
+    state = saved(parts)
+    rest = [[ids(b) for b in run] for run in batches(shards(plan, state), (0, 1))]
+    assert [before + after for before, after in zip(seen, rest, strict=True)] == whole
+    # Another seed, or none, is for the epochs after this one.
+    again = shards(plan, state)
+    runs = batches(again, (7, None))
+    rest = [[ids(b) for b in run] for run in runs]
+    flat = [i for share in (*seen, *rest) for batch in share for i in batch]
+    assert sorted(flat) == list(range(40))
+    later = [[ids(b) for b in run] for run in runs]
+    assert later[0] != whole[0]
+    assert sorted(i for share in later for batch in share for i in batch) == list(range(40))
+
+
 def test_a_seed_nobody_chose_travels_with_the_state() -> None:
     (part,) = shards(lockstep.data.range(50).random_shuffle().prepare(1), None)
     running = iter(part.iter_batches(batch_size=20))

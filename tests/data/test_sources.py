@@ -80,6 +80,53 @@ class TestPaths:
         with pytest.raises(ValueError, match="unknown scheme 'ftp'"):
             lockstep.data.read_text("ftp://there/a.txt")
 
+    def test_paths_that_may_be_missing(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+        paths: list[Any] = [tmp_path / "no", tmp_path / "a.parquet", f"{tmp_path}/*.pq"]
+        assert column(lockstep.data.read_parquet(paths, ignore_missing_paths=True), "x") == [1]
+        with pytest.raises(FileNotFoundError, match="no'"):
+            lockstep.data.read_parquet(paths)
+        with pytest.raises(FileNotFoundError, match="no'"):
+            lockstep.data.read_parquet(paths[:1], ignore_missing_paths=True)
+        with pytest.raises(TypeError, match=r"read_csv\(None\): give a path, or a list"):
+            lockstep.data.read_csv(None)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("kind", ["parquet", "csv", "json", "text"])
+    def test_a_column_of_paths(self, kind: str, tmp_path: Path) -> None:
+        data = lockstep.data.from_items([{"x": "a"}, {"x": "b"}, {"x": "c"}])
+        write = data.write_csv if kind == "text" else getattr(data, f"write_{kind}")
+        write(tmp_path, num_rows_per_file=2)
+        files = [str(path) for path in sorted(tmp_path.iterdir())]
+        read = getattr(lockstep.data, f"read_{kind}")
+        dataset = read(tmp_path, include_paths=True)
+        assert set(column(dataset, "path")) == set(files)
+        assert dataset.columns()[-1] == "path"
+        assert dataset.limit(1).take_all()[0]["path"] == files[0]
+        if kind != "text":
+            last = read(tmp_path, include_paths=True, filters=f"path == {files[1]!r}")
+            assert column(last, "x") == ["c"]
+            assert last.select_columns("path").take_all() == [{"path": files[1]}]
+            assert read(tmp_path, include_paths=True, columns=["x"]).columns() == ["x", "path"]
+
+    def test_blocks_in_another_order_each_epoch(self, tmp_path: Path) -> None:
+        lockstep.data.range(40).write_parquet(tmp_path, num_rows_per_file=4)
+        shuffle = lockstep.data.FileShuffleConfig(seed=1)
+
+        def epochs(given: Any) -> list[list[int]]:
+            dataset = lockstep.data.read_parquet(tmp_path, shuffle=given, override_num_blocks=3)
+            batches = dataset.iter_batches(batch_size=4)
+            return [[int(batch["id"][0]) for batch in batches] for _ in range(2)]
+
+        first, second = epochs(shuffle)
+        assert sorted(first) == sorted(second) == list(range(0, 40, 4))
+        assert first != second
+        assert epochs(shuffle) == [first, second] != epochs("files")
+        assert epochs(None) == [list(range(0, 40, 4))] * 2
+        with pytest.raises(ValueError, match="shuffle='rows': give 'files'"):
+            lockstep.data.read_parquet(tmp_path, shuffle="rows")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"read_parquet\(\) has no argument 'coloms'"):
+            lockstep.data.read_parquet(tmp_path, coloms=["id"])
+
     def test_the_files_it_is_read_from(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("one\n")
         dataset = lockstep.data.read_text(tmp_path)
@@ -114,6 +161,30 @@ class TestParquet:
         train, _ = dataset.union(dataset).train_test_split(1)
         assert train.select_columns("y").take_all() == [{"y": 2}]
         assert asked == [["z"], ["y"]]
+
+    def test_a_filter_and_columns_read_no_other_columns(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import pyarrow.compute as pc
+
+        table = pa.table({"x": range(5), "y z": range(5), "w": range(5), "s": [{"a": 1}] * 5})
+        pq.write_table(table, tmp_path / "a.parquet")
+        asked = []
+        read = pq.ParquetFile.read_row_group
+
+        def listening(self: Any, group: int, columns: Any = None, **options: Any) -> Any:
+            asked.append(columns)
+            return read(self, group, columns=columns, **options)
+
+        monkeypatch.setattr(pq.ParquetFile, "read_row_group", listening)
+        few = lockstep.data.read_parquet(tmp_path, columns=["w"], filters="x > 3")
+        assert few.take_all() == [{"w": 4}]
+        spaced = lockstep.data.read_parquet(tmp_path).filter(expr=pc.field("y z") > 2)
+        assert spaced.filter(expr="x < 4").select_columns(["x"]).take_all() == [{"x": 3}]
+        nested = lockstep.data.read_parquet(tmp_path).filter(expr=pc.field("s", "a") == 1)
+        assert nested.select_columns(["x"]).count() == 5
+        assert nested.select_columns(["x"]).take(1) == [{"x": 0}]
+        assert asked == [["x", "w"], ["x", "y z"], table.column_names]
 
     def test_filters(self, tmp_path: Path) -> None:
         pq.write_table(
@@ -292,7 +363,7 @@ class TestCsv:
 
         with pytest.raises(ValueError, match=r"'y' looks like string in '.*b.csv' but like int64"):
             read("a.csv", "b.csv").count()
-        with pytest.raises(ValueError, match=r"c.csv' has no column 'y' than '.*a.csv'"):
+        with pytest.raises(ValueError, match=r"c.csv' has no column 'y', which is in '.*a.csv'"):
             read("a.csv", "c.csv").count()
         assert read("a.csv", "d.csv").take_all() == [{"x": 1.0, "y": 2}, {"x": 1.5, "y": None}]
 
@@ -386,6 +457,9 @@ class TestJson:
         (tmp_path / "d.json").write_text("")
         with pytest.raises(StorageError, match=r"d.json': it is empty"):
             lockstep.data.read_json(tmp_path / "d.json").take_all()
+        (tmp_path / "e.json").write_text('[{"y": 1, "x": 1}, {"y": 2, "x": "a"}]')
+        with pytest.raises(StorageError, match=r"e.json': column 'x': Could not convert 'a'"):
+            lockstep.data.read_json(tmp_path / "e.json").count()
 
     def test_files_that_differ(self, tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text('{"x": 1}\n')
@@ -448,7 +522,7 @@ class TestWholeFiles:
         batch = lockstep.data.read_images(tmp_path, size=(8, 5), mode="L").take_batch(2)
         assert batch["image"].shape == (2, 8, 5)
         (tmp_path / "c.png").write_text("no")
-        with pytest.raises(StorageError, match=r"Could not read '.*c.png': cannot identify image"):
+        with pytest.raises(StorageError, match=r"Could not read '.*c.png': it is no image"):
             lockstep.data.read_images(tmp_path).take_all()
         with pytest.raises(ValueError, match=r"give \(height, width\)"):
             lockstep.data.read_images(tmp_path, size=(3,))  # type: ignore[arg-type]
@@ -475,9 +549,17 @@ class TestMemory:
         with pytest.raises(ValueError, match="override_num_blocks=0"):
             lockstep.data.from_items([1], override_num_blocks=0)
 
+        with pytest.raises(ValueError, match=r"from_items, column 'b': Could not convert 'x'"):
+            lockstep.data.from_items([{"a": 1, "b": 1}, {"a": 1, "b": "x"}])
+        assert lockstep.data.from_items(range(9), parallelism=3).num_blocks() == 3
+
     def test_pandas(self) -> None:
         import pandas as pd
 
+        with pytest.raises(ValueError, match=r"from_pandas, column 'b': Could not convert 'x'"):
+            lockstep.data.from_pandas(pd.DataFrame({"a": [1, 2], "b": [1, "x"]}))
+        with pytest.raises(TypeError, match=r"from_pandas\(\) got 3; give a data frame"):
+            lockstep.data.from_pandas([3])  # type: ignore[list-item]
         frame = pd.DataFrame({"x": [1, 2], "s": ["a", None]}, index=[5, 6])
         dataset = lockstep.data.from_pandas(frame)
         pd.testing.assert_frame_equal(dataset.to_pandas(), frame.reset_index(drop=True))

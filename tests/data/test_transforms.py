@@ -18,6 +18,7 @@ import pytest
 
 import lockstep.data
 from lockstep.data import Dataset
+from lockstep.errors import StorageError
 
 
 def ids(dataset: Dataset, name: str = "id") -> list[Any]:
@@ -53,6 +54,10 @@ class TestMapBatches:
         assert seen == [4, 4, 2, 4, 4, 2]
         with pytest.raises(ValueError, match="batch_size=0"):
             blocks(20).map_batches(note, batch_size=0)
+        for size in (None, "auto", "default"):
+            del seen[:]
+            assert blocks(20, 2).map_batches(note, batch_size=size).count() == 20
+            assert seen == [10, 10]
 
     def test_arguments(self) -> None:
         def add(batch: dict[str, Any], one: int, *, two: int) -> dict[str, Any]:
@@ -99,9 +104,13 @@ class TestMapBatches:
         assert len({row["who"] for row in rows}) == 3
         together.reset()
         assert len(blocks(12, 1).map_batches(Meeting, concurrency=(1, 3)).take_all()) == 12
-        pool = lockstep.data.ActorPoolStrategy(size=3)
-        together.reset()
-        assert len(blocks(12, 1).map_batches(Meeting, compute=pool).take_all()) == 12
+        for pool in (
+            lockstep.data.ActorPoolStrategy(size=3),
+            lockstep.data.ActorPoolStrategy(min_size=1, max_size=3, initial_size=2),
+            lockstep.data.TaskPoolStrategy(size=3),
+        ):
+            together.reset()
+            assert len(blocks(12, 1).map_batches(Meeting, compute=pool).take_all()) == 12
         with pytest.raises(ValueError, match="concurrency=0"):
             blocks(12).map_batches(Meeting, concurrency=0)
         with pytest.raises(TypeError, match="compute=3: give an ActorPoolStrategy"):
@@ -127,6 +136,11 @@ class TestMapBatches:
         assert frame["image"][1].shape == (2, 3)
         again = dataset.map_batches(lambda frame: frame, batch_format="pandas")
         assert again.take_batch(6)["image"].shape == (6, 2, 3)
+
+    def test_what_cannot_be_a_tensor(self) -> None:
+        dataset = lockstep.data.from_items([{"x": 1, "s": "a"}])
+        with pytest.raises(TypeError, match=r"Column 's' of type str .* cannot be a tensor"):
+            dataset.map_batches(lambda batch: batch, batch_format="torch").take(1)
 
     def test_a_batch_can_be_written_to(self) -> None:
         def in_place(batch: dict[str, Any]) -> dict[str, Any]:
@@ -193,6 +207,30 @@ class TestMapBatches:
             == expected
         )
         assert ids(said.limit(4)) == expected[:4]
+
+    def test_rays_name_for_a_number_of_rows_that_changes(self) -> None:
+        def first(batch: dict[str, Any]) -> dict[str, Any]:
+            return {"id": batch["id"][:1]}
+
+        fewer = blocks(10, 2).map_batches(first, udf_modifying_row_count=True)
+        assert fewer.prepare(2).rows == 2
+        with pytest.raises(ValueError, match="returned 1 rows for"):
+            blocks(10, 2).map_batches(first, udf_modifying_row_count=False).limit(9).take_all()
+
+    def test_what_rays_scheduler_is_told(self) -> None:
+        hints: dict[str, Any] = {"num_gpus": 1, "resources": {"tpu": 1}, "max_retries": 2}
+        dataset = blocks(4).map_batches(lambda batch: batch, **hints).map(lambda row: row, **hints)
+        dataset = dataset.flat_map(lambda row: [row], **hints).filter(lambda row: True, **hints)
+        dataset = dataset.add_column("x", lambda frame: frame["id"], **hints)
+        dataset = dataset.select_columns(["id", "x"], **hints).drop_columns("x", **hints)
+        assert ids(dataset.rename_columns({"id": "y"}, **hints), "y") == [0, 1, 2, 3]
+        assert sorted(ids(blocks(4).random_shuffle(seed=1, **hints))) == [0, 1, 2, 3]
+        with pytest.raises(TypeError, match=r"random_shuffle\(\) has no argument 'sede'"):
+            blocks(4).random_shuffle(sede=1)
+        with pytest.raises(TypeError, match=r"map_batches\(\) has no argument 'batchsize'"):
+            blocks(4).map_batches(lambda batch: batch, batchsize=3)
+        with pytest.raises(TypeError, match=r"drop_columns\(\) has no argument 'axis'"):
+            blocks(4).drop_columns("id", axis=1)
 
 
 class TestRows:
@@ -346,12 +384,28 @@ class TestArrangements:
         with pytest.raises(ValueError, match="whose column 'id' is int64 and string"):
             blocks(2).union(lockstep.data.from_items([{"id": "a"}])).prepare(1)
 
+    def test_a_union_with_nothing(self) -> None:
+        nothing = lockstep.data.from_items([])
+        for both in (nothing.union(blocks(3)), blocks(3).union(nothing)):
+            assert (ids(both), both.columns()) == ([0, 1, 2], ["id"])
+        assert nothing.union(nothing).count() == 0
+        with pytest.raises(TypeError, match=r"union\(\[1\]\): give datasets"):
+            blocks(3).union([1])  # type: ignore[arg-type]
+
+    def test_rows_with_different_columns(self) -> None:
+        odd = blocks(20, 4).map(lambda row: {"id": 1} if row["id"] < 7 else {"id": 1, "x": 2})
+        assert odd.take_all()[-1] == {"id": 1, "x": 2}
+        with pytest.raises(ValueError, match="Column 'x' is in some of the rows only"):
+            list(odd.iter_batches(batch_size=20))
+
     def test_zip(self) -> None:
         other = blocks(4, 1).rename_columns({"id": "n"})
         zipped = blocks(4).zip(other, blocks(4))
         assert zipped.take(2)[1] == {"id": 1, "n": 1, "id_1": 1}
         with pytest.raises(ValueError, match="datasets of 4 and 3 rows"):
             blocks(4).zip(blocks(3)).count()
+        with pytest.raises(TypeError, match=r"zip\(3\): give datasets"):
+            blocks(4).zip(3)  # type: ignore[arg-type]
 
     def test_sort(self) -> None:
         dataset = lockstep.data.from_items([{"a": i % 3, "b": i} for i in range(6)])
@@ -362,6 +416,7 @@ class TestArrangements:
             dataset.sort("x").take_all()
         with pytest.raises(ValueError, match="one direction, or one for each"):
             dataset.sort("a", descending=[True, False])
+        assert dataset.flat_map(lambda row: []).sort("b").take_all() == []
 
     def test_repartition(self) -> None:
         dataset = blocks(20, 1).repartition(6)
@@ -523,6 +578,25 @@ class TestAggregates:
         dataset = lockstep.data.from_items([{"x": v} for v in ("b", None, "a", "b")] * 3)
         assert dataset.repartition(5).unique("x") == ["b", None, "a"]
         assert dataset.unique("x", ignore_nulls=True) == ["b", "a"]
+        late = blocks(4).map(lambda row: {"x": None if row["id"] < 2 else 5})
+        assert late.unique("x") == [None, 5]
+        with pytest.raises(KeyError, match="unique: there is no column 'y'; there are x"):
+            dataset.unique("y")
+
+    def test_only_the_columns_asked_for_are_read(self, tmp_path: Path) -> None:
+        file = tmp_path / "a.parquet"
+        pq.write_table(pa.table({"x": range(1000), "y": range(1000)}), file, compression="none")
+        chunk = pq.ParquetFile(file).metadata.row_group(0).column(1)
+        with file.open("r+b") as damaged:
+            damaged.seek(chunk.file_offset or chunk.data_page_offset)
+            damaged.write(b"\xff" * 100)
+        dataset = lockstep.data.read_parquet(file)
+        with pytest.raises(StorageError, match=r"a\.parquet"):
+            dataset.sum()
+        assert (dataset.sum("x"), dataset.max(["x"])) == (499500, {"max(x)": 999})
+        assert dataset.unique("x") == list(range(1000))
+        with pytest.raises(KeyError, match="mean: there is no column 'z'; there are x, y"):
+            dataset.mean("z")
 
 
 class TestOutputs:
@@ -532,6 +606,8 @@ class TestOutputs:
         assert dataset.to_arrow().to_pylist() == dataset.take_all()
         assert dataset.to_numpy("x").tolist() == [1, 2]
         assert set(dataset.to_numpy()) == {"x", "s"}
+        with pytest.raises(KeyError, match="to_numpy: there is no column 'y'; there are x, s"):
+            dataset.to_numpy("y")
         with pytest.raises(ValueError, match="more than limit=1 rows"):
             dataset.to_pandas(limit=1)
         with pytest.raises(ValueError, match="there are more rows"):
@@ -555,6 +631,30 @@ class TestOutputs:
         assert read(tmp_path / "out").take_all() == dataset.take_all()
         with pytest.raises(ValueError, match="num_rows_per_file=0"):
             write(tmp_path / "out", num_rows_per_file=0)
+
+    def test_files_of_an_earlier_write(self, tmp_path: Path) -> None:
+        def rows() -> list[int]:
+            return sorted(ids(lockstep.data.read_parquet(tmp_path)))
+
+        blocks(3).write_parquet(tmp_path, num_rows_per_file=2)
+        (tmp_path / "notes.txt").write_text("not ours")
+        assert blocks(2).write_parquet(tmp_path, concurrency=2) == ["part-00002.parquet"]
+        assert rows() == [0, 0, 1, 1, 2]
+        assert blocks(9).write_parquet(tmp_path, mode="ignore") == []
+        with pytest.raises(FileExistsError, match=r"'part-00000\.parquet' of an earlier write"):
+            blocks(9).write_parquet(tmp_path, mode="error")
+        assert rows() == [0, 0, 1, 1, 2]
+        blocks(4).write_parquet(tmp_path, mode="overwrite", min_rows_per_file=3)
+        assert rows() == [0, 1, 2, 3]
+        assert len(list(tmp_path.iterdir())) == 3
+        with pytest.raises(ValueError, match="mode='new' is not known; give 'append'"):
+            blocks(4).write_parquet(tmp_path, mode="new")
+
+    def test_numbers_in_json_keep_their_digits(self, tmp_path: Path) -> None:
+        numbers = [1 / 3, 1e-20, 12345.678901234567]
+        lockstep.data.from_items([{"x": x} for x in numbers]).write_json(tmp_path)
+        again = ids(lockstep.data.read_json(tmp_path), "x")
+        assert again == pytest.approx(numbers, rel=1e-12, abs=0)
 
     def test_tensors_in_files(self, tmp_path: Path) -> None:
         dataset = lockstep.data.range_tensor(4, shape=(2, 3))

@@ -156,11 +156,14 @@ class Squares(torch.utils.data.Dataset[dict[str, int]]):
 
 
 class RayDataset:
-    """Has what a Ray Data dataset is asked for."""
+    """Has what a Ray Data dataset is asked for; one without rows has no batches."""
+
+    def __init__(self, rows: int = 8) -> None:
+        self.rows = rows
 
     def iter_batches(self, *, batch_size: None, batch_format: str) -> Any:
         assert (batch_size, batch_format) == (None, "pyarrow")
-        yield from (pa.table({"id": [0, 1, 2]}), pa.table({"id": [3, 4, 5, 6, 7]}))
+        yield from (pa.table({"id": list(range(n, n + 4))}) for n in range(0, self.rows, 4))
 
 
 RayDataset.__module__ = "ray.data.dataset"
@@ -247,6 +250,8 @@ def test_an_empty_dataset_is_an_error_before_training() -> None:
     empty = lockstep.data.from_arrow(TABLE.slice(0, 0))
     with pytest.raises(ValueError, match=r"datasets\['train'\] is empty"):
         fit(never, datasets={"train": empty})
+    with pytest.raises(ValueError, match=r"datasets\['train'\] is empty"):
+        fit(never, datasets={"train": RayDataset(0)})
 
 
 def test_fewer_rows_than_workers_is_an_error_before_training() -> None:
@@ -404,7 +409,7 @@ def test_waiting_is_measured() -> None:
     def slowly(batch: dict[str, Any]) -> dict[str, Any]:
         import time
 
-        time.sleep(0.03)
+        time.sleep(0.1)
         return batch
 
     def ask() -> None:

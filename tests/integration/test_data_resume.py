@@ -249,6 +249,7 @@ train.DataParallelTrainer(
 """
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_killed_driver_costs_no_row(tmp_path: Path, size: int) -> None:
     tests, storage = str(Path(__file__).parents[2]), str(tmp_path / "results")
@@ -256,7 +257,7 @@ def test_a_killed_driver_costs_no_row(tmp_path: Path, size: int) -> None:
     script = tmp_path / "driver.py"
     script.write_text(source)
     done = subprocess.run(
-        [sys.executable, str(script)], env={"PYTHONPATH": str(SRC)}, timeout=50, check=False
+        [sys.executable, str(script)], env={"PYTHONPATH": str(SRC)}, timeout=120, check=False
     )
     assert done.returncode == -signal.SIGKILL
     path = Result.from_path(tmp_path / "results" / "run").path

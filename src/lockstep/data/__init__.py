@@ -4,6 +4,12 @@ A dataset is read lazily, transformed in the worker that uses its rows, and divi
 without a coordinator: each rank finds its rows from the dataset's index.
 """
 
+from lockstep.data.compat import (
+    DataContext,
+    ExecutionOptions,
+    ExecutionResources,
+    FileShuffleConfig,
+)
 from lockstep.data.config import DataConfig, DatasetConfig
 from lockstep.data.create import (
     from_arrow,
@@ -28,16 +34,21 @@ from lockstep.data.read import (
     read_text,
 )
 from lockstep.data.shard import DataShard, ShardPlan, merge_states
-from lockstep.data.transforms import ActorPoolStrategy
+from lockstep.data.transforms import ActorPoolStrategy, TaskPoolStrategy
 
 __all__ = [
     "ActorPoolStrategy",
     "DataConfig",
+    "DataContext",
     "DataIterator",
     "DataShard",
     "Dataset",
     "DatasetConfig",
+    "ExecutionOptions",
+    "ExecutionResources",
+    "FileShuffleConfig",
     "ShardPlan",
+    "TaskPoolStrategy",
     "from_arrow",
     "from_huggingface",
     "from_items",

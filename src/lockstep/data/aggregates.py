@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.data.base import DatasetBase
 from lockstep.data.columns import to_values
-from lockstep.data.ops import SelectColumns, known
+from lockstep.data.ops import SelectColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,11 +51,12 @@ class Aggregates(DatasetBase):
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        seen = None
-        for table in self._then(SelectColumns((column,)))._tables():
-            values = pc.unique(table.column(0))
-            seen = values if seen is None else pc.unique(pa.concat_arrays([seen, values]))
-        values = [] if seen is None else to_values(seen)
+        found: list[pa.Table] = []
+        for table in self._then(SelectColumns((column,), "unique"))._tables():
+            found.append(pa.table({column: pc.unique(table.column(0))}))
+            whole = pa.concat_tables(found, promote_options="permissive")
+            found = [pa.table({column: pc.unique(whole.column(0))})]
+        values = to_values(found[0].column(0)) if found else []
         return [value for value in values if not (ignore_nulls and value is None)]
 
     def _aggregate(
@@ -63,9 +64,9 @@ class Aggregates(DatasetBase):
     ) -> Any:
         wanted = None if on is None else [on] if isinstance(on, str) else list(on)
         moments: dict[str, _Moments] = {name: _Moments() for name in wanted or ()}
-        for table in self._tables():
-            names = known(wanted or table.column_names, table.column_names, kind)
-            for name in names:
+        columns = self._then(SelectColumns(tuple(moments), kind)) if moments else self
+        for table in columns._tables():
+            for name in table.column_names:
                 moments.setdefault(name, _Moments()).add(table[name], kind, name)
         results = {
             f"{kind}({name})": found.result(kind, ignore_nulls, ddof)

@@ -10,12 +10,14 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.base import DatasetBase, after
+from lockstep.data.compat import only_hints
 from lockstep.data.hashing import draw_seed, hash_range, key_of
 from lockstep.data.ops import CastColumns, Operation, Sample, known
 from lockstep.data.order import Group, Shuffle, read_windows, total_rows, windows_of
 from lockstep.data.schema import known_schema, schema_of, unified
 from lockstep.data.source import Block, MemorySource, Source
 from lockstep.data.unit import Reader, Unit
+from lockstep.data.whole import seed_or_none, whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,23 +36,22 @@ class Arranging(DatasetBase):
 
     def limit(self, limit: int) -> Dataset:
         """The first so many rows."""
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise ValueError(f"limit({limit!r}): give a number of rows, 0 or more.")
-        return self._derive(lambda groups: _first_rows(self, groups, limit))
+        rows = whole(f"limit({limit!r})", limit)
+        return self._derive(lambda groups: _first_rows(self, groups, rows))
 
     def union(self, *other: Dataset) -> Dataset:
         """The rows of this one, then those of the others."""
         from lockstep.data.dataset import Dataset
 
-        for one in other:
-            if not isinstance(one, DatasetBase):
-                raise TypeError(f"union({one!r}): give datasets.")
+        _only_datasets("union", other)
         parts: list[DatasetBase] = [self, *other]
         return Dataset(lambda: _union([part._groups() for part in parts]))
 
     def zip(self, *other: Dataset) -> Dataset:
         """The columns of this one and of others with as many rows, side by side."""
         from lockstep.data.dataset import Dataset
+
+        _only_datasets("zip", other)
 
         def make() -> list[Group]:
             import pyarrow as pa
@@ -89,6 +90,8 @@ class Arranging(DatasetBase):
 
         def make() -> list[Group]:
             table = _table(self)
+            if not table.column_names:  # no rows came, so nobody knows what columns they have
+                return table_groups(table)
             known(keys, table.column_names, "sort")
             order = [
                 (name, "descending" if down else "ascending")
@@ -105,16 +108,19 @@ class Arranging(DatasetBase):
         *,
         shuffle: bool = False,
     ) -> Dataset:
-        """Other pieces to read it in: so many, or of so many rows; the rows stay where they are."""
+        """Other pieces to read it in: about so many, or of at most so many rows.
+
+        Blocks are cut, not put together, and the rows stay where they are.
+        """
         if (num_blocks is None) == (target_num_rows_per_block is None):
             raise ValueError("repartition() takes num_blocks or target_num_rows_per_block: one.")
         wanted = num_blocks if target_num_rows_per_block is None else target_num_rows_per_block
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-            raise ValueError(f"repartition({wanted!r}): give 1 or more.")
+        number = whole(f"repartition({wanted!r})", wanted, 1)
 
         def change(groups: list[Group]) -> list[Group]:
-            total = total_rows(groups)
-            size = target_num_rows_per_block or max(1, -(-total // (num_blocks or 1)))
+            size = number
+            if num_blocks is not None:
+                size = max(1, -(-total_rows(groups) // number))
             return [replace(group, units=_resized(group.units, size)) for group in groups]
 
         made = self._derive_counted(change)
@@ -126,6 +132,7 @@ class Arranging(DatasetBase):
         seed: int | None = None,
         window: int | str | None = "auto",
         num_blocks: int | None = None,
+        **hints: Any,
     ) -> Dataset:
         """The rows in a random order, another one in each epoch.
 
@@ -137,23 +144,25 @@ class Arranging(DatasetBase):
                 worker then reads all blocks and holds its part of the rows in memory. A number: the
                 blocks (row groups) change places, and each so many rows that follow each other then
                 are permuted; memory holds those only. ``"auto"``: full for what is in memory
-                already, for files four blocks and at least 32 MB (fewer blocks where those are more
-                than 256 MB).
+                already, for files two blocks and at least 16 MB (one block where that is more than
+                256 MB).
             num_blocks: ``repartition`` it so first.
+            hints: of Ray's scheduler (``num_cpus``, …): accepted, nothing here needs them.
         """
+        only_hints("random_shuffle", hints)
         rows: int | None
         if window == "auto":
             rows = None
         elif window is None or window == "full":
             rows = 0
-        elif isinstance(window, int) and not isinstance(window, bool) and window > 0:
-            rows = window
-        else:
+        elif isinstance(window, str):
             raise ValueError(
                 f"random_shuffle(window={window!r}): give 'auto', 'full' or a number of rows."
             )
-        whole = self if num_blocks is None else self.repartition(num_blocks)
-        return whole._shuffled(_seed("random_shuffle", seed), rows, True, seed is None)
+        else:
+            rows = whole(f"random_shuffle(window={window!r})", window, 1)
+        pieces = self if num_blocks is None else self.repartition(num_blocks)
+        return pieces._shuffled(_seed("random_shuffle", seed), rows, True, seed is None)
 
     def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
         """The blocks in a random order, another one in each epoch; the rows inside stay put."""
@@ -213,8 +222,7 @@ class Arranging(DatasetBase):
         self, n: int, *, equal: bool = False, locality_hints: Sequence[Any] | None = None
     ) -> list[Dataset]:
         """``n`` datasets; ``equal`` drops what is left over (``locality_hints`` is not needed)."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"split({n!r}): give a number of parts, 1 or more.")
+        n = whole(f"split({n!r})", n, 1)
         total = total_rows(self._counted())
         bounds = [(total // n if equal else 0) * part for part in range(n + 1)]
         if not equal:
@@ -247,20 +255,23 @@ class Arranging(DatasetBase):
         return self._derive_counted(lambda groups: _part(groups, start, stop))
 
 
+def _only_datasets(doing: str, given: Sequence[Any]) -> None:
+    for one in given:
+        if not isinstance(one, DatasetBase):
+            raise TypeError(f"{doing}({one!r}): give datasets.")
+
+
 def _seed(doing: str, seed: int | None) -> int:
-    if seed is None:
-        return draw_seed()
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"{doing}(seed={seed!r}): give a whole number or None.")
-    return seed
+    number = seed_or_none(doing, seed)
+    return draw_seed() if number is None else number
 
 
 def source_groups(source: Source) -> list[Group]:
     """A source's blocks, as a dataset's groups."""
     # One that is empty, where there are none: it knows the columns.
     blocks = source.index() or [Block((), 0, 0)]
-    whole: tuple[Operation, ...] = ()
-    return [Group([Unit(source, block, whole, rows=block.rows) for block in blocks])]
+    chain: tuple[Operation, ...] = ()
+    return [Group([Unit(source, block, chain, rows=block.rows) for block in blocks])]
 
 
 def table_groups(table: pa.Table) -> list[Group]:
@@ -277,11 +288,15 @@ def _table(dataset: DatasetBase) -> pa.Table:
 
 def _union(parts: Sequence[list[Group]]) -> list[Group]:
     """One after the other; numbers of different types are made the same."""
-    schemas = [schema for groups in parts if (schema := known_schema(groups)) is not None]
-    if len(schemas) == len(parts):
-        whole = reduce(unified, schemas)
+    found = [(groups, known_schema(groups)) for groups in parts]
+    # Without columns there are no rows: nothing that would have to fit.
+    found = [(groups, schema) for groups, schema in found if schema is None or schema.names]
+    parts = [groups for groups, _ in found] or parts[:1]
+    schemas = [schema for _, schema in found if schema is not None]
+    if schemas and len(schemas) == len(parts):
+        union = reduce(unified, schemas)
         parts = [
-            groups if schema.types == whole.types else after(groups, CastColumns(whole))
+            groups if schema.types == union.types else after(groups, CastColumns(union))
             for groups, schema in zip(parts, schemas, strict=True)
         ]
     return _plain_joined([group for groups in parts for group in groups])

@@ -145,6 +145,13 @@ def cut_arrays(
 def _stacked(parts: list[dict[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
     if len(parts) == 1:
         return parts[0]
+    for part in parts:
+        odd = part.keys() ^ parts[0].keys()
+        if odd:
+            raise ValueError(
+                f"Column {min(odd)!r} is in some of the rows only; make functions of map, flat_map "
+                "and map_batches, and the parts of a union, return the same columns for all rows."
+            )
     return {name: _end_to_end([part[name] for part in parts]) for name in parts[0]}
 
 

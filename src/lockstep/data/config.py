@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from lockstep.data.compat import ExecutionOptions
+from lockstep.data.whole import seed_or_none
 
 __all__ = ["DataConfig", "DatasetConfig"]
 
@@ -41,16 +44,21 @@ class DataConfig:
                 raise ValueError(
                     f"DataConfig(datasets_to_split={names!r}): give 'all' or a list of names."
                 )
-        elif not all(isinstance(name, str) for name in names):
-            raise TypeError(f"DataConfig(datasets_to_split={names!r}): names must be strings.")
+        elif not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+            raise TypeError(
+                f"DataConfig(datasets_to_split={names!r}): names must be strings; give 'all' or a "
+                "list of names."
+            )
         if self.order not in ("local", "global"):
             raise ValueError(f"DataConfig(order={self.order!r}): give 'local' or 'global'.")
         if not isinstance(self.equal, bool):
             raise TypeError(f"DataConfig(equal={self.equal!r}): give True or False.")
-        if self.seed is not None and (
-            isinstance(self.seed, bool) or not isinstance(self.seed, int)
-        ):
-            raise TypeError(f"DataConfig(seed={self.seed!r}): give a whole number or None.")
+        object.__setattr__(self, "seed", seed_or_none("DataConfig", self.seed))
+
+    @staticmethod
+    def default_ingest_options() -> ExecutionOptions:
+        """What Ray's scripts change and give back as ``execution_options``."""
+        return ExecutionOptions()
 
     def splits(self, name: str) -> bool:
         """Whether a dataset is divided, rather than given to every worker whole."""

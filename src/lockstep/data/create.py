@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrange import source_groups
 from lockstep.data.columns import to_arrow
+from lockstep.data.compat import only_hints
 from lockstep.data.dataset import Dataset
 from lockstep.data.formats import from_rows, to_table
 from lockstep.data.items import ItemSource, row_of
 from lockstep.data.source import MemorySource, RangeSource, Source
 from lockstep.data.views import without_views
+from lockstep.data.whole import whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,18 +43,28 @@ def _in_memory(table: Any, blocks: int | None = None) -> Dataset:
     return dataset_of(MemorySource(table, max(rows, 1) if rows is not None else None))
 
 
-def _blocks(count: int | None) -> int | None:
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ValueError(f"override_num_blocks={count!r}: give 1 or more, or None.")
-    return count
+def _blocks(count: int | None, parallelism: int = -1) -> int | None:
+    if count is None and parallelism != -1:
+        count = parallelism
+    return None if count is None else whole(f"override_num_blocks={count!r}", count, 1)
 
 
-def from_items(items: Iterable[Any], *, override_num_blocks: int | None = None) -> Dataset:
-    """A dataset of Python objects: dicts as rows, anything else in a column ``"item"``."""
+def from_items(
+    items: Iterable[Any], *, parallelism: int = -1, override_num_blocks: int | None = None
+) -> Dataset:
+    """A dataset of Python objects: dicts as rows, anything else in a column ``"item"``.
+
+    Args:
+        items: a list of them.
+        parallelism: the older name of ``override_num_blocks``.
+        override_num_blocks: how many pieces to read it in.
+    """
     rows = list(items)
     if not all(isinstance(item, Mapping) for item in rows):
         rows = [{"item": item} for item in rows]
-    return _in_memory(from_rows(rows), _blocks(override_num_blocks))
+    return _in_memory(
+        from_rows(rows, None, "from_items"), _blocks(override_num_blocks, parallelism)
+    )
 
 
 def from_pandas(
@@ -62,6 +74,9 @@ def from_pandas(
     import pyarrow as pa
 
     frames = [dfs] if hasattr(dfs, "iloc") else list(dfs)
+    for frame in frames:
+        if not hasattr(frame, "iloc"):
+            raise TypeError(f"from_pandas() got {frame!r}; give a data frame, or a list of them.")
     tables = [to_table(frame, "from_pandas") for frame in frames]
     if not tables:
         raise ValueError("from_pandas([]): give at least one data frame.")
@@ -121,8 +136,9 @@ def from_numpy(ndarrays: Any, column: str = "data") -> Dataset:
 
     if isinstance(ndarrays, Mapping):
         return _in_memory(to_table(ndarrays, "from_numpy"))
-    whole = np.concatenate(ndarrays) if isinstance(ndarrays, (list, tuple)) else ndarrays
-    return _in_memory(pa.table({column: to_arrow(whole)}))
+    if isinstance(ndarrays, (list, tuple)):
+        ndarrays = np.concatenate([np.asarray(array) for array in ndarrays])
+    return _in_memory(pa.table({column: to_arrow(np.asarray(ndarrays))}))
 
 
 def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
@@ -148,11 +164,19 @@ def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
     return dataset_of(ItemSource(dataset))
 
 
-def from_huggingface(dataset: Any, *, override_num_blocks: int | None = None) -> Dataset:
+def from_huggingface(
+    dataset: Any, *, override_num_blocks: int | None = None, **hints: Any
+) -> Dataset:
     """A dataset of a Hugging Face ``datasets.Dataset``; its Arrow table is used as it is.
 
     An ``IterableDataset`` is read now.
+
+    Args:
+        dataset: it.
+        override_num_blocks: how many pieces to read it in.
+        hints: of Ray's scheduler (``parallelism``, ``concurrency``): accepted, nothing needs them.
     """
+    only_hints("from_huggingface", hints)
     if hasattr(dataset, "keys") and not hasattr(dataset, "features"):
         raise ValueError(
             f"from_huggingface() got a dict of datasets ({', '.join(map(str, dataset))}); choose "
@@ -172,20 +196,32 @@ def from_tf(dataset: Any) -> Dataset:
     return from_items([row_of(item) for item in dataset.as_numpy_iterator()])
 
 
-def range(n: int, *, override_num_blocks: int | None = None) -> Dataset:
-    """The integers below ``n``, in a column ``"id"``."""
-    _length(n)
-    return dataset_of(RangeSource(n, "id", None, _blocks(override_num_blocks)))
+def range(
+    n: int,
+    *,
+    parallelism: int = -1,
+    concurrency: int | None = None,
+    override_num_blocks: int | None = None,
+) -> Dataset:
+    """The integers below ``n``, in a column ``"id"``.
+
+    Args:
+        n: how many.
+        parallelism, override_num_blocks: as in ``from_items``.
+        concurrency: accepted; nothing here needs it.
+    """
+    blocks = _blocks(override_num_blocks, parallelism)
+    return dataset_of(RangeSource(whole(f"range({n!r})", n), "id", None, blocks))
 
 
 def range_tensor(
-    n: int, *, shape: tuple[int, ...] = (1,), override_num_blocks: int | None = None
+    n: int,
+    *,
+    shape: tuple[int, ...] = (1,),
+    parallelism: int = -1,
+    concurrency: int | None = None,
+    override_num_blocks: int | None = None,
 ) -> Dataset:
-    """``n`` tensors in a column ``"data"``, the i-th filled with i."""
-    _length(n)
-    return dataset_of(RangeSource(n, "data", tuple(shape), _blocks(override_num_blocks)))
-
-
-def _length(n: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        raise ValueError(f"range({n!r}): give a number of rows, 0 or more.")
+    """``n`` tensors of a shape in a column ``"data"``, the i-th filled with i; see ``range``."""
+    blocks = _blocks(override_num_blocks, parallelism)
+    return dataset_of(RangeSource(whole(f"range_tensor({n!r})", n), "data", tuple(shape), blocks))

@@ -197,15 +197,15 @@ def _unified(first: pa.Schema, other: pa.Schema, file: File, first_file: File) -
         missing = [name for name in first.names if name not in other.names]
         extra = [name for name in other.names if name not in first.names]
         what = (
-            f"has no column {missing[0]!r}"
+            f"has no column {missing[0]!r}, which is"
             if missing
-            else f"has a column {extra[0]!r} more"
+            else f"has a column {extra[0]!r}, which is not"
             if extra
-            else "has its columns in another order"
+            else "has its columns in another order than those"
         )
         raise ValueError(
-            f"{file.path!r} {what} than {first_file.path!r} ({', '.join(first.names)}); write the "
-            "files with the same columns."
+            f"{file.path!r} {what} in {first_file.path!r} ({', '.join(first.names)}); write the "
+            "files with the same columns in the same order."
         )
     fields = []
     for one, two in zip(first, other, strict=True):

@@ -14,6 +14,7 @@ from lockstep.data.outputs import Outputs
 from lockstep.data.position import Cut
 from lockstep.data.shard import DataShard, ShardPlan
 from lockstep.data.transforms import Transforms
+from lockstep.data.whole import seed_or_none, whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +37,7 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
 
     def take(self, limit: int = 20) -> list[dict[str, Any]]:
         """The first rows, as dicts."""
-        _natural("take", limit)
-        return list(islice(self._rows(), limit))
+        return list(islice(self._rows(), whole(f"take({limit!r})", limit)))
 
     def take_all(self, limit: int | None = None) -> list[dict[str, Any]]:
         """All rows, as dicts.
@@ -56,7 +56,7 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
         """The first rows, as a batch."""
         from lockstep.data.batching import cut_tables
 
-        _natural("take_batch", batch_size)
+        batch_size = whole(f"take_batch({batch_size!r})", batch_size, 1)
         name = check_format(batch_format)
         for table, _ in cut_tables(self._pieces(), batch_size, False, "pyarrow"):
             return to_format(table, name)
@@ -140,13 +140,13 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
             seed: replaces those that ``random_shuffle()`` drew for itself.
             name: what to call it in errors.
         """
-        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-            raise ValueError(f"world_size={world_size!r} is not a number of workers.")
+        world_size = whole(f"world_size={world_size!r}", world_size, 1)
         if order not in ("local", "global"):
             raise ValueError(f"order={order!r} is not known; give 'local' or 'global'.")
         for source in {id(unit.source): unit.source for unit in self._units()}.values():
             source.check()
         groups = self._counted()
+        seed = seed_or_none("prepare", seed)
         if seed is not None:
             groups = [
                 replace(group, shuffle=replace(group.shuffle, seed=seed))
@@ -177,8 +177,3 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
         rows = [unit.rows for group in made for unit in group.units]
         known = "?" if None in rows else sum(row or 0 for row in rows)
         return f"Dataset(rows={known}, columns=[{names}])"
-
-
-def _natural(doing: str, number: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ValueError(f"{doing}({number!r}): give a number of rows, 0 or more.")

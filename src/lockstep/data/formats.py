@@ -49,9 +49,9 @@ def to_format(table: pa.Table, name: str, copy: bool = False) -> Any:
         return to_pandas(table)
     arrays = {n: to_numpy(c) for n, c in zip(table.column_names, table.columns, strict=True)}
     if name == "torch":
-        import torch
+        from lockstep.data.torch_batches import to_tensor
 
-        return {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
+        return {key: to_tensor(key, array.copy()) for key, array in arrays.items()}
     if copy:
         return {key: a if a.flags.writeable else a.copy() for key, a in arrays.items()}
     return arrays
@@ -83,8 +83,14 @@ def to_rows(table: pa.Table) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None) -> pa.Table:
-    """A table from dicts; a key that a row does not have is null in it."""
+def from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None, doing: str) -> pa.Table:
+    """A table from dicts; a key that a row does not have is null in it.
+
+    Args:
+        rows: the dicts.
+        schema: of the table, where there are no rows.
+        doing: what made the rows, for errors.
+    """
     import pyarrow as pa
 
     if not rows:
@@ -92,9 +98,22 @@ def from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None
     names: dict[str, None] = {}
     for row in rows:
         if not isinstance(row, Mapping):
-            raise TypeError(f"a row must be a dict of column names and values, not {row!r}")
+            raise TypeError(
+                f"{doing} made the row {row!r}; a row is a dict of column names and values."
+            )
         names.update(dict.fromkeys(row))
-    return pa.table({name: to_arrow([row.get(name) for row in rows]) for name in names})
+    return pa.table({name: _column([row.get(name) for row in rows], name, doing) for name in names})
+
+
+def _column(values: Any, name: str, doing: str) -> pa.Array | pa.ChunkedArray:
+    """A column; what is wrong with it is told with its name."""
+    import pyarrow as pa
+
+    try:
+        return to_arrow(values)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        kind = type(error) if isinstance(error, (ValueError, TypeError)) else ValueError
+        raise kind(f"{doing}, column {name!r}: {error}") from error
 
 
 def to_table(batch: Any, doing: str) -> pa.Table:
@@ -118,10 +137,7 @@ def to_table(batch: Any, doing: str) -> pa.Table:
                     f"{doing} returned {values!r} for column {name!r}; return an array or a list "
                     "with one entry a row."
                 )
-            try:
-                columns[str(name)] = to_arrow(values)
-            except (pa.ArrowException, ValueError, TypeError) as error:
-                raise type(error)(f"{doing}, column {name!r}: {error}") from error
+            columns[str(name)] = _column(values, str(name), doing)
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(
@@ -129,7 +145,7 @@ def to_table(batch: Any, doing: str) -> pa.Table:
             )
         return pa.table(columns)
     if hasattr(batch, "columns") and hasattr(batch, "iloc"):
-        return _from_frame(batch)
+        return _from_frame(batch, doing)
     if inspect.isgenerator(batch):
         parts = [to_table(part, doing) for part in batch]
         return pa.concat_tables(parts) if parts else pa.table({})
@@ -139,14 +155,14 @@ def to_table(batch: Any, doing: str) -> pa.Table:
     )
 
 
-def _from_frame(frame: pd.DataFrame) -> pa.Table:
+def _from_frame(frame: pd.DataFrame, doing: str) -> pa.Table:
     import pyarrow as pa
 
     columns = {}
     for name in frame.columns:
         values = frame[name]
         tensors = values.dtype == object and len(values) and hasattr(values.iloc[0], "shape")
-        columns[str(name)] = to_arrow(list(values) if tensors else values)
+        columns[str(name)] = _column(list(values) if tensors else values, str(name), doing)
     return pa.table(columns)
 
 

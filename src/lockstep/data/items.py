@@ -46,7 +46,7 @@ class ItemSource(Source):
         """Item by item."""
         start, stop = block.where
         rows = [row_of(self.items[place]) for place in builtins.range(start, stop)]
-        table = from_rows(rows)
+        table = from_rows(rows, None, f"from_torch({type(self.items).__name__})")
         return table if columns is None else table.select(list(columns))
 
 

@@ -13,6 +13,7 @@ from lockstep.data.formats import check_format, to_rows
 from lockstep.data.prefetch import Ahead
 from lockstep.data.stats import DataStats
 from lockstep.data.unit import Piece
+from lockstep.data.whole import seed_or_none, whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,17 +43,16 @@ class Request:
     single_rows: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("batch_size", self.batch_size, 1),
-            ("prefetch_batches", self.prefetch, 0),
-            ("local_shuffle_buffer_size", self.shuffle_size, 1),
+        for name, field, least in (
+            ("batch_size", "batch_size", 1),
+            ("prefetch_batches", "prefetch", 0),
+            ("local_shuffle_buffer_size", "shuffle_size", 1),
         ):
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r} is not a whole number.")
-            if value < least:
-                raise ValueError(f"{name}={value} is too small; give {least} or more.")
+            value = getattr(self, field)
+            if value is not None:
+                object.__setattr__(self, field, whole(f"{name}={value!r}", value, least))
+        seed = seed_or_none("local_shuffle", self.shuffle_seed)
+        object.__setattr__(self, "shuffle_seed", seed)
         if self.shuffle_size is not None and self.batch_size is None:
             raise ValueError("local_shuffle_buffer_size needs a batch_size; give one.")
 
@@ -231,7 +231,7 @@ class DataIterator(ABC):
             batch_format: ``"numpy"`` (the default: a dict of arrays, not to be written to),
                 ``"pandas"`` or ``"pyarrow"``.
             prefetch_batches: 0 reads in the calling thread, when a batch is asked for. Otherwise a
-                thread reads ahead, up to about 32 MB; where batches take work (a ``collate_fn``, a
+                thread reads ahead, up to about 16 MB; where batches take work (a ``collate_fn``, a
                 copy to a GPU) another keeps so many ready.
             drop_last: leave out the last batch where it is smaller.
             local_shuffle_buffer_size: permute each so many rows that follow each other.
@@ -302,7 +302,13 @@ class DataIterator(ABC):
         import torch
 
         if device != "auto":
-            return torch.device(device)
+            found = torch.device(device)
+            if found.type == "cuda" and not torch.cuda.is_available():
+                raise ValueError(
+                    f"device={device!r}: torch sees no GPU in this process; give 'cpu' or 'auto', "
+                    "or ask for one with ScalingConfig(use_gpu=True)."
+                )
+            return found
         return torch.device("cpu" if self.auto_device is None else self.auto_device())
 
     def to_torch(

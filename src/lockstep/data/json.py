@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.formats import from_rows
 from lockstep.data.lines import LineSource, read_range, read_whole
 from lockstep.data.paths import File, unreadable
 from lockstep.data.source import Block
@@ -130,11 +129,21 @@ def _from_list(data: bytes, file: File, schema: pa.Schema | None) -> pa.Table:
         raise StorageError(
             f"Could not read {file.path!r}: it is a list, but not all of its entries are objects."
         )
-    if schema is None:
-        return from_rows(rows)
     import pyarrow as pa
 
-    return pa.Table.from_pylist(rows, schema=schema)
+    types: dict[str, Any] = {key: None for row in rows for key in row}
+    if schema is not None:
+        types = {field.name: field.type for field in schema}
+    columns = {}
+    for name, kind in types.items():
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows], kind)
+        except pa.ArrowException as error:
+            raise StorageError(
+                f"Could not read {file.path!r}: column {name!r}: {error}; give all of its values "
+                "one type."
+            ) from error
+    return pa.table(columns)
 
 
 def _differs(first: pa.Schema, second: pa.Schema, name: str) -> bool:

@@ -7,13 +7,15 @@ cut before the work is done) or changes their number.
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.formats import described, from_rows, to_format, to_rows, to_table
+from lockstep.data.whole import whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -127,11 +129,7 @@ class Call:
 
 def _threads(concurrency: int | tuple[int, ...] | None) -> int:
     most = max(concurrency) if isinstance(concurrency, tuple) and concurrency else concurrency
-    if most is None:
-        return 1
-    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise ValueError(f"concurrency={concurrency!r} is not a number of threads; give 1 or more.")
-    return most
+    return 1 if most is None else whole(f"concurrency={concurrency!r}", most, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +184,8 @@ class MapRows(Operation):
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Row by row."""
-        return from_rows([self._one(row) for row in to_rows(table)], table.schema)
+        rows = [self._one(row) for row in to_rows(table)]
+        return from_rows(rows, table.schema, f"map({self.call.name})")
 
     def _one(self, row: dict[str, Any]) -> Mapping[str, Any]:
         new = self.call(row)
@@ -215,7 +214,7 @@ class FlatMap(Operation):
                     f"flat_map({self.call.name}) returned {new!r}; return a list of dicts."
                 )
             rows.extend(new)
-        return from_rows(rows, table.schema)
+        return from_rows(rows, table.schema, f"flat_map({self.call.name})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +239,31 @@ class FilterExpression(Operation):
 
     expression: Any
     keeps_rows = False
+    _needs: dict[tuple[str, ...], list[str] | None] = field(default_factory=dict, init=False)
+
+    def needs(self, schema: pa.Schema) -> list[str] | None:
+        """The columns it looks at, None where that cannot be told."""
+        names = tuple(schema.names)
+        if names not in self._needs:
+            self._needs[names] = self._find_needs(schema)
+        return self._needs[names]
+
+    def _find_needs(self, schema: pa.Schema) -> list[str] | None:
+        # Arrow does not say; what it misses in a table without columns, one by one, it does.
+        import pyarrow as pa
+
+        found: list[str] = []
+        while True:
+            try:
+                pa.schema([schema.field(name) for name in found]).empty_table().filter(
+                    self.expression
+                )
+                return found
+            except pa.ArrowException as error:
+                missed = re.search(r"No match for FieldRef\.Name\((.*?)\) in ", str(error))
+                if missed is None or missed[1] in found or missed[1] not in schema.names:
+                    return None
+                found.append(missed[1])
 
     def apply(self, table: pa.Table) -> pa.Table:
         """In Arrow; a null is not true."""
@@ -282,13 +306,14 @@ class AddColumn(Operation):
 
 @dataclass(frozen=True)
 class SelectColumns(Operation):
-    """Some columns, in this order."""
+    """Some columns, in this order; ``doing`` is the method that wants them, for errors."""
 
     names: tuple[str, ...]
+    doing: str = "select_columns"
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Without a copy."""
-        return table.select(known(self.names, table.column_names, "select_columns"))
+        return table.select(known(self.names, table.column_names, self.doing))
 
 
 @dataclass(frozen=True)

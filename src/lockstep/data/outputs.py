@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.base import DatasetBase
 from lockstep.data.batching import cut_tables
 from lockstep.data.columns import as_written, to_numpy
 from lockstep.data.formats import to_pandas
+from lockstep.data.ops import known
+from lockstep.data.whole import whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +57,7 @@ class Outputs(DatasetBase):
         """All rows as a dict of arrays, or a column as an array."""
         table = self.to_arrow()
         if column is not None:
-            return to_numpy(table[column])
+            return to_numpy(table[known([column], table.column_names, "to_numpy")[0]])
         names = table.column_names
         return {n: to_numpy(c) for n, c in zip(names, table.columns, strict=True)}
 
@@ -64,6 +67,10 @@ class Outputs(DatasetBase):
         *,
         filesystem: pyarrow.fs.FileSystem | None = None,
         num_rows_per_file: int | None = None,
+        min_rows_per_file: int | None = None,
+        mode: Any = "append",
+        concurrency: int | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
         **arrow_parquet_args: Any,
     ) -> list[str]:
         """Write Parquet files into a directory.
@@ -72,6 +79,11 @@ class Outputs(DatasetBase):
             path: the directory, or its URI.
             filesystem: that ``path`` is on.
             num_rows_per_file: None is about a million.
+            min_rows_per_file: another name of it.
+            mode: what happens to files of earlier writes: ``"append"`` keeps them and numbers the
+                new ones after them, ``"overwrite"`` removes them once the new ones are there,
+                ``"ignore"`` writes nothing, ``"error"`` raises.
+            concurrency, ray_remote_args: of Ray's scheduler: accepted, nothing here needs them.
             arrow_parquet_args: for ``pyarrow.parquet.write_table``.
 
         Returns:
@@ -82,7 +94,8 @@ class Outputs(DatasetBase):
         def write(table: pa.Table, file: str) -> None:
             pq.write_table(table, file, **arrow_parquet_args)
 
-        return self._write(path, filesystem, "parquet", num_rows_per_file, write)
+        rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        return self._write(path, filesystem, "parquet", rows, mode, write)
 
     def write_csv(
         self,
@@ -90,15 +103,26 @@ class Outputs(DatasetBase):
         *,
         filesystem: pyarrow.fs.FileSystem | None = None,
         num_rows_per_file: int | None = None,
+        min_rows_per_file: int | None = None,
+        mode: Any = "append",
+        concurrency: int | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
         **arrow_csv_args: Any,
     ) -> list[str]:
-        """Write CSV files with headers; ``arrow_csv_args`` are for ``pyarrow.csv.write_csv``."""
+        """Write CSV files with headers.
+
+        Args:
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
+                ray_remote_args: as in ``write_parquet``.
+            arrow_csv_args: for ``pyarrow.csv.write_csv``.
+        """
         import pyarrow.csv
 
         def write(table: pa.Table, file: str) -> None:
             pyarrow.csv.write_csv(table, file, **arrow_csv_args)
 
-        return self._write(path, filesystem, "csv", num_rows_per_file, write)
+        rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        return self._write(path, filesystem, "csv", rows, mode, write)
 
     def write_json(
         self,
@@ -106,15 +130,31 @@ class Outputs(DatasetBase):
         *,
         filesystem: pyarrow.fs.FileSystem | None = None,
         num_rows_per_file: int | None = None,
+        min_rows_per_file: int | None = None,
+        mode: Any = "append",
+        concurrency: int | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
         **pandas_json_args: Any,
     ) -> list[str]:
-        """Write JSON, a row a line; ``pandas_json_args`` are for ``DataFrame.to_json``."""
-        options = {"orient": "records", "lines": True, **pandas_json_args}
+        """Write JSON, a row a line.
+
+        Args:
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
+                ray_remote_args: as in ``write_parquet``.
+            pandas_json_args: for ``DataFrame.to_json``.
+        """
+        options = {
+            "orient": "records",
+            "lines": True,
+            "double_precision": 15,  # decimals: the most pandas has, where it would take ten
+            **pandas_json_args,
+        }
 
         def write(table: pa.Table, file: str) -> None:
             to_pandas(table).to_json(file, **options)
 
-        return self._write(path, filesystem, "json", num_rows_per_file, write)
+        rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        return self._write(path, filesystem, "json", rows, mode, write)
 
     def _write(
         self,
@@ -122,19 +162,37 @@ class Outputs(DatasetBase):
         filesystem: pyarrow.fs.FileSystem | None,
         ending: str,
         rows: int | None,
+        mode: Any,
         write: Callable[[pa.Table, str], None],
     ) -> list[str]:
         import tempfile
 
         from lockstep.storage import open_storage
 
-        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-            raise ValueError(f"num_rows_per_file={rows!r}: give 1 or more.")
+        if rows is not None:
+            rows = whole(f"num_rows_per_file={rows!r}", rows, 1)
+        mode = str(getattr(mode, "value", mode)).lower()
+        if mode not in ("append", "overwrite", "ignore", "error"):
+            raise ValueError(
+                f"mode={mode!r} is not known; give 'append', 'overwrite', 'ignore' or 'error'."
+            )
         storage = open_storage(path, filesystem)
         storage.make_directory()
+        pattern = re.compile(rf"part-(\d+)\.{ending}")
+        earlier = {
+            int(found[1]): name for name in storage.listdir() if (found := pattern.fullmatch(name))
+        }
+        if earlier and mode == "error":
+            raise FileExistsError(
+                f"{os.fspath(path)!r} has {earlier[min(earlier)]!r} of an earlier write; write to "
+                "another directory, or give mode='append' or 'overwrite'."
+            )
+        if earlier and mode == "ignore":
+            return []
+        first = max(earlier, default=-1) + 1
         names: list[str] = []
         with tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
-            for number, table in enumerate(self._files(rows or _ROWS_OF_A_FILE)):
+            for number, table in enumerate(self._files(rows or _ROWS_OF_A_FILE), first):
                 name = f"part-{number:05d}.{ending}"
                 file = os.path.join(scratch, name)
                 write(_plain(table) if ending != "parquet" else table, file)
@@ -143,6 +201,9 @@ class Outputs(DatasetBase):
                 if storage.is_local:
                     os.replace(storage.path(staged), storage.path(name))
                 names.append(name)
+        if mode == "overwrite":
+            for name in earlier.values():
+                storage.filesystem.delete_file(storage.path(name))
         return names
 
     def _files(self, rows: int) -> Iterator[pa.Table]:

@@ -13,7 +13,7 @@ from lockstep.data.source import Block, Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PartitionedSource", "partitions_of", "pruned"]
+__all__ = ["PartitionedSource", "partitions_of", "paths_of", "pruned"]
 
 _PART = re.compile(r"([A-Za-z_]\w*)=(.*)")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -40,6 +40,16 @@ def partitions_of(files: Sequence[File]) -> pa.Table | None:
                 "two datasets."
             )
     return pa.table({name: _typed([values[name] for values in found]) for name in found[0]})
+
+
+def paths_of(files: Sequence[File], partitions: pa.Table | None = None) -> pa.Table:
+    """A row for each file with its path, beside other columns."""
+    import pyarrow as pa
+
+    paths = pa.array([file.path for file in files], pa.string())
+    if partitions is None:
+        return pa.table({"path": paths})
+    return partitions.append_column("path", paths)
 
 
 def _values(file: File) -> dict[str, str | None]:

@@ -78,6 +78,7 @@ def list_files(
     filesystem: pyarrow.fs.FileSystem | None,
     endings: Sequence[str] | None,
     doing: str,
+    ignore_missing: bool = False,
 ) -> list[File]:
     """The files meant, sorted within each directory and glob, in the order of the list given.
 
@@ -87,18 +88,29 @@ def list_files(
         endings: of the files that count in a directory or glob, without the dot; None is all. Files
             and directories whose names begin with ``.`` or ``_`` never count there.
         doing: the function called, for errors.
+        ignore_missing: leave out paths where there is nothing, unless all of them are such.
 
     Raises:
         FileNotFoundError: there is no such file, or none with these endings.
     """
+    if not isinstance(paths, (str, os.PathLike, Iterable)):
+        raise TypeError(f"{doing}({paths!r}): give a path, or a list of them.")
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given:
         raise ValueError(f"{doing}([]): give at least one path.")
     found: list[File] = []
+    missing: FileNotFoundError | None = None
     for path in given:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"{doing}({path!r}): a path is a string or a Path.")
-        found += _of_one(os.fspath(path), filesystem, endings, doing)
+        try:
+            found += _of_one(os.fspath(path), filesystem, endings, doing)
+        except FileNotFoundError as error:
+            if not ignore_missing:
+                raise
+            missing = error
+    if missing is not None and not found:
+        raise missing
     return found
 
 

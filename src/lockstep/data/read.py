@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from lockstep.data.compat import FileShuffleConfig, only_hints
 from lockstep.data.create import dataset_of
 from lockstep.data.dataset import Dataset
-from lockstep.data.partitions import PartitionedSource, partitions_of, pruned
+from lockstep.data.partitions import PartitionedSource, partitions_of, paths_of, pruned
 from lockstep.data.paths import File, Paths, list_files
 from lockstep.data.source import Source
 
@@ -27,6 +28,8 @@ __all__ = [
     "read_text",
 ]
 
+Shuffle: TypeAlias = Literal["files"] | FileShuffleConfig | None
+
 
 def read_parquet(
     paths: Paths,
@@ -35,6 +38,10 @@ def read_parquet(
     columns: Sequence[str] | None = None,
     filters: Any = None,
     file_extensions: Sequence[str] | None = ("parquet", "pq"),
+    include_paths: bool = False,
+    ignore_missing_paths: bool = False,
+    shuffle: Shuffle = None,
+    **hints: Any,
 ) -> Dataset:
     """Rows of Parquet files.
 
@@ -48,19 +55,28 @@ def read_parquet(
             ``"x > 3"``, or Arrow's lists of tuples. Row groups that cannot have such rows are not
             read.
         file_extensions: of the files that count in a directory.
+        include_paths: add a column ``"path"``: the file a row is from.
+        ignore_missing_paths: leave out paths where there is nothing, rather than raise.
+        shuffle: ``"files"``, or a ``FileShuffleConfig`` with a seed: the blocks (row groups) in a
+            random order, another one in each epoch; see ``Dataset.randomize_block_order``.
+        hints: what Ray's scripts tell its scheduler (``override_num_blocks``, ``concurrency``,
+            ``num_cpus``, …) is accepted; files are read in the pieces they have.
     """
     from lockstep.data.expressions import from_filters
     from lockstep.data.parquet import ParquetSource
 
-    files = list_files(paths, filesystem, file_extensions, "read_parquet")
+    files = _files("read_parquet", paths, filesystem, file_extensions, ignore_missing_paths, hints)
     expression = None if filters is None else from_filters(filters)
-    if partitions_of(files) is not None:
-        return _read(files, ParquetSource, columns, expression)
-    if expression is None:
+    if include_paths or partitions_of(files) is not None:
+        dataset = _read(files, ParquetSource, columns, expression, include_paths)
+    elif expression is None:
         source = ParquetSource(files, columns)
         source.schema()
-        return dataset_of(source)
-    return _filtered(dataset_of(ParquetSource(files, None, expression)), columns, expression)
+        dataset = dataset_of(source)
+    else:
+        source = ParquetSource(files, None, expression)
+        dataset = _filtered(dataset_of(source), columns, expression)
+    return _shuffled(dataset, shuffle)
 
 
 def read_csv(
@@ -73,6 +89,10 @@ def read_csv(
     read_options: pyarrow.csv.ReadOptions | None = None,
     parse_options: pyarrow.csv.ParseOptions | None = None,
     convert_options: pyarrow.csv.ConvertOptions | None = None,
+    include_paths: bool = False,
+    ignore_missing_paths: bool = False,
+    shuffle: Shuffle = None,
+    **hints: Any,
 ) -> Dataset:
     """Rows of CSV files, compressed or not.
 
@@ -80,20 +100,21 @@ def read_csv(
     that is not enough.
 
     Args:
-        paths, filesystem, columns, filters, file_extensions: as in ``read_parquet``.
+        paths, filesystem, columns, filters, file_extensions, include_paths, ignore_missing_paths,
+            shuffle, hints: as in ``read_parquet``.
         read_options, parse_options, convert_options: Arrow's. Values with line breaks in them need
             ``ParseOptions(newlines_in_values=True)``; a file is then read as a whole.
     """
     from lockstep.data.csv import CsvSource
 
-    files = list_files(paths, filesystem, file_extensions, "read_csv")
+    files = _files("read_csv", paths, filesystem, file_extensions, ignore_missing_paths, hints)
     make = partial(
         CsvSource,
         read_options=read_options,
         parse_options=parse_options,
         convert_options=convert_options,
     )
-    return _read(files, make, columns, filters)
+    return _shuffled(_read(files, make, columns, filters, include_paths), shuffle)
 
 
 def read_json(
@@ -108,19 +129,24 @@ def read_json(
     ),
     read_options: pyarrow.json.ReadOptions | None = None,
     parse_options: pyarrow.json.ParseOptions | None = None,
+    include_paths: bool = False,
+    ignore_missing_paths: bool = False,
+    shuffle: Shuffle = None,
+    **hints: Any,
 ) -> Dataset:  # fmt: skip
     """Rows of JSON files, compressed or not: an object a line, or a list of objects.
 
     Args:
-        paths, filesystem, columns, filters, file_extensions: as in ``read_parquet``.
+        paths, filesystem, columns, filters, file_extensions, include_paths, ignore_missing_paths,
+            shuffle, hints: as in ``read_parquet``.
         lines: accepted; which of the two a file is can be seen.
         read_options, parse_options: Arrow's.
     """
     from lockstep.data.json import JsonSource
 
-    files = list_files(paths, filesystem, file_extensions, "read_json")
+    files = _files("read_json", paths, filesystem, file_extensions, ignore_missing_paths, hints)
     make = partial(JsonSource, read_options=read_options, parse_options=parse_options)
-    return _read(files, make, columns, filters)
+    return _shuffled(_read(files, make, columns, filters, include_paths), shuffle)
 
 
 def read_text(
@@ -130,18 +156,27 @@ def read_text(
     drop_empty_lines: bool = True,
     filesystem: pyarrow.fs.FileSystem | None = None,
     file_extensions: Sequence[str] | None = None,
+    include_paths: bool = False,
+    ignore_missing_paths: bool = False,
+    shuffle: Shuffle = None,
+    **hints: Any,
 ) -> Dataset:
     """The lines of text files, in a column ``"text"``.
 
     Args:
-        paths, filesystem, file_extensions: as in ``read_parquet``.
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
+            ``read_parquet``.
         encoding: of the files.
         drop_empty_lines: leave them out.
+        include_paths: add a column ``"path"``.
     """
     from lockstep.data.text import TextSource
 
-    files = list_files(paths, filesystem, file_extensions, "read_text")
-    return dataset_of(TextSource(files, encoding, drop_empty_lines))
+    files = _files("read_text", paths, filesystem, file_extensions, ignore_missing_paths, hints)
+    source: Source = TextSource(files, encoding, drop_empty_lines)
+    if include_paths:
+        source = PartitionedSource(source, files, paths_of(files))
+    return _shuffled(dataset_of(source), shuffle)
 
 
 def read_numpy(
@@ -151,18 +186,22 @@ def read_numpy(
     include_paths: bool = False,
     file_extensions: Sequence[str] | None = ("npy",),
     allow_pickle: bool = False,
+    ignore_missing_paths: bool = False,
+    shuffle: Shuffle = None,
+    **hints: Any,
 ) -> Dataset:
     """The rows of ``.npy`` files, in a column ``"data"``: the first dimension counts them.
 
     Args:
-        paths, filesystem, file_extensions: as in ``read_parquet``.
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
+            ``read_parquet``.
         include_paths: add a column ``"path"``.
         allow_pickle: read arrays of objects, which may run code.
     """
     from lockstep.data.whole_files import NumpySource
 
-    files = list_files(paths, filesystem, file_extensions, "read_numpy")
-    return dataset_of(NumpySource(files, allow_pickle, include_paths))
+    files = _files("read_numpy", paths, filesystem, file_extensions, ignore_missing_paths, hints)
+    return _shuffled(dataset_of(NumpySource(files, allow_pickle, include_paths)), shuffle)
 
 
 def read_images(
@@ -173,11 +212,15 @@ def read_images(
     mode: str | None = None,
     include_paths: bool = False,
     file_extensions: Sequence[str] | None = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif"),
+    ignore_missing_paths: bool = False,
+    shuffle: Shuffle = None,
+    **hints: Any,
 ) -> Dataset:
     """Images as arrays of height, width and channels, in a column ``"image"``; needs Pillow.
 
     Args:
-        paths, filesystem, file_extensions: as in ``read_parquet``.
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
+            ``read_parquet``.
         size: (height, width) to scale each to; without, they may differ.
         mode: the colours to convert to, such as ``"RGB"`` or ``"L"``.
         include_paths: add a column ``"path"``.
@@ -190,8 +233,8 @@ def read_images(
         raise ImportError("read_images() needs Pillow; install it with: pip install pillow")
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise ValueError(f"read_images(size={size!r}): give (height, width).")
-    files = list_files(paths, filesystem, file_extensions, "read_images")
-    return dataset_of(ImageSource(files, include_paths, size, mode))
+    files = _files("read_images", paths, filesystem, file_extensions, ignore_missing_paths, hints)
+    return _shuffled(dataset_of(ImageSource(files, include_paths, size, mode)), shuffle)
 
 
 def read_binary_files(
@@ -200,17 +243,44 @@ def read_binary_files(
     include_paths: bool = False,
     filesystem: pyarrow.fs.FileSystem | None = None,
     file_extensions: Sequence[str] | None = None,
+    ignore_missing_paths: bool = False,
+    shuffle: Shuffle = None,
+    **hints: Any,
 ) -> Dataset:
     """Whole files, in a column ``"bytes"``.
 
     Args:
-        paths, filesystem, file_extensions: as in ``read_parquet``.
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
+            ``read_parquet``.
         include_paths: add a column ``"path"``.
     """
     from lockstep.data.whole_files import BinarySource
 
-    files = list_files(paths, filesystem, file_extensions, "read_binary_files")
-    return dataset_of(BinarySource(files, include_paths))
+    doing = "read_binary_files"
+    files = _files(doing, paths, filesystem, file_extensions, ignore_missing_paths, hints)
+    return _shuffled(dataset_of(BinarySource(files, include_paths)), shuffle)
+
+
+def _files(
+    doing: str,
+    paths: Paths,
+    filesystem: Any,
+    endings: Sequence[str] | None,
+    ignore_missing: bool,
+    hints: Mapping[str, Any],
+) -> list[File]:
+    only_hints(doing, hints)
+    return list_files(paths, filesystem, endings, doing, ignore_missing)
+
+
+def _shuffled(dataset: Dataset, shuffle: Shuffle) -> Dataset:
+    if shuffle is None:
+        return dataset
+    if shuffle == "files":
+        return dataset.randomize_block_order()
+    if isinstance(shuffle, FileShuffleConfig):
+        return dataset.randomize_block_order(seed=shuffle.seed)
+    raise ValueError(f"shuffle={shuffle!r}: give 'files', a FileShuffleConfig or None.")
 
 
 def _read(
@@ -218,12 +288,16 @@ def _read(
     make: Callable[[Sequence[File]], Source],
     columns: Sequence[str] | None,
     filters: Any,
+    include_paths: bool,
 ) -> Dataset:
-    """Files of one kind, with the columns that their directories' names add."""
+    """Files of one kind, with the columns that their directories' names add, and their paths."""
     from lockstep.data.expressions import from_filters
 
     expression = None if filters is None else from_filters(filters)
     partitions = partitions_of(files)
+    if include_paths:
+        partitions = paths_of(files, partitions)
+        columns = None if columns is None else list(dict.fromkeys([*columns, "path"]))
     if partitions is None:
         return _filtered(dataset_of(make(files)), columns, expression)
     if expression is not None:

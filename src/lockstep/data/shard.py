@@ -95,11 +95,13 @@ class DataShard(DataIterator):
         size = request.batch_size
         if cut.order == "global":
             cut, size = self._global_cut(request)
-        saved = self._saved
-        local = self._local_shuffle(request, saved)
         epoch, base, consumed = self._epoch, None, 0
-        if saved is not None:
-            base, consumed = self._continue(saved, cut, request)
+        seed = request.shuffle_seed
+        if self._saved is not None:
+            base, consumed, seed = self._continue(self._saved, cut, request)
+        local = None
+        if request.shuffle_size is not None:
+            local = LocalShuffle(request.shuffle_size, draw_seed() if seed is None else seed)
         current = Pass(
             pieces=lambda: iter(()),
             size=size,
@@ -128,31 +130,23 @@ class DataShard(DataIterator):
             )
         return cut, cut.batch_of(self._rank)
 
-    def _local_shuffle(
-        self, request: Request, saved: Mapping[str, Any] | None
-    ) -> LocalShuffle | None:
-        if request.shuffle_size is None:
-            return None
-        if request.shuffle_seed is not None:
-            return LocalShuffle(request.shuffle_size, request.shuffle_seed)
-        entry = saved["ranks"][self._rank : self._rank + 1] if saved else []
-        if entry and entry[0] and entry[0]["local_shuffle"]:
-            return LocalShuffle(request.shuffle_size, entry[0]["local_shuffle"][1])
-        return LocalShuffle(request.shuffle_size, draw_seed())
-
     def _continue(
         self, saved: dict[str, Any], cut: Cut, request: Request
-    ) -> tuple[Mapping[str, Any] | None, int]:
-        """The base to read, and how many rows of it this rank had.
+    ) -> tuple[Mapping[str, Any] | None, int, int | None]:
+        """The base to read, how many rows of it this rank had, and the seed of its local shuffle.
 
         Every rank comes to the same decision: it looks at the state of all, not at its own.
         """
+        seed = request.shuffle_seed
         if _goes_on(saved, cut) and _shuffles_alike(saved, request):
-            consumed = saved["ranks"][self._rank]["consumed"]
+            entry = saved["ranks"][self._rank]
+            consumed = entry["consumed"]
             if consumed is None:  # it had finished the epoch that others are still in
                 consumed = _length(cut.own(self._rank, _length(rest_of(saved["base"], self._rows))))
-            return saved["base"], consumed
-        return saved["base"] if _untouched(saved) else saved, 0
+            elif consumed and entry["local_shuffle"]:
+                seed = entry["local_shuffle"][1]  # the order it was begun with
+            return saved["base"], consumed, seed
+        return saved["base"] if _untouched(saved) else saved, 0, seed
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank is, as a few integers that JSON can hold.
@@ -293,13 +287,16 @@ def _goes_on(saved: Mapping[str, Any], cut: Cut) -> bool:
 
 
 def _shuffles_alike(saved: Mapping[str, Any], request: Request) -> bool:
-    """Whether the rows handed out are those a local shuffle would have handed out, too."""
-    for entry in saved["ranks"]:
-        if entry is not None and entry["consumed"]:
-            size, seed = entry["local_shuffle"] or (None, None)
-            if size != request.shuffle_size or request.shuffle_seed not in (None, seed):
-                return False
-    return True
+    """Whether the rows handed out are those a local shuffle would have handed out, too.
+
+    Seeds do not count, for a rank may have one of its own: the epoch goes on with those it has.
+    """
+    return all(
+        entry is None
+        or not entry["consumed"]
+        or (entry["local_shuffle"] or [None])[0] == request.shuffle_size
+        for entry in saved["ranks"]
+    )
 
 
 def _untouched(state: Mapping[str, Any]) -> bool:

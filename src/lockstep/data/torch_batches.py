@@ -10,7 +10,24 @@ if TYPE_CHECKING:
 
     from lockstep.data.batching import Batch
 
-__all__ = ["ToTensors", "arrived"]
+__all__ = ["ToTensors", "arrived", "to_tensor"]
+
+
+def to_tensor(name: str, array: Any) -> torch.Tensor:
+    """A column as a tensor that shares the array's memory.
+
+    Raises:
+        TypeError: it has no numbers; names the column.
+    """
+    import torch
+
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise TypeError(
+            f"Column {name!r} of type {_kind(array)} cannot be a tensor; leave it out with "
+            "drop_columns, turn it into numbers with map_batches, or give a collate_fn."
+        ) from error
 
 
 class ToTensors:
@@ -51,18 +68,10 @@ class ToTensors:
             yield (self._placed(batch) if stream is None else self._sent(batch, stream)), rows
 
     def _tensors(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        import torch
-
         each, all_of_them = self._each, self._all
         tensors = {}
         for name, array in arrays.items():
-            try:
-                tensor = torch.from_numpy(array)
-            except TypeError as error:
-                raise TypeError(
-                    f"Column {name!r} of type {_kind(array)} cannot be a tensor; leave it out with "
-                    "drop_columns, turn it into numbers with map_batches, or give a collate_fn."
-                ) from error
+            tensor = to_tensor(name, array)
             dtype = each.get(name, all_of_them)
             tensors[name] = tensor if dtype is None else tensor.to(dtype)
         return tensors
@@ -80,20 +89,21 @@ class ToTensors:
             sent = _each(pinned, lambda t: t.to(self._device, non_blocking=True))
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(stream)
-        return _OnTheWay(sent, arrived, pinned)
+        return _OnTheWay(sent, arrived, pinned, self._device)
 
 
 class _OnTheWay:
     """A batch whose copy to the GPU may still run; the pinned memory is kept until it is used."""
 
-    def __init__(self, batch: Any, arrived: Any, pinned: Any) -> None:
+    def __init__(self, batch: Any, arrived: Any, pinned: Any, device: torch.device) -> None:
         self._batch, self._arrived, self._pinned = batch, arrived, pinned
+        self._device = device
 
     def arrive(self) -> Any:
         """Make the consumer's stream wait for the copy, not the consumer."""
         import torch
 
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(self._device)  # which may not be the current device
         current.wait_event(self._arrived)
         _each(self._batch, lambda tensor: tensor.record_stream(current))
         return self._batch

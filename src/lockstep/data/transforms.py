@@ -8,38 +8,55 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.data import ops
 from lockstep.data.base import DatasetBase
+from lockstep.data.compat import only_hints
 from lockstep.data.formats import check_format
+from lockstep.data.whole import whole
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
 
-__all__ = ["ActorPoolStrategy", "Transforms"]
+__all__ = ["ActorPoolStrategy", "TaskPoolStrategy", "Transforms"]
 
 _Concurrency = int | tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
 class ActorPoolStrategy:
-    """How Ray's scripts say ``concurrency``: the most there are of these is taken."""
+    """How Ray's scripts say ``concurrency``: ``size``, or the most there may be, is taken.
+
+    What is about its actors alone (``initial_size`` and all after it) changes nothing.
+    """
 
     size: int | None = None
     min_size: int | None = None
     max_size: int | None = None
+    initial_size: int | None = None
+    max_tasks_in_flight_per_actor: int | None = None
+    max_concurrent_calls_per_actor: int | None = None
+    enable_true_multi_threading: bool = False
+
+
+@dataclass(frozen=True)
+class TaskPoolStrategy:
+    """The same for functions."""
+
+    size: int | None = None
 
 
 class Transforms(DatasetBase):
     """``map_batches`` and its kin.
 
-    They take the arguments of Ray Data. Those that ask its scheduler for resources (``num_cpus``,
-    ``num_gpus``, ``memory``) are accepted and change nothing: a transform runs in the worker that
-    uses its rows, in a thread beside the training function.
+    They take the arguments of Ray Data. Those for its scheduler (``num_cpus``, ``num_gpus``,
+    ``memory``, ``resources``, ``max_retries`` and their kin: the ``hints``) are accepted and change
+    nothing: a transform runs in the worker that uses its rows, in a thread beside the training
+    function.
     """
 
     def map_batches(
         self,
         fn: Callable[..., Any],
         *,
-        batch_size: int | None = None,
+        batch_size: int | str | None = None,
         compute: Any = None,
         batch_format: str | None = "default",
         zero_copy_batch: bool = True,
@@ -49,9 +66,8 @@ class Transforms(DatasetBase):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
         preserves_rows: bool | None = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
+        udf_modifying_row_count: bool | None = None,
+        **hints: Any,
     ) -> Dataset:
         """Change rows a batch at a time.
 
@@ -60,8 +76,10 @@ class Transforms(DatasetBase):
         Args:
             fn: a function from a batch to a batch, or a class whose objects are such functions: one
                 is made in each worker, so that what is costly to set up is set up once.
-            batch_size: rows of a batch, at most; None is whatever is read at once.
-            compute: an ``ActorPoolStrategy``, in older scripts; use ``concurrency``.
+            batch_size: rows of a batch, at most; None (or ``"auto"``, ``"default"``) is whatever is
+                read at once.
+            compute: an ``ActorPoolStrategy`` or ``TaskPoolStrategy``, in older scripts; use
+                ``concurrency``.
             batch_format: what ``fn`` gets: ``"numpy"`` (a dict of arrays), ``"pandas"``,
                 ``"pyarrow"`` or ``"torch"``. It may return any of them, or a generator.
             zero_copy_batch: False gives it arrays that it may write to.
@@ -71,21 +89,24 @@ class Transforms(DatasetBase):
             preserves_rows: whether the i-th row out is made of the i-th row in. None: yes, unless
                 the rows are only looked at here, where any number is fine. Say False where ``fn``
                 changes the number of rows; for equal shards they are then counted first.
-            num_cpus, num_gpus, memory: accepted, see above.
+            udf_modifying_row_count: Ray's name for the opposite of ``preserves_rows``.
+            hints: accepted, see above.
         """
+        only_hints("map_batches", hints)
+        if preserves_rows is None and udf_modifying_row_count is not None:
+            preserves_rows = not udf_modifying_row_count
         if preserves_rows not in (None, True, False):
             raise TypeError(f"preserves_rows={preserves_rows!r} is not True, False or None.")
-        if batch_size is not None and (
-            isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
-        ):
-            raise ValueError(f"map_batches(batch_size={batch_size!r}): give 1 or more, or None.")
+        if batch_size in ("auto", "default"):
+            batch_size = None
+        rows = None if batch_size is None else whole(f"batch_size={batch_size!r}", batch_size, 1)
         call = ops.Call(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
             _pool(compute) if concurrency is None else concurrency,
         )  # fmt: skip
         name = check_format(batch_format)
         copy = not zero_copy_batch
-        return self._then(ops.MapBatches(call, batch_size, name, preserves_rows, copy))
+        return self._then(ops.MapBatches(call, rows, name, preserves_rows, copy))
 
     def map(
         self,
@@ -97,11 +118,10 @@ class Transforms(DatasetBase):
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
+        **hints: Any,
     ) -> Dataset:
         """Change rows one by one: ``fn`` from a dict to a dict. Arguments as in ``map_batches``."""
+        only_hints("map", hints)
         return self._then(
             ops.MapRows(
                 ops.Call(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
@@ -119,11 +139,10 @@ class Transforms(DatasetBase):
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
+        **hints: Any,
     ) -> Dataset:
         """Make any number of rows of each: ``fn`` from a dict to a list of dicts."""
+        only_hints("flat_map", hints)
         return self._then(
             ops.FlatMap(
                 ops.Call(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
@@ -142,9 +161,7 @@ class Transforms(DatasetBase):
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
+        **hints: Any,
     ) -> Dataset:
         """Keep some rows.
 
@@ -153,8 +170,9 @@ class Transforms(DatasetBase):
             expr: instead of ``fn``, and faster by far: an Arrow expression
                 (``pc.field("x") > 3``), or such a comparison as text (``"x > 3 and y == 'a'"``).
             compute, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency,
-                num_cpus, num_gpus, memory: as in ``map_batches``.
+                hints: as in ``map_batches``.
         """
+        only_hints("filter", hints)
         if (fn is None) == (expr is None):
             raise ValueError("filter() takes either a function or expr=…; give one of them.")
         if expr is not None:
@@ -177,33 +195,31 @@ class Transforms(DatasetBase):
         batch_format: str | None = "pandas",
         compute: Any = None,
         concurrency: _Concurrency = None,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: float | None = None,
+        **hints: Any,
     ) -> Dataset:
         """Add (or replace) a column: ``fn`` from a batch to its values."""
+        only_hints("add_column", hints)
         if not isinstance(col, str):
             raise TypeError(f"add_column({col!r}, …): the name of a column is a string.")
         pool = _pool(compute) if concurrency is None else concurrency
         call = ops.Call(fn, concurrency=pool)
         return self._then(ops.AddColumn(col, call, check_format(batch_format)))
 
-    def select_columns(self, cols: str | Sequence[str], **resources: Any) -> Dataset:
+    def select_columns(self, cols: str | Sequence[str], **hints: Any) -> Dataset:
         """Keep some columns, in this order; files are asked for these only."""
-        return self._columns(ops.SelectColumns(_names("select_columns", cols)), resources)
+        only_hints("select_columns", hints)
+        return self._checked(ops.SelectColumns(_names("select_columns", cols)))
 
-    def drop_columns(self, cols: str | Sequence[str], **resources: Any) -> Dataset:
+    def drop_columns(self, cols: str | Sequence[str], **hints: Any) -> Dataset:
         """Leave out some columns; files are not asked for them."""
-        return self._columns(ops.DropColumns(_names("drop_columns", cols)), resources)
+        only_hints("drop_columns", hints)
+        return self._checked(ops.DropColumns(_names("drop_columns", cols)))
 
-    def rename_columns(self, names: Mapping[str, str] | Sequence[str], **resources: Any) -> Dataset:
+    def rename_columns(self, names: Mapping[str, str] | Sequence[str], **hints: Any) -> Dataset:
         """Rename columns: a dict from old to new, or all names in order."""
+        only_hints("rename_columns", hints)
         new = dict(names) if isinstance(names, Mapping) else _names("rename_columns", names)
-        return self._columns(ops.RenameColumns(new), resources)
-
-    def _columns(self, operation: ops.Operation, resources: Mapping[str, Any]) -> Dataset:
-        _only_resources(type(operation).__name__, resources)
-        return self._checked(operation)
+        return self._checked(ops.RenameColumns(new))
 
     def _checked(self, operation: ops.Operation) -> Dataset:
         """The operation, where the columns it names are known to be there, or may be."""
@@ -223,16 +239,12 @@ def _names(doing: str, names: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def _only_resources(doing: str, given: Mapping[str, Any]) -> None:
-    unknown = set(given) - {"compute", "concurrency", "num_cpus", "num_gpus", "memory"}
-    if unknown:
-        raise TypeError(f"{doing} has no argument {min(unknown)!r}.")
-
-
 def _pool(compute: Any) -> int | None:
     """The size of an actor pool, where a script gives one; ``"actors"`` and ``"tasks"`` do not."""
     if compute is None or compute in ("actors", "tasks"):
         return None
+    if isinstance(compute, TaskPoolStrategy):
+        return compute.size
     if not isinstance(compute, ActorPoolStrategy):
         raise TypeError(f"compute={compute!r}: give an ActorPoolStrategy, or use concurrency=….")
     return compute.size or compute.max_size or compute.min_size

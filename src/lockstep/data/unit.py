@@ -197,6 +197,9 @@ def _projection(
     unit: Unit,
 ) -> tuple[tuple[str, ...] | None, list[str] | None, tuple[Operation, ...]]:
     """Columns to read, what to call them, and the operations that are left to do."""
+    filtered = _filtered_then_selected(unit)
+    if filtered is not None:
+        return filtered, None, unit.operations
     done = 0
     rest: list[Operation] = []
     choices: list[Operation] = []
@@ -213,7 +216,7 @@ def _projection(
     origin = {name: name for name in unit.source.schema().names}
     for operation in choices:
         if isinstance(operation, SelectColumns):
-            names = known(operation.names, list(origin), "select_columns")
+            names = known(operation.names, list(origin), operation.doing)
             origin = {name: origin[name] for name in names}
         elif isinstance(operation, DropColumns):
             gone = known(operation.names, list(origin), "drop_columns")
@@ -222,6 +225,25 @@ def _projection(
             renamed = operation.renamed(list(origin))
             origin = dict(zip(renamed, origin.values(), strict=True))
     return tuple(origin.values()), list(origin), (*rest, *unit.operations[done:])
+
+
+def _filtered_then_selected(unit: Unit) -> tuple[str, ...] | None:
+    """The columns to read where filters come first, then a choice of columns; None otherwise."""
+    wanted: set[str] = set()
+    schema: pa.Schema | None = None
+    for operation in unit.operations:
+        if isinstance(operation, FilterExpression):
+            schema = unit.source.schema() if schema is None else schema
+            needed = operation.needs(schema)
+            if needed is None:
+                return None
+            wanted.update(needed)
+        elif isinstance(operation, SelectColumns) and schema is not None:
+            wanted.update(known(operation.names, schema.names, operation.doing))
+            return tuple(name for name in schema.names if name in wanted)
+        else:
+            return None
+    return None
 
 
 def _count(unit: Unit) -> int:

@@ -128,7 +128,9 @@ class ImageSource(_FileRows):
                 if self._mode is not None:
                     image = image.convert(self._mode)
                 return np.asarray(image)
-        except (OSError, UnidentifiedImageError) as error:
+        except UnidentifiedImageError as error:
+            raise unreadable(file, ValueError("it is no image that Pillow knows")) from error
+        except (OSError, ValueError) as error:
             raise unreadable(file, error) from error
 
 

@@ -89,7 +89,8 @@ def _converted(value: Any) -> Dataset | None:
     from lockstep import data
 
     if type(value).__module__.startswith("ray.data."):
-        return data.from_arrow(list(value.iter_batches(batch_size=None, batch_format="pyarrow")))
+        tables = list(value.iter_batches(batch_size=None, batch_format="pyarrow"))
+        return data.from_arrow(tables) if tables else data.from_items([])
     if _is(value, "datasets", "Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
         return data.from_huggingface(value)
     if _is(value, "pandas", "DataFrame"):
@@ -202,7 +203,7 @@ def _plan(name: str, dataset: Dataset, sharing: Sharing, size: int) -> tuple[Sha
         ranks, equal=config.equal, order=config.order, seed=config.seed, name=told
     )
     if not plan.rows:
-        raise ValueError(f"{told} is empty: {_described(dataset)} has no rows to train on.")
+        raise ValueError(f"{told} is empty: {_described(dataset)} gives no rows to train on.")
     if config.equal and plan.rows < ranks:
         raise ValueError(
             f"{told} has {plan.rows} rows for {ranks} workers, which cannot get equally many; "

@@ -1,0 +1,102 @@
+"""What Ray's scripts say to its scheduler: taken here, where nothing needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "DataContext",
+    "ExecutionOptions",
+    "ExecutionResources",
+    "FileShuffleConfig",
+    "only_hints",
+]
+
+_HINTS = frozenset(
+    {
+        "accelerator_type",
+        "compute",
+        "concurrency",
+        "fallback_strategy",
+        "label_selector",
+        "max_calls",
+        "max_restarts",
+        "max_retries",
+        "max_task_retries",
+        "memory",
+        "num_cpus",
+        "num_gpus",
+        "override_num_blocks",
+        "parallelism",
+        "ray_remote_args",
+        "ray_remote_args_fn",
+        "resources",
+        "retry_exceptions",
+        "scheduling_strategy",
+    }
+)
+"""Where and how often Ray runs something: no result depends on them."""
+
+
+def only_hints(doing: str, given: Mapping[str, Any]) -> None:
+    """See that arguments are nothing but hints to Ray's scheduler.
+
+    Raises:
+        TypeError: one is not; it would have to do something.
+    """
+    for name in sorted(given):
+        if name not in _HINTS:
+            raise TypeError(f"{doing}() has no argument {name!r}; leave it out.")
+
+
+@dataclass(frozen=True)
+class FileShuffleConfig:
+    """``read_*(shuffle=…)`` with a seed."""
+
+    seed: int | None = None
+
+
+@dataclass
+class ExecutionResources:
+    """What Ray's execution may use; nothing here needs it."""
+
+    cpu: float | None = None
+    gpu: float | None = None
+    object_store_memory: float | None = None
+    memory: float | None = None
+
+
+@dataclass
+class ExecutionOptions:
+    """How Ray executes; nothing here needs it: order is always preserved, and data streams."""
+
+    resource_limits: ExecutionResources | None = field(default_factory=ExecutionResources)
+    exclude_resources: ExecutionResources | None = field(default_factory=ExecutionResources)
+    locality_with_output: Any = False
+    preserve_order: bool = True
+    actor_locality_enabled: bool = True
+    verbose_progress: bool | None = None
+
+
+class DataContext:
+    """Ray's settings: what scripts set is kept and changes nothing."""
+
+    _current: DataContext | None = None
+
+    def __init__(self) -> None:
+        self.execution_options = ExecutionOptions()
+
+    @classmethod
+    def get_current(cls) -> DataContext:
+        """The settings of this process."""
+        if DataContext._current is None:
+            DataContext._current = cls()
+        return DataContext._current
+
+    if TYPE_CHECKING:  # any name may be set, and those that were may be read
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
