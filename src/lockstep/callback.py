@@ -3,7 +3,7 @@
 Nothing here dispatches: ``train/callbacks.py`` calls the hooks, each callback from a thread of its
 own in the driver process, in this order:
 
-    setup → on_trial_start → (on_trial_restore) → on_trial_result | on_checkpoint …
+    setup → on_trial_start → (on_trial_restore) → on_trial_result | on_trial_save, on_checkpoint …
           → on_trial_complete | on_trial_error → on_experiment_end
     after_report … after_exception                       (UserCallback)
 
@@ -103,6 +103,10 @@ class Callback:
     end_timeout_s: float | None = None
     """How long the end of a run may wait for this callback; None: LOCKSTEP_CALLBACK_FLUSH_S."""
 
+    uses_directory: bool = True
+    """Whether it reads or writes in a trial's directory, which then waits for it, a while, before
+    it goes to remote storage."""
+
     def flush_batch(self) -> None:
         """Internal: called after each batch of events of a ``batched`` callback."""
 
@@ -138,6 +142,11 @@ class Callback:
     ) -> None:
         """After each report; ``trial.last_result`` is still the one before ``result``."""
 
+    def on_trial_save(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """After a checkpoint is committed, before ``on_checkpoint``: ``trial.checkpoint``."""
+
     def on_checkpoint(
         self,
         iteration: int,
@@ -164,12 +173,12 @@ class Callback:
     def get_state(self) -> dict[str, Any] | None:
         """What a run keeps of this callback for a restore, after each checkpoint and at the end.
 
-        It is pickled; None keeps nothing. An experiment of several trials does not keep it.
+        It is pickled; None keeps nothing. An experiment keeps one for all of its trials.
         """
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes back what ``get_state`` gave: in a restored run, before ``on_trial_start``."""
+        """Takes back what ``get_state`` gave: in a restored run, after ``setup``."""
 
 
 class LoggerCallback(Callback):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 import lockstep
+from lockstep import train
 from lockstep.callback import Callback
 from lockstep.trackers import (
     CometLoggerCallback,
@@ -18,10 +21,15 @@ from lockstep.trackers import (
     TBXLoggerCallback,
     WandbLoggerCallback,
 )
+from lockstep.trackers.wandb import wandb_settings
 from tests.integration.runs import trainer
+from tests.trackers import readers
 from tests.trackers.installed import need
 
 need("comet_ml", "mlflow", "tensorboardX", "wandb")
+
+# Importing the libraries takes long on a busy machine.
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +90,8 @@ def test_where_wandb_finds_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         WandbLoggerCallback().check_before_run()
+    WandbLoggerCallback(settings={"mode": "offline"}).check_before_run()
+    WandbLoggerCallback(settings={"api_key": key}).check_before_run()
     init(WANDB_API_KEY=key)
     WandbLoggerCallback().check_before_run()
     lockstep.shutdown()
@@ -117,6 +127,42 @@ def test_where_mlflow_finds_a_databricks_login(
     lockstep.shutdown()
     monkeypatch.setenv("DATABRICKS_HOST", "https://example.com")
     MLflowLoggerCallback("databricks://profile").check_before_run()
+
+
+def test_callbacks_use_what_init_has_set_for_workers(
+    tmp_path: Path, libraries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's own environment has none of it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "")
+    uri = f"file:{tmp_path}/mlruns"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:nowhere")
+    init(
+        WANDB_MODE="offline",
+        WANDB_DIR=str(tmp_path),
+        WANDB_API_KEY="k" * 40,
+        COMET_PROJECT_NAME="from init",
+        MLFLOW_TRACKING_URI=uri,
+        MLFLOW_TRACKING_PASSWORD="secret",
+    )
+
+    def one_report() -> None:
+        train.report({"loss": 1.0})
+
+    archives = tmp_path / "comet"
+    callbacks = [
+        WandbLoggerCallback(project="p"),
+        CometLoggerCallback(online=False, offline_directory=str(archives)),
+        MLflowLoggerCallback(),
+    ]
+    trainer(one_report, workers=1, callbacks=callbacks).fit()
+    assert wandb_settings(None).api_key == "k" * 40
+    (run,) = readers.wandb_runs(tmp_path)
+    assert [row["loss"] for row in run.history] == [1.0]
+    (archive,) = archives.glob("*.zip")
+    with zipfile.ZipFile(archive) as file:
+        assert json.loads(file.read("experiment.json"))["project_name"] == "from init"
+    assert list(tmp_path.glob("mlruns/0/*/metrics/loss"))
+    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "secret"
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from lockstep import train
-from lockstep.callback import Callback
+from lockstep.callback import Callback, Trial
 from lockstep.trackers import (
     CometLoggerCallback,
     MLflowLoggerCallback,
@@ -26,6 +27,9 @@ from tests.trackers import readers
 from tests.trackers.installed import need
 
 need("comet_ml", "mlflow", "tensorboardX", "wandb")
+
+# Importing the libraries takes long on a busy machine.
+pytestmark = pytest.mark.timeout(180)
 
 
 def three_reports(config: dict[str, Any]) -> None:
@@ -126,6 +130,8 @@ def test_wandb_leaves_out_what_is_excluded_and_logs_the_config(
 
 
 def test_wandb_keeps_its_key_off_the_disk(libraries: None, tmp_path: Path) -> None:
+    import wandb
+
     key = "0123456789" * 4
     callback = WandbLoggerCallback(api_key=key, mode="offline", dir=str(tmp_path / "here"))
     result = run(callback)
@@ -133,6 +139,10 @@ def test_wandb_keeps_its_key_off_the_disk(libraries: None, tmp_path: Path) -> No
         for path in place.rglob("*"):
             assert path.is_dir() or key.encode() not in path.read_bytes()
     assert pickle.loads(pickle.dumps(callback)).api_key is None
+    for settings in ({"api_key": key}, wandb.Settings(api_key=key)):
+        callback = WandbLoggerCallback(settings=settings)
+        assert callback.api_key == key
+        assert key.encode() not in pickle.dumps(callback)
 
 
 def test_the_users_own_wandb_run_is_left_alone(libraries: None, tmp_path: Path) -> None:
@@ -146,6 +156,61 @@ def test_the_users_own_wandb_run_is_left_alone(libraries: None, tmp_path: Path) 
     own.finish()
     (mine,) = readers.wandb_runs(tmp_path / "own")
     assert (mine.id, mine.exit_code, len(mine.history)) == ("mine", 0, 1)
+
+
+def test_the_users_own_comet_experiment_is_left_alone(libraries: None, tmp_path: Path) -> None:
+    import comet_ml
+
+    own = comet_ml.OfflineExperiment(
+        offline_directory=str(tmp_path / "own"), log_env_details=False, display_summary_level=0
+    )
+    run(CometLoggerCallback(online=False, offline_directory=str(tmp_path / "theirs")))
+    assert comet_ml.get_running_experiment() is own
+    assert not own.ended
+    own.log_metric("still", 1)
+    own.end()
+    (mine,) = readers.comet_archives(tmp_path / "own")
+    assert [name for name, _, _ in mine.metrics if name == "still"]
+    (theirs,) = readers.comet_archives(tmp_path / "theirs")
+    assert [step for name, _, step in theirs.metrics if name == "loss"] == [1, 2, 3]
+
+
+def test_the_settings_of_wandb_and_the_older_name_of_uploads(
+    libraries: None, tmp_path: Path
+) -> None:
+    import wandb
+
+    settings = wandb.Settings(mode="offline", root_dir=str(tmp_path))
+    run(WandbLoggerCallback(settings=settings, save_checkpoints=True))
+    (logged,) = readers.wandb_runs(tmp_path)
+    assert len(logged.history) == len(logged.artifacts) == 3
+
+
+def test_a_run_that_was_opened_half_is_gone_on_with(
+    libraries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    import lockstep.trackers.service as service
+
+    failed: list[bool] = []
+    log_batch = MlflowClient.log_batch
+
+    def fails_once(self: Any, *args: Any, **options: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise ConnectionError("reset by peer")
+        return log_batch(self, *args, **options)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", fails_once)
+    monkeypatch.setattr(service, "RETRY_S", 0.0)
+    uri = f"file:{tmp_path}/mlruns"
+    run(MLflowLoggerCallback(uri, experiment_name="e"), lr=0.5)
+    client, logged = mlflow_run(uri, "e")  # the one there is
+    assert failed
+    assert logged.data.params == {"train_loop_config/lr": "0.5"}
+    history = client.get_metric_history(logged.info.run_id, "loss")
+    assert sorted(metric.step for metric in history) == [1, 2, 3]
 
 
 def test_tensorboard_with_torchs_writer(
@@ -204,7 +269,8 @@ def test_a_tracker_is_kept_with_its_run(callback: Callback) -> None:
 
 
 def test_what_counts_as_a_number_and_as_a_parameter() -> None:
-    row = {"loss": 1, "ok": True, "word": "x", "none": None, "a": {"b": 2.5}, "pid": 7, "l": [1]}
+    row = {"loss": 1, "ok": True, "word": "x", "none": None, "a": {"b": 2.5}, "l": [1]}
+    row |= {"pid": 7, "time_since_restore": 1.5, "iterations_since_restore": 2}
     assert numbers_in(row) == {"loss": 1, "ok": True, "a/b": 2.5}
     assert numbers_in(row, ["a", "loss"]) == {"ok": True}
     assert numbers_in(row, ["a/b"]) == {"loss": 1, "ok": True}
@@ -228,6 +294,10 @@ def test_every_trial_of_an_experiment_has_a_run_of_its_own(libraries: None, tmp_
 
     def trial(config: dict[str, Any]) -> None:
         tune.report({"score": config["lr"]})
+        # Both are under way at once: neither goes on before the trackers have begun both.
+        while len(list(Path(config["place"]).glob("wandb/offline-run-*"))) < 2:
+            time.sleep(0.05)
+        tune.report({"score": config["lr"]})
         if config["lr"] == 2:
             raise ValueError("this one fails")
 
@@ -235,10 +305,11 @@ def test_every_trial_of_an_experiment_has_a_run_of_its_own(libraries: None, tmp_
     callbacks = [
         MLflowLoggerCallback(uri, experiment_name="tune"),
         WandbLoggerCallback(mode="offline", dir=str(tmp_path)),
+        CometLoggerCallback(online=False, offline_directory=str(tmp_path / "comet")),
     ]
     tune.Tuner(
         trial,
-        param_space={"lr": tune.grid_search([1, 2])},
+        param_space={"lr": tune.grid_search([1, 2]), "place": str(tmp_path)},
         run_config=RunConfig(callbacks=callbacks, verbose=0),
     ).fit()
     with file_store_allowed(uri):
@@ -249,6 +320,63 @@ def test_every_trial_of_an_experiment_has_a_run_of_its_own(libraries: None, tmp_
     assert all(run.data.metrics["score"] == float(lr) for lr, run in runs.items())
     logged = readers.wandb_runs(tmp_path)
     assert sorted((run.config["lr"], run.exit_code) for run in logged) == [(1, 0), (2, 1)]
+    archives = readers.comet_archives(tmp_path / "comet")
+    told = {int(archive.parameters["lr"]): archive for archive in archives}
+    assert {lr: told[lr].others["status"] for lr in told} == {1: "finished", 2: "failed"}
+    for lr, archive in told.items():
+        scores = [(value, step) for name, value, step in archive.metrics if name == "score"]
+        assert scores == [(lr, 1), (lr, 2)]
+
+
+def test_what_trackers_write_and_read_in_a_trial_reaches_remote_storage(
+    libraries: None, tmp_path: Path
+) -> None:
+    from mlflow import MlflowClient
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    from lockstep import tune
+    from lockstep.train import RunConfig
+
+    def trial(config: dict[str, Any]) -> None:
+        for step in range(1, 4):
+            tune.report({"score": config["x"] * step})
+
+    uri = f"file:{tmp_path}/mlruns"
+    callbacks = [
+        TBXLoggerCallback(),
+        MLflowLoggerCallback(uri, experiment_name="far", save_artifact=True),
+    ]
+    run_config = RunConfig(
+        storage_path="far",
+        storage_filesystem=SubTreeFileSystem(str(tmp_path), LocalFileSystem()),
+        name="e",
+        callbacks=callbacks,
+        verbose=0,
+    )
+    tune.Tuner(trial, param_space={"x": tune.grid_search([1, 2])}, run_config=run_config).fit()
+    scores = [readers.scalars(path)["score"] for path in sorted(tmp_path.glob("far/e/trial_*"))]
+    assert scores == [[(1, 1), (2, 2), (3, 3)], [(1, 2), (2, 4), (3, 6)]]
+    with file_store_allowed(uri):
+        client = MlflowClient(uri)
+        found = client.get_experiment_by_name("far")
+    for logged in client.search_runs([found.experiment_id]):
+        files = {item.path for item in client.list_artifacts(logged.info.run_id)}
+        assert {"progress.csv", "result.json", "params.json"} <= files
+
+
+def test_tensorboard_follows_a_paused_trial_to_another_directory(tmp_path: Path) -> None:
+    callback = TBXLoggerCallback()
+    for step, name in enumerate(("before", "after"), 1):
+        directory = tmp_path / name
+        directory.mkdir()
+        trial = Trial("4913f_00000", "train", str(directory))
+        callback.log_trial_start(trial)
+        callback.log_trial_start(trial)
+        callback.log_trial_result(step, trial, {"loss": 0.5})
+    callback.log_trial_end(trial)
+    for step, name in enumerate(("before", "after"), 1):
+        assert len(list((tmp_path / name).iterdir())) == 1
+        assert readers.scalars(tmp_path / name) == {"loss": [(step, 0.5)]}
 
 
 def test_the_callbacks_of_the_page(libraries: None, tmp_path: Path) -> None:
@@ -277,7 +405,8 @@ def test_the_callbacks_of_the_page(libraries: None, tmp_path: Path) -> None:
             result = trainer.fit()
             print("Run directory:", result.log_dir.parent)
     """
-    done = run_script(tmp_path, script, environment={"MLFLOW_TRACKING_URI": "file:mlflow"})
+    environment = {"MLFLOW_TRACKING_URI": "file:mlflow"}
+    done = run_script(tmp_path, script, environment=environment, timeout_s=150)
     parent = Path(done.stdout.rpartition("Run directory: ")[2].strip())
     (run_directory,) = parent.iterdir()
     assert readers.scalars(run_directory)["epoch"] == [(1, 0.0), (2, 1.0), (3, 2.0)]

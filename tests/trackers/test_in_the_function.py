@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lockstep import train
 from lockstep.air.integrations.comet import setup_comet
 from lockstep.air.integrations.mlflow import setup_mlflow
 from lockstep.air.integrations.wandb import setup_wandb
+from lockstep.errors import HangError
 from lockstep.train import Checkpoint
 from lockstep.train.tracking.worker import StandIn, within_time
 from tests.integration.runs import failure, fit
@@ -41,6 +43,7 @@ def tracked(config: dict[str, Any]) -> None:
         offline_directory=f"{place}/comet",
         tags=["inside"],
         log_env_details=False,
+        log_env_network=False,
     )
     known = train.load_checkpoint()
     for step in range(known["step"] + 1 if known else 1, 4):
@@ -96,7 +99,7 @@ def test_one_run_on_rank_0_through_a_restart(
 
     begun, continued = readers.comet_archives(tmp_path / "comet")
     assert begun.key == continued.key
-    assert (begun.strategy, continued.strategy) == ("create", "get")
+    assert (begun.strategy, continued.strategy) == ("create", "get_or_create")
     assert (begun.others["status"], continued.others["status"]) == ("failed", "finished")
     steps = [step for name, _, step in begun.metrics + continued.metrics if name == "loss"]
     assert steps == [1, 2, 3]
@@ -111,6 +114,27 @@ def test_a_failure_is_the_end_that_is_logged(
     assert [run.exit_code for run in readers.wandb_runs(tmp_path)] == [1]
     (archive,) = readers.comet_archives(tmp_path / "comet")
     assert archive.others["status"] == "failed"
+
+
+def alone(config: dict[str, Any]) -> None:
+    """Rank 0 logs and reports; the other never comes."""
+    if train.get_context().get_world_rank() == 0:
+        tracked(config)
+    time.sleep(1000)
+
+
+def test_the_failure_of_another_rank_is_the_end_that_is_logged(
+    mlflow_server: str, libraries: None, tmp_path: Path
+) -> None:
+    error = failure(alone, hang_timeout_s=0.5, **inside(tmp_path, mlflow_server))
+    assert isinstance(error.__cause__, HangError)
+    client, (run,) = mlflow_runs(mlflow_server, tmp_path)
+    assert (run.info.status, losses(client, run)) == ("FAILED", [(1, 1.0)])
+    (logged,) = readers.wandb_runs(tmp_path)
+    assert (logged.exit_code, [row["loss"] for row in logged.history]) == (1, [1.0])
+    (archive,) = readers.comet_archives(tmp_path / "comet")
+    assert archive.others["status"] == "failed"
+    assert ("loss", 1.0, 1) in archive.metrics
 
 
 def test_in_process_and_finished_by_the_function_itself(
@@ -128,7 +152,8 @@ def test_in_process_and_finished_by_the_function_itself(
 def test_every_rank_may_have_a_run_of_its_own(libraries: None, tmp_path: Path) -> None:
     def log_rank(config: dict[str, Any]) -> None:
         rank = train.get_context().get_world_rank()
-        run = setup_wandb(config, mode="offline", dir=config["place"], rank_zero_only=False)
+        settings = {"mode": "offline", "root_dir": config["place"]}
+        run = setup_wandb(config, settings=settings, rank_zero_only=False)
         run.log({"rank": rank})
 
     result = fit(log_rank, config={"place": str(tmp_path)})

@@ -16,6 +16,7 @@ import lockstep.trackers.service as module
 from lockstep import train
 from lockstep.callback import Trial
 from lockstep.checkpoint import Checkpoint
+from lockstep.errors import LockstepError
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
 from lockstep.trackers.values import Outcome, numbers_in
 from tests.integration.runs import fit
@@ -26,6 +27,8 @@ TRIAL = Trial("4913f_00000", "TorchTrainer", "/results/run", "experiment")
 class Service(ServiceLoggerCallback):
     """A service that can be down; what it was told is in ``steps`` and ``outcome``."""
 
+    refused: tuple[int, ...] = ()
+
     secrets = ("key",)
 
     def __init__(self, up: bool = True) -> None:
@@ -33,10 +36,12 @@ class Service(ServiceLoggerCallback):
         self.up = up
         self.key = "secret"
         self.opened = 0
+        self.asked: list[bool] = []
         self.steps: list[int] = []
         self.outcome: Outcome | None = None
 
     def open_run(self, trial: Trial) -> TrackedRun:
+        self.asked.append(trial.restored)
         self.need()
         self.opened += 1
         return _Told(self)
@@ -57,7 +62,10 @@ class _Told(TrackedRun):
 
     def log(self, rows: list[Row]) -> None:
         self._service.need()
-        self._service.steps += [row.step for row in rows]
+        steps = [row.step for row in rows]
+        if {*steps} & {*self._service.refused}:
+            raise ValueError(f"not {steps}")
+        self._service.steps += steps
 
     def save(self, checkpoint: Checkpoint) -> None:
         self._service.need()
@@ -114,8 +122,79 @@ def test_what_waits_is_bounded_and_that_is_said_once(monkeypatch: pytest.MonkeyP
         report(service, 4)
     report(service, 5, 6)
     service.up = True
-    service.log_trial_end(TRIAL)
+    with pytest.raises(LockstepError, match=r"3 of the run's reports are not at the service; pro"):
+        service.log_trial_end(TRIAL)
     assert service.steps == [1, 2, 3]
+
+
+def test_an_end_without_the_service_says_what_is_missing_and_why() -> None:
+    service = Service()
+    service.log_trial_start(TRIAL)
+    report(service, 1, 2)
+    service.up = False
+    reason = r"2 of the run's reports are not .* \(ConnectionError: the service is down\); progress"
+    with pytest.raises(LockstepError, match=reason):
+        service.log_trial_end(TRIAL)
+
+
+def test_only_the_rows_that_are_refused_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    service = Service()
+    service.refused = (3, 9)
+    service.log_trial_start(TRIAL)
+    report(service, 1, 2, 3, 4, 5, 6)
+    with pytest.raises(ValueError, match="not"):
+        service.flush_batch()
+    for _ in range(4):
+        service.flush_batch()
+    assert service.steps == [1, 2, 4, 5, 6]
+    report(service, 7, 8, 9, 10)
+    with pytest.raises(LockstepError, match=r"2 of the run's reports are not at the service; prog"):
+        service.log_trial_end(TRIAL)
+    assert service.steps == [1, 2, 4, 5, 6, 7, 8, 10]
+    assert service.outcome == "finished"
+
+
+def test_what_is_opened_again_may_be_there_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    service = Service(up=False)
+    with pytest.raises(ConnectionError):
+        service.log_trial_start(TRIAL)
+    service.up = True
+    report(service, 1)
+    service.flush_batch()
+    assert service.asked == [False, True]
+
+
+def test_other_news_is_told() -> None:
+    service = Service(up=False)
+    with pytest.raises(ConnectionError):
+        service.log_trial_start(TRIAL)
+    service.up, service.refused = True, (1,)
+    report(service, 1)
+    with pytest.raises(LockstepError, match=r"1 of the run's .*ValueError: not"):
+        service.log_trial_end(TRIAL)
+
+
+def test_one_end_that_fails_leaves_no_other_run_open() -> None:
+    ended = []
+
+    class Open(_Told):
+        def end(self, outcome: Outcome) -> None:
+            ended.append(outcome)
+            raise ConnectionError("gone")
+
+    class Ending(Service):
+        def open_run(self, trial: Trial) -> TrackedRun:
+            return Open(self)
+
+    service = Ending()
+    trials = [Trial(f"4913f_0000{i}", "TorchTrainer", "/results/run", "e") for i in range(3)]
+    for trial in trials:
+        service.log_trial_start(trial)
+    with pytest.raises(ConnectionError):
+        service.on_experiment_end(trials)
+    assert ended == ["stopped"] * 3
 
 
 def test_trials_without_an_end_are_stopped_with_the_experiment() -> None:
@@ -160,6 +239,7 @@ def test_a_raising_tracker_is_named_once_and_costs_the_run_nothing(
     text = shown.out + shown.err
     assert text.count("no quota left") == 1
     assert "Callback Raising.on_trial_start raised RuntimeError" in text
+    assert "3 of the run's reports are not at the service; progress.csv has every report" in text
     assert "training goes on" in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 from lockstep.callback import Trial
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
-from lockstep.trackers.credentials import check_comet_key, read_key, require
+from lockstep.trackers.credentials import check_comet_key, read_key, require, variable
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
 from lockstep.trackers.values import Outcome, numbers_in, parameters_in, run_key
 
@@ -27,8 +28,10 @@ _DRIVER = {
     "auto_output_logging": False,
     "auto_param_logging": False,
     "auto_metric_logging": False,
+    "auto_log_co2": False,
     "display_summary_level": 0,
 }
+_OPENING = threading.Lock()
 
 
 class CometLoggerCallback(ServiceLoggerCallback):
@@ -40,8 +43,8 @@ class CometLoggerCallback(ServiceLoggerCallback):
         online: False writes an archive for ``comet upload`` instead.
         tags: added to each experiment.
         save_checkpoints: upload each checkpoint as a model.
-        **experiment_kwargs: for Comet's ``Experiment``, such as ``api_key``, ``project_name``,
-            ``workspace`` and, offline, ``offline_directory``.
+        **experiment_kwargs: for Comet, such as ``api_key``, ``project_name``, ``workspace`` and,
+            offline, ``offline_directory``; else those of its ``ExperimentConfig``.
 
     Raises:
         ImportError: comet_ml is not installed.
@@ -90,13 +93,14 @@ class CometLoggerCallback(ServiceLoggerCallback):
 class _CometRun(TrackedRun):
     def __init__(self, callback: CometLoggerCallback, trial: Trial) -> None:
         self._callback = callback
-        self._experiment = open_experiment(
-            online=callback.online,
-            key=run_key(trial.experiment_name, trial.trial_id),
-            goes_on=trial.restored,
-            api_key=callback.api_key,
-            **{**_DRIVER, **callback.experiment_kwargs},
-        )
+        with _beside_others():
+            self._experiment = open_experiment(
+                online=callback.online,
+                key=run_key(trial.experiment_name, trial.trial_id),
+                goes_on=trial.restored,
+                api_key=callback.api_key,
+                **{**_DRIVER, **callback.experiment_kwargs},
+            )
         self._experiment.set_name(str(trial))
         if callback.tags:
             self._experiment.add_tags([*callback.tags])
@@ -123,21 +127,47 @@ class _CometRun(TrackedRun):
 
 
 def open_experiment(
-    *, online: bool, key: str | None, goes_on: bool, api_key: str | None, **arguments: Any
+    *,
+    online: bool,
+    key: str | None,
+    goes_on: bool,
+    api_key: str | None,
+    project_name: str | None = None,
+    workspace: str | None = None,
+    **arguments: Any,
 ) -> Any:
-    """A new experiment under this key, or the existing one of that key."""
+    """A new experiment under this key, or the existing one of that key.
+
+    Offline, what goes on is in an archive of its own. It may be uploaded without the first, which
+    a process that was killed has not left.
+    """
     import comet_ml
 
-    with quiet_comet():
-        if not online:
-            if goes_on:  # in an archive of its own, which is uploaded after the first
-                return comet_ml.ExistingOfflineExperiment(previous_experiment=key, **arguments)
-            return comet_ml.OfflineExperiment(experiment_key=key, api_key=api_key, **arguments)
-        if goes_on:
-            return comet_ml.ExistingExperiment(
-                api_key=api_key, previous_experiment=key, **arguments
-            )
-        return comet_ml.Experiment(api_key=api_key, experiment_key=key, **arguments)
+    with quiet_comet(logging.CRITICAL):  # what goes wrong is raised as well
+        return comet_ml.start(
+            # Comet itself would not see the variables that are lockstep.init()'s.
+            api_key=api_key or variable("COMET_API_KEY"),
+            project_name=project_name or variable("COMET_PROJECT_NAME"),
+            workspace=workspace or variable("COMET_WORKSPACE"),
+            experiment_key=key,
+            mode="get_or_create" if goes_on else "create",
+            online=online,
+            experiment_config=comet_ml.ExperimentConfig(**arguments),
+        )
+
+
+@contextmanager
+def _beside_others() -> Iterator[None]:
+    """Comet ends the experiment of this process when another begins: here both go on."""
+    from comet_ml.config import get_global_experiment, set_global_experiment
+
+    with _OPENING:
+        current = get_global_experiment()
+        set_global_experiment(None)
+        try:
+            yield
+        finally:
+            set_global_experiment(current)
 
 
 def end_experiment(experiment: Any, outcome: Outcome) -> None:
@@ -150,11 +180,11 @@ def end_experiment(experiment: Any, outcome: Outcome) -> None:
 
 
 @contextmanager
-def quiet_comet() -> Iterator[None]:
+def quiet_comet(level: int = logging.ERROR) -> Iterator[None]:
     """Only Comet's errors are printed: the driver's terminal shows the run."""
     logger = logging.getLogger("comet_ml")
     before = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(level)
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ __all__ = [
     "check_comet_key",
     "check_databricks",
     "check_wandb_key",
+    "init_variables",
     "read_key",
     "require",
     "variable",
@@ -37,6 +38,12 @@ def require(module: str, extra: str, who: str) -> None:
 def variable(name: str) -> str | None:
     """An environment variable as workers see it: ``lockstep.init()``'s, or this process's."""
     return runtime.current().env_vars.get(name) or settings.library_variable(name)
+
+
+def init_variables(*prefixes: str) -> dict[str, str]:
+    """A library's variables that ``lockstep.init()`` has set for workers, and the driver lacks."""
+    env_vars = runtime.current().env_vars
+    return {name: value for name, value in env_vars.items() if name.startswith(prefixes)}
 
 
 def read_key(api_key: str | None, api_key_file: str | os.PathLike[str] | None) -> str | None:

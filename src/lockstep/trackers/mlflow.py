@@ -30,7 +30,7 @@ from lockstep.trackers.mlflow_client import (
     mlflow_name,
     mlflow_parameters,
     run_tags,
-    use_token,
+    use_login,
 )
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
 from lockstep.trackers.values import Outcome, numbers_in
@@ -85,7 +85,7 @@ class MLflowLoggerCallback(ServiceLoggerCallback):
         self.experiment_name = experiment_name
         self.tags = dict(tags or {})
         self.tracking_token = tracking_token
-        self.save_artifact = save_artifact
+        self.save_artifact = self.uses_directory = save_artifact
         self.log_params_on_trial_end = log_params_on_trial_end
 
     def check_before_run(self) -> None:
@@ -94,7 +94,7 @@ class MLflowLoggerCallback(ServiceLoggerCallback):
 
     def open_run(self, trial: Trial) -> TrackedRun:
         """Creates the run, or finds the one of a restored trial."""
-        use_token(self.tracking_token)
+        use_login(self.tracking_token)
         return _MLflowRun(self, trial)
 
     def values_of(self, result: dict[str, Any]) -> dict[str, Any]:

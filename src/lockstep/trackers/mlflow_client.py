@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep import settings
-from lockstep.trackers.credentials import variable
+from lockstep.trackers.credentials import init_variables, variable
 from lockstep.trackers.values import Outcome, parameters_in, run_key
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "mlflow_name",
     "mlflow_parameters",
     "run_tags",
-    "use_token",
+    "use_login",
 ]
 
 MLFLOW_STATUS: dict[Outcome, str] = {
@@ -38,8 +38,12 @@ _LONGEST_VALUE = 6000
 _NOT_IN_NAMES = re.compile(r"[^\w\-./ ]")
 
 
-def use_token(token: str | None) -> None:
-    """Make MLflow use a token: it takes it from the environment, each time it needs it."""
+def use_login(token: str | None) -> None:
+    """Make MLflow log in with what ``lockstep.init()`` has set, and with ``token``.
+
+    It takes that from this process's environment, each time it needs it.
+    """
+    os.environ.update(init_variables("MLFLOW_", "DATABRICKS_"))
     if token is not None:
         os.environ["MLFLOW_TRACKING_TOKEN"] = token
 

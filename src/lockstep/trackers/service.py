@@ -1,7 +1,8 @@
 """The base of callbacks that hand a run to a tracking service which may be slow, or down.
 
 Rows wait here until the service takes them, so an outage costs none of them if it ends before the
-run does. What goes wrong is raised once, for the dispatcher to tell; what follows is the same news.
+run does. What goes wrong is raised once, for the dispatcher to tell; what follows is the same news,
+until the end says how many rows are missing.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from lockstep.callback import LoggerCallback, Trial
 from lockstep.checkpoint import Checkpoint
+from lockstep.errors import LockstepError
 from lockstep.trackers.values import Outcome, outcome_of, report_time
 
 __all__ = ["Row", "ServiceLoggerCallback", "TrackedRun"]
@@ -53,19 +56,26 @@ class TrackedRun(ABC):
 
 
 class ServiceLoggerCallback(LoggerCallback, ABC):
-    """Follows each trial with a ``TrackedRun``; where opening one failed, it is tried again."""
+    """Follows each trial with a ``TrackedRun``; where opening one failed, it is tried again.
+
+    A row that the service refuses, while it takes the one after it, is left out.
+    """
 
     batched: ClassVar[bool] = True
+    uses_directory = False
     secrets: ClassVar[tuple[str, ...]] = ()
     """Attributes that do not go to disk with the run's trainer."""
 
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}
-        self._told = False
+        self._told: set[type[Exception]] = set()
 
     @abstractmethod
     def open_run(self, trial: Trial) -> TrackedRun:
-        """Begin a run at the service, or go on with it where ``trial.restored``."""
+        """Begin a run at the service, or go on with it where ``trial.restored``.
+
+        After an exception the trial comes again as a restored one: its run may be there by then.
+        """
 
     @abstractmethod
     def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +85,7 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
         """Begins the run at the service, or goes on with it."""
         if trial.trial_id not in self._followed:
             self._followed[trial.trial_id] = _Followed(trial)
-            self._told = False
+            self._told.clear()
         self._attempt(self._followed[trial.trial_id].connect, self.open_run)
 
     def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
@@ -100,24 +110,39 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
         """Sends what is left and says how it ended."""
         followed = self._followed.pop(trial.trial_id, None)
         if followed is not None:
-            self._attempt(followed.end, self.open_run, outcome_of(trial, failed))
+            self._end(followed, outcome_of(trial, failed))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Ends the runs of trials that were interrupted or paused for good."""
-        while self._followed:
-            _, followed = self._followed.popitem()
-            self._attempt(followed.end, self.open_run, "stopped")
+        with ExitStack() as ends:  # every one of them, whichever fails
+            while self._followed:
+                _, followed = self._followed.popitem()
+                ends.callback(self._end, followed, "stopped")
+
+    def _end(self, followed: _Followed, outcome: Outcome) -> None:
+        why = ""
+        try:
+            self._attempt(followed.end, self.open_run, outcome)
+        except Exception as error:
+            if not followed.missing:
+                raise
+            why = f" ({type(error).__name__}: {error})"
+        if followed.missing:
+            raise LockstepError(
+                f"{followed.missing} of the run's reports are not at the service{why}; "
+                "progress.csv has every report"
+            )
 
     def _attempt(self, action: Callable[..., object], *arguments: Any) -> None:
         try:
             action(*arguments)
-        except Exception:
-            if not self._told:
-                self._told = True
+        except Exception as error:
+            if type(error) not in self._told:
+                self._told.add(type(error))
                 raise
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {**vars(self), "_followed": {}, "_told": False}
+        kept = {**vars(self), "_followed": {}, "_told": set()}
         return {**kept, **dict.fromkeys(self.secrets)}
 
 
@@ -129,13 +154,21 @@ class _Followed:
         self.run: TrackedRun | None = None
         self.rows: deque[Row] = deque()
         self.try_again = 0.0
-        self._full = False
+        self._at_once: int | None = None
+        self._refused_alone = False
+        self._left_out = 0
+
+    @property
+    def missing(self) -> int:
+        """How many rows the service does not have."""
+        return self._left_out + len(self.rows)
 
     def add(self, row: Row) -> None:
         if len(self.rows) < MAX_ROWS:
             self.rows.append(row)
-        elif not self._full:
-            self._full = True
+            return
+        self._left_out += 1
+        if self._left_out == 1:
             raise OverflowError(
                 f"{MAX_ROWS} rows wait for the service and no more are kept for it; progress.csv "
                 "has every report"
@@ -143,25 +176,49 @@ class _Followed:
 
     def connect(self, open_run: Callable[[Trial], TrackedRun]) -> TrackedRun:
         if self.run is None:
-            with self._leaving_alone_on_error():
-                self.run = open_run(self.trial)
+            try:
+                with self._leaving_alone_on_error():
+                    self.run = open_run(self.trial)
+            except Exception:
+                self.trial = replace(self.trial, restored=True)
+                raise
         return self.run
 
     def send(self, open_run: Callable[[Trial], TrackedRun]) -> None:
         run = self.connect(open_run)
         while self.rows:
-            count = min(len(self.rows), run.rows_at_once)
             with self._leaving_alone_on_error():
-                run.log([self.rows[index] for index in range(count)])
-            for _ in range(count):
-                self.rows.popleft()
+                self._send_some(run)
 
     def end(self, open_run: Callable[[Trial], TrackedRun], outcome: Outcome) -> None:
         try:
-            self.send(open_run)
+            while self.rows or self.run is None:
+                try:
+                    self.send(open_run)
+                except Exception:
+                    if self.run is None or self._refused_alone:
+                        raise
         finally:
             if self.run is not None:
                 self.run.end(outcome)
+
+    def _send_some(self, run: TrackedRun) -> None:
+        """Send as many rows as may go at once; after a failure one, then more and more again."""
+        count = min(len(self.rows), self._at_once or run.rows_at_once)
+        try:
+            run.log([self.rows[index] for index in range(count)])
+        except Exception:
+            self._at_once, self._refused_alone = 1, count == 1
+            if count > 1 or len(self.rows) == 1:
+                raise
+            run.log([self.rows[1]])  # raises where it is not about the row
+            del self.rows[1]
+            self._left_out += 1
+        else:
+            if self._at_once is not None:
+                self._at_once = 2 * count if 2 * count < run.rows_at_once else None
+        for _ in range(count):
+            self.rows.popleft()
 
     @contextmanager
     def _leaving_alone_on_error(self) -> Iterator[None]:

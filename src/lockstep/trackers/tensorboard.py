@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple
 
 from lockstep.callback import LoggerCallback, Trial
@@ -43,8 +44,12 @@ class TBXLoggerCallback(LoggerCallback):
 
     def log_trial_start(self, trial: Trial) -> None:
         """Begins an event file with the hyperparameters."""
-        if trial.trial_id not in self._open:
+        known = self._open.get(trial.trial_id)
+        if known is None or known.directory != trial.path:
+            # A trial that was paused may lie in another directory now.
             self._open[trial.trial_id] = _EventFile(trial)
+            if known is not None:
+                known.close("stopped")
 
     def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
         """Writes the scalars."""
@@ -64,8 +69,9 @@ class TBXLoggerCallback(LoggerCallback):
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Closes the files of trials that were interrupted or paused for good."""
-        while self._open:
-            self._open.popitem()[1].close("stopped")
+        with ExitStack() as ends:  # every one of them, whichever fails
+            while self._open:
+                ends.callback(self._open.popitem()[1].close, "stopped")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": {}}
@@ -95,6 +101,7 @@ def _library() -> _Library:
 class _EventFile:
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
+        self.directory = trial.path
         self._library = _library()
         self._last_step = 0
         self._tags: dict[str, None] = {}

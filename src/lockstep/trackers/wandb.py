@@ -11,11 +11,11 @@ from lockstep.callback import Trial
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
 from lockstep.metrics import flatten
-from lockstep.trackers.credentials import check_wandb_key, read_key, require
+from lockstep.trackers.credentials import check_wandb_key, init_variables, read_key, require
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
 from lockstep.trackers.values import Outcome, numbers_in
 
-__all__ = ["WANDB_EXIT_CODE", "WandbLoggerCallback", "wandb_settings"]
+__all__ = ["WANDB_EXIT_CODE", "WandbLoggerCallback", "given_settings", "wandb_settings"]
 
 WANDB_EXIT_CODE: dict[Outcome, int] = {"finished": 0, "failed": 1, "stopped": 255}
 """255 is what wandb itself uses for Ctrl-C; it shows such a run as killed."""
@@ -40,6 +40,7 @@ class WandbLoggerCallback(ServiceLoggerCallback):
         excludes: metrics and parameters to leave out.
         log_config: log the config's numbers with each report, too.
         upload_checkpoints: upload each checkpoint as an artifact.
+        save_checkpoints: the older name of that.
         upload_timeout: how many seconds the end of the run may wait for the upload.
         **kwargs: for ``wandb.init``, such as ``mode="offline"``, ``dir``, ``entity``, ``tags``.
 
@@ -59,6 +60,7 @@ class WandbLoggerCallback(ServiceLoggerCallback):
         excludes: Collection[str] | None = None,
         log_config: bool = False,
         upload_checkpoints: bool = False,
+        save_checkpoints: bool = False,
         upload_timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
@@ -72,6 +74,9 @@ class WandbLoggerCallback(ServiceLoggerCallback):
                 )
         if isinstance(excludes, str):
             raise TypeError(f"WandbLoggerCallback(excludes={excludes!r}): expected a list.")
+        if kwargs.get("settings") is not None:
+            kwargs["settings"] = settings = given_settings(kwargs["settings"])
+            api_key = settings.pop("api_key", None) or api_key
         read_key(api_key, api_key_file)
         self.project = project
         self.group = group
@@ -79,14 +84,15 @@ class WandbLoggerCallback(ServiceLoggerCallback):
         self.api_key = api_key
         self.excludes = tuple(excludes or ())
         self.log_config = log_config
-        self.upload_checkpoints = upload_checkpoints
+        self.upload_checkpoints = upload_checkpoints or save_checkpoints
         self.end_timeout_s = upload_timeout
         self.kwargs = kwargs
 
     def check_before_run(self) -> None:
         """Refuses to go online without a key."""
         if read_key(self.api_key, self.api_key_file) is None:
-            check_wandb_key(self.kwargs.get("mode"))
+            settings = given_settings(self.kwargs.get("settings"))
+            check_wandb_key(self.kwargs.get("mode") or settings.get("mode"))
 
     def open_run(self, trial: Trial) -> TrackedRun:
         """Begins the run, or goes on with it."""
@@ -155,10 +161,16 @@ def wandb_settings(api_key: str | None, given: Any = None) -> Any:
     import wandb
 
     settings = wandb.Settings(console="off", silent=True, init_timeout=INIT_S)
+    settings.update_from_env_vars(init_variables("WANDB_"))
     if api_key is not None:
         settings.api_key = api_key
-    if given is not None:
-        chosen = given if isinstance(given, dict) else given.model_dump(exclude_unset=True)
-        for name, value in chosen.items():
-            setattr(settings, name, value)
+    for name, value in given_settings(given).items():
+        setattr(settings, name, value)
     return settings
+
+
+def given_settings(given: Any) -> dict[str, Any]:
+    """What a user has chosen in ``settings``, a dict or wandb's own object."""
+    if given is None or isinstance(given, dict):
+        return dict(given or {})
+    return {name: getattr(given, name) for name in given.model_fields_set}

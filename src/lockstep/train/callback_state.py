@@ -1,9 +1,10 @@
-"""What ``Callback.get_state`` gives, kept with the run until a restored one takes it back."""
+"""What ``Callback.get_state`` gives, kept with a run or an experiment until a restore."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import time
 from typing import Any
 
 from lockstep.callback import Callback
@@ -13,21 +14,29 @@ __all__ = ["CallbackState"]
 
 
 class CallbackState:
-    """One callback's state in a run. ``number`` tells callbacks of the same class apart.
+    """One callback's state. ``number`` tells callbacks of the same class apart.
 
-    Kept after each checkpoint and at the end, from the callback's own thread: what a restored run
-    starts with is usually as new as its checkpoint, older if the callback was behind.
+    Kept after each checkpoint, at the end of a trial and at the end of all, from the callback's own
+    thread: what a restored run starts with is usually as new as its checkpoint, older if the
+    callback was behind. ``interval_s``: how long to leave it as it is, the last time excepted.
     """
 
-    def __init__(self, callback: Callback, number: int) -> None:
+    def __init__(self, callback: Callback, number: int, interval_s: float = 0.0) -> None:
         self._callback = callback
         self._file = f"callback_{type(callback).__name__}_{number}.pkl"
+        self._interval_s = interval_s
+        self._not_before = 0.0
         self.is_used = type(callback).get_state is not Callback.get_state
 
-    def keep(self, directory: str) -> None:
+    def keep(self, directory: str, last: bool = False) -> None:
         """Ask for the state and write it, unless it is None."""
+        now = time.monotonic()
+        if now < self._not_before and not last:
+            return
+        self._not_before = now + self._interval_s
         state = self._callback.get_state()
         if state is not None:
+            os.makedirs(directory, exist_ok=True)
             replace_file(os.path.join(directory, self._file), [pickle.dumps(state)])
 
     def give_back(self, directory: str) -> None:

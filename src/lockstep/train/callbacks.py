@@ -7,7 +7,6 @@ queue costs neither the run nor the other callbacks anything.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -36,6 +35,8 @@ def __getattr__(name: str) -> Any:
 
 
 SLOW_HOOK_S = 10.0
+STATE_S = 1.0
+"""How often a callback's state is kept while the trials of an experiment come and go."""
 BATCH_S = 0.25
 # A long batch would hold the interpreter lock for 5 ms and more at a time, and the driver's answers
 # to the workers would wait for it: pause now and then, and do not leave all the writing to the end.
@@ -84,6 +85,8 @@ class CallbackDispatcher:
         flush_s: how long ``close`` waits for those with no time of their own, in all.
         trials: every trial of the experiment, as it grows; None: there is only the one run. Read
             by the callbacks, in their threads.
+        states: the directory where an experiment keeps what ``get_state`` gives; a run keeps it
+            in its own.
 
     Raises:
         TypeError: an entry is not a callback.
@@ -96,6 +99,7 @@ class CallbackDispatcher:
         on_problem: Callable[[str], None],
         flush_s: float,
         trials: Sequence[Trial] | None = None,
+        states: str | None = None,
     ) -> None:
         for callback in callbacks:
             _check(callback)
@@ -106,7 +110,7 @@ class CallbackDispatcher:
         seen: Counter[type] = Counter()
         self._lanes = []
         for callback in unique.values():
-            self._lanes.append(_Lane(callback, on_problem, trials, seen[type(callback)]))
+            self._lanes.append(_Lane(callback, on_problem, trials, states, seen[type(callback)]))
             seen[type(callback)] += 1
         self._trial_lanes = [lane for lane in self._lanes if isinstance(lane.callback, Callback)]
         self._user_lanes = [lane for lane in self._lanes if isinstance(lane.callback, UserCallback)]
@@ -114,7 +118,7 @@ class CallbackDispatcher:
         self._closed = False
 
     def begin(self, stop: StopCondition | None, num_samples: int) -> None:
-        """``setup``."""
+        """``setup``; then ``set_state`` if it is an experiment that has kept something."""
         for lane in self._lanes:
             lane.put((_Lane.begun, stop, num_samples))
             lane.thread.start()
@@ -143,7 +147,7 @@ class CallbackDispatcher:
             lane.offer(event)
 
     def checkpoint(self, iteration: int, trial: Trial, checkpoint: Checkpoint) -> None:
-        """``on_checkpoint``."""
+        """``on_trial_save``, then ``on_checkpoint``."""
         for lane in self._trial_lanes:
             lane.put((_Lane.saved, iteration, trial, checkpoint))
 
@@ -166,13 +170,19 @@ class CallbackDispatcher:
             lane.put((_Lane.finished, trials))
 
     def after_files(self, done: Callable[[], None]) -> None:
-        """Call ``done``, from another thread, when the run's own files hold everything so far."""
-        waiting = [lane for lane in self._lanes if lane.is_file and lane.thread.is_alive()]
-        left = itertools.count(len(waiting) - 1, -1)
+        """Call ``done``, in another thread, when those that use a run's directory are up to date.
+
+        The run's own files hold everything so far then. Other callbacks have ``flush_s`` for that.
+        """
+        waiting = [lane for lane in self._lanes if lane.uses_directory and lane.thread.is_alive()]
         if not waiting:
             done()
+            return
+        patience = _Patience(waiting, done)
+        if not all(lane.is_file for lane in waiting):
+            patience.limit(self._flush_s)
         for lane in waiting:
-            lane.put((_Lane.passed, lambda: done() if next(left) == 0 else None))
+            lane.put((_Lane.passed, patience.arrived))
 
     def close(self) -> None:
         """Waits up to ``flush_s`` for what is queued, names the callbacks that are not done.
@@ -209,6 +219,32 @@ class CallbackDispatcher:
             )
 
 
+class _Patience:
+    """Calls ``done`` once every lane has arrived, or those that are not a run's files are late."""
+
+    def __init__(self, lanes: Sequence[_Lane], done: Callable[[], None]) -> None:
+        self._awaited = set(lanes)
+        self._done = done
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def limit(self, seconds: float) -> None:
+        others = [lane for lane in self._awaited if not lane.is_file]
+        self._timer = threading.Timer(seconds, self.arrived, others)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def arrived(self, *lanes: _Lane) -> None:
+        with self._lock:
+            was_waiting = bool(self._awaited)
+            self._awaited.difference_update(lanes)
+            if not was_waiting or self._awaited:
+                return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._done()
+
+
 def _check(callback: object) -> None:
     if isinstance(callback, Callback):
         callback.check_before_run()
@@ -238,12 +274,17 @@ class _Lane:
         callback: object,
         on_problem: Callable[[str], None],
         trials: Sequence[Trial] | None,
+        states: str | None,
         number: int,
     ) -> None:
         self.callback = callback
         self.name = type(callback).__name__
         self._trials = trials
-        self._state = CallbackState(callback, number) if isinstance(callback, Callback) else None
+        self._states = states
+        interval_s = 0.0 if trials is None else STATE_S
+        self._state = None
+        if isinstance(callback, Callback) and (trials is None or states is not None):
+            self._state = CallbackState(callback, number, interval_s)
         self.thread = threading.Thread(
             target=self._run, name=f"lockstep-callback-{self.name}", daemon=True
         )
@@ -254,6 +295,7 @@ class _Lane:
         self.offer = self.put if self._limit is None else self._put_if_room
         self.batched = isinstance(callback, Callback) and callback.batched
         self.is_file = self.batched and self._limit is None
+        self.uses_directory = getattr(callback, "uses_directory", Callback.uses_directory)
         self._on_problem = on_problem
         self._told: set[tuple[str, str]] = set()
         self._closing = threading.Event()
@@ -288,12 +330,14 @@ class _Lane:
     def begun(self, stop: StopCondition | None, num_samples: int) -> None:
         if isinstance(self.callback, Callback):
             self._call("setup", stop=stop, num_samples=num_samples, total_num_samples=num_samples)
+        if self._states is not None:
+            self._with_state("set_state", self._states)
 
     def started(self, trial: Trial, restored: bool) -> None:
         trial = _own(trial)
         trials = self._all(trial)
-        if trial.restored:
-            self._with_state("set_state", trial)
+        if trial.restored and self._trials is None:
+            self._with_state("set_state", trial.path)
         self._call("on_trial_start", iteration=0, trials=trials, trial=trial)
         if restored:
             self._call("on_trial_restore", iteration=0, trials=trials, trial=trial)
@@ -331,14 +375,10 @@ class _Lane:
 
     def saved(self, iteration: int, trial: Trial, checkpoint: Checkpoint) -> None:
         trial = _own(trial)
-        self._call(
-            "on_checkpoint",
-            iteration=iteration,
-            trials=self._all(trial),
-            trial=trial,
-            checkpoint=checkpoint,
-        )
-        self._with_state("get_state", trial)
+        told: dict[str, Any] = {"iteration": iteration, "trials": self._all(trial), "trial": trial}
+        self._call("on_trial_save", **told)
+        self._call("on_checkpoint", **told, checkpoint=checkpoint)
+        self._with_state("get_state", self._states or trial.path)
 
     def failed(self, run_context: RunContext, errors: dict[int, Exception]) -> None:
         self._call("after_exception", run_context=run_context, worker_exceptions=dict(errors))
@@ -347,15 +387,17 @@ class _Lane:
         trial = _own(trial)
         hook = "on_trial_error" if failed else "on_trial_complete"
         self._call(hook, iteration=iteration, trials=self._all(trial), trial=trial)
-        self._with_state("get_state", trial)
+        self._with_state("get_state", self._states or trial.path)
 
     def finished(self, trials: Sequence[Trial]) -> None:
         self._call("on_experiment_end", trials=list(map(_own, trials)))
+        if self._states is not None:
+            self._with_state("get_state", self._states, last=True)
 
-    def passed(self, done: Callable[[], None]) -> None:
+    def passed(self, arrived: Callable[[_Lane], None]) -> None:
         if self.batched:
             self._call("flush_batch")
-        done()
+        arrived(self)
 
     def _all(self, trial: Trial) -> Sequence[Trial]:
         return [trial] if self._trials is None else self._trials
@@ -381,11 +423,11 @@ class _Lane:
             if self.batched:
                 self._call("flush_batch")
 
-    def _with_state(self, hook: str, trial: Trial) -> None:
-        """Keep the callback's state with the run, or give it back; an experiment keeps none."""
-        if self._trials is None and self._state is not None and self._state.is_used:
+    def _with_state(self, hook: str, directory: str, **options: Any) -> None:
+        """Keep the callback's state, or give it back."""
+        if self._state is not None and self._state.is_used:
             act = self._state.keep if hook == "get_state" else self._state.give_back
-            self._call(hook, act, directory=trial.path)
+            self._call(hook, act, directory=directory, **options)
 
     def _call(self, hook: str, action: Callable[..., None] | None = None, **arguments: Any) -> None:
         if self._abandoned:

@@ -1,7 +1,7 @@
-"""The Keras callback, under its old spelling."""
+"""The Keras callbacks, under their old spelling."""
 
 from __future__ import annotations
 
-from lockstep.train.tensorflow.keras import ReportCheckpointCallback
+from lockstep.train.tensorflow.keras import Callback, ReportCheckpointCallback
 
-__all__ = ["ReportCheckpointCallback"]
+__all__ = ["Callback", "ReportCheckpointCallback"]

@@ -36,8 +36,8 @@ def setup_comet(
         api_key, api_key_file: the key; without: ``COMET_API_KEY``, or what ``comet login`` stored.
         tags: added to the experiment.
         rank_zero_only: False gives every rank an experiment of its own.
-        **experiment_kwargs: for Comet's ``Experiment``, such as ``project_name``, ``workspace``
-            and, offline, ``offline_directory``.
+        **experiment_kwargs: for Comet, such as ``project_name``, ``workspace`` and, offline,
+            ``offline_directory``; else those of its ``ExperimentConfig``.
 
     Raises:
         ImportError: comet_ml is not installed.
@@ -53,7 +53,12 @@ def setup_comet(
     key = read_key(api_key, api_key_file)
     if online and key is None:
         check_comet_key()
-    arguments = {"auto_output_logging": False, "display_summary_level": 0, **experiment_kwargs}
+    arguments = {
+        "auto_output_logging": False,
+        "auto_log_co2": False,
+        "display_summary_level": 0,
+        **experiment_kwargs,
+    }
     experiment = open_experiment(
         online=online,
         key=run_key(worker.experiment_name or "", worker.trial_id) if worker.trial_id else None,

@@ -13,7 +13,7 @@ from lockstep.trackers.mlflow_client import (
     file_store_allowed,
     mlflow_parameters,
     run_tags,
-    use_token,
+    use_login,
 )
 from lockstep.trackers.values import Outcome
 from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
@@ -64,7 +64,7 @@ def setup_mlflow(
     check_databricks(tracking_uri)
     import mlflow
 
-    use_token(tracking_token)
+    use_login(tracking_token)
     if tracking_uri is not None:
         mlflow.set_tracking_uri(tracking_uri)
     if registry_uri is not None:

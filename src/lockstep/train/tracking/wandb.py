@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.trackers.credentials import check_wandb_key, read_key, require, variable
 from lockstep.trackers.values import Outcome
-from lockstep.trackers.wandb import WANDB_EXIT_CODE
+from lockstep.trackers.wandb import WANDB_EXIT_CODE, given_settings
 from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
 
 __all__ = ["setup_wandb"]
@@ -43,8 +43,9 @@ def setup_wandb(
     if worker is None:
         return StandIn()
     key = read_key(api_key, api_key_file)
-    mode = kwargs.get("mode") or variable("WANDB_MODE") or "online"
-    if key is None:
+    settings = given_settings(kwargs.get("settings"))
+    mode = kwargs.get("mode") or settings.get("mode") or variable("WANDB_MODE") or "online"
+    if key is None and not settings.get("api_key"):
         check_wandb_key(mode)
     import wandb
 
