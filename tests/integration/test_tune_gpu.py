@@ -18,6 +18,7 @@ from lockstep.tune import TuneConfig, Tuner
 from lockstep.tune.launch import Launcher
 from lockstep.tune.machine import Machine, Need
 from lockstep.tune.schedulers import FIFOScheduler
+from lockstep.tune.utils import wait_for_gpu
 from tests.integration.tuning import fit, note, notes
 
 
@@ -66,11 +67,30 @@ def test_trials_that_take_a_part_of_a_gpu_share_it(tmp_path: Path) -> None:
         deadline = time.monotonic() + 30
         while len(notes(tmp_path, "here")) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-        tune.report({"together": len(notes(tmp_path, "here"))})
+        gpus = tune.get_trial_resources()["GPU"]
+        tune.report({"together": len(notes(tmp_path, "here")), "gpus": gpus})
 
     grid = fit(tune.with_resources(trial, {"cpu": 0.5, "gpu": 0.5}), num_samples=2)
+    assert [result.metrics["gpus"] for result in grid] == [0.5, 0.5]
     assert [result.metrics["together"] for result in grid] == [2, 2]
     assert len(set(notes(tmp_path, "here"))) == 1
+
+
+@pytest.mark.gpu
+def test_waiting_for_a_gpu() -> None:
+    def trial(config: dict[str, Any]) -> None:
+        import torch
+
+        wait_for_gpu(target_util=0.99)
+        kept = torch.zeros(2**28, device="cuda")  # 1 GiB
+        with pytest.raises(RuntimeError, match=r"of its memory is still in use after 2 looks"):
+            wait_for_gpu(target_util=0.0, retry=2, delay_s=0.01)
+        with pytest.raises(RuntimeError, match="nvidia-smi said"):
+            wait_for_gpu(99)
+        tune.report({"kept": len(kept)})
+
+    (result,) = fit(tune.with_resources(trial, {"gpu": 1}))
+    assert result.error is None
 
 
 @pytest.mark.parametrize("gpus", [0.5, 1, 2])

@@ -62,11 +62,48 @@ DRIVER = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     Journal._write = writes
+"""
+
+GRID = """
     Tuner(
         trial,
         param_space={"x": tune.grid_search([0, 1, 2, 3, 4])},
         tune_config=TuneConfig(max_concurrent_trials=2),
         run_config=RunConfig(name="killed", storage_path=here, verbose=0),
+    ).fit()
+"""
+
+POPULATION = """
+    from lockstep.train import CheckpointConfig
+    from lockstep.tune.schedulers import PopulationBasedTraining
+
+    def member(config):
+        checkpoint = tune.get_checkpoint()
+        state = checkpoint.to_dict() if checkpoint else {"i": 0, "sum": 0.0}
+        while state["i"] < 6:
+            state = {"i": state["i"] + 1, "sum": state["sum"] + config["x"]}
+            tune.report(state, checkpoint=Checkpoint.from_dict(state))
+
+    Tuner(
+        member,
+        param_space={"x": tune.grid_search([0.1, 0.2, 0.8, 0.9])},
+        tune_config=TuneConfig(
+            metric="sum",
+            mode="max",
+            max_concurrent_trials=2,
+            scheduler=PopulationBasedTraining(
+                perturbation_interval=2,
+                hyperparam_mutations={"x": tune.uniform(0, 1)},
+                quantile_fraction=0.5,
+                seed=1,
+            ),
+        ),
+        run_config=RunConfig(
+            name="killed",
+            storage_path=here,
+            verbose=0,
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+        ),
     ).fit()
 """
 
@@ -110,7 +147,7 @@ def finished_runs(experiment: Path) -> set[int]:
 @pytest.mark.parametrize("when", [1, 2, 4, 7, 11, 16, 24, 33, 41])
 @pytest.mark.parametrize("instant", ["before", "after"])
 def test_a_driver_killed_at_any_instant_restores(tmp_path: Path, when: int, instant: str) -> None:
-    with driver(tmp_path, DRIVER, str(when), instant) as process:
+    with driver(tmp_path, DRIVER + GRID, str(when), instant) as process:
         out, err = process.communicate(timeout=50)
         assert process.returncode == -signal.SIGKILL, out + err
     path = tmp_path / "killed"
@@ -129,6 +166,23 @@ def test_a_driver_killed_at_any_instant_restores(tmp_path: Path, when: int, inst
     for x in before:  # each finished trial ran once
         assert [line for line in after if line.startswith(f"{x} ")] == [f"{x} begin", f"{x} end"]
     assert [Tuner.restore(path).fit().num_terminated, notes(tmp_path, "notes")] == [5, after]
+
+
+@pytest.mark.parametrize("when", [12, 23, 34, 45, 56])
+def test_a_population_whose_driver_is_killed_at_any_instant(tmp_path: Path, when: int) -> None:
+    with driver(tmp_path, DRIVER + POPULATION, str(when), "after") as process:
+        out, err = process.communicate(timeout=50)
+        assert process.returncode == -signal.SIGKILL, out + err
+    path = tmp_path / "killed"
+    so_far = Tuner.restore(path).get_results()
+    before = {r.path: r.metrics["pid"] for r in so_far if r.state == "finished"}
+    grid = Tuner.restore(path).fit()
+    assert (grid.num_terminated, grid.num_errors) == (4, 0)
+    after = {r.path: r.metrics["pid"] for r in grid}
+    assert after | before == after  # what had finished was not run again
+    for result in grid:
+        assert result.checkpoint is not None
+        assert result.checkpoint.to_dict()["i"] == 6
 
 
 INTERRUPTED = """

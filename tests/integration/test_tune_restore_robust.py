@@ -12,7 +12,7 @@ import pytest
 from lockstep import tune
 from lockstep.errors import LockstepError, StorageError
 from lockstep.records import RunRecords
-from lockstep.train import Checkpoint
+from lockstep.train import Checkpoint, RunConfig
 from lockstep.tune import Tuner
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.search import BasicVariantGenerator, Searcher
@@ -72,6 +72,53 @@ def test_a_damaged_journal_is_named_and_nothing_is_run_again(tmp_path: Path) -> 
     assert len(notes(tmp_path, "began")) == 2
     journal.write_text("".join(lines))
     assert Tuner.restore(tmp_path / "e").fit().num_terminated == 2
+
+
+class Counts(tune.Callback):
+    """Counts the trials that ended, across drivers."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.given: list[int] = []
+
+    def setup(self, *args: Any, **info: Any) -> None:
+        self.given.append(-1)
+
+    def on_trial_complete(self, *args: Any, **info: Any) -> None:
+        self.ended += 1
+
+    def get_state(self) -> dict[str, Any]:
+        return {"ended": self.ended}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.ended = state["ended"]
+        self.given.append(self.ended)
+
+
+@pytest.mark.parametrize("where", ["here", "far"])
+def test_the_state_of_callbacks_survives(where: str, tmp_path: Path) -> None:
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    far = SubTreeFileSystem(str(tmp_path), LocalFileSystem()) if where == "far" else None
+    path = "r" if where == "far" else tmp_path / "r"
+    place = {"storage_path": path, "name": "e", "storage_filesystem": far}
+    space = {"x": tune.grid_search([1, 2]), "notes": str(tmp_path)}
+    first = Counts()
+    fit(noted, space, run={**place, "callbacks": [first]})
+    assert (first.ended, first.given) == (2, [-1])
+    # Another experiment of the same name has callbacks of its own, and states of their own.
+    second = Counts()
+    fit(noted, space, num_samples=2, run={**place, "callbacks": [second]})
+    assert (second.ended, second.given) == (4, [-1])
+    third = Counts()
+    again = Tuner.restore(
+        "r/e" if where == "far" else tmp_path / "r" / "e",
+        storage_filesystem=far,
+        run_config=RunConfig(callbacks=[third], verbose=0),
+        tune_config=tune.TuneConfig(num_samples=3),
+    )
+    assert again.fit().num_terminated == 6
+    assert (third.ended, third.given) == (6, [-1, 4])
 
 
 class GivesUp(FIFOScheduler):

@@ -24,6 +24,7 @@ from lockstep.tune.live import LiveTrial
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.stopper import Stopper
+from tests.integration.runs import run_script
 from tests.integration.tuning import fit, note, notes, tuner
 
 
@@ -431,3 +432,33 @@ def test_the_last_checkpoint_of_a_stopped_class_has_its_metrics() -> None:
     grid = fit(Stepper, run={"stop": {"training_iteration": 5}, "checkpoint_config": kept})
     [(checkpoint, metrics)] = grid[0].best_checkpoints
     assert checkpoint.to_dict()["saved"] == 5 == metrics["x"] == metrics["training_iteration"]
+
+
+# ------------------------------------------------------------------------------------------ storage
+
+
+def test_storage_that_is_full(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import os, resource, signal
+        from lockstep import tune
+        from lockstep.train import RunConfig
+
+        def trial(config):
+            for _ in range(100):
+                tune.report({"text": "x" * 1000})
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))
+        tune.Tuner(trial, run_config=RunConfig(name="e", verbose=1)).fit()
+        """,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "StorageError: could not write the run's journal" in done.stderr
+    shown = [line for line in (done.stdout + done.stderr).splitlines() if "/1 trials" in line]
+    assert shown[-1].startswith("[lockstep] failed")
+    journal = next((tmp_path / "results" / "e").glob("trial_*/journal.jsonl"))
+    assert journal.stat().st_size <= 30_000
+    assert tune.Tuner.restore(tmp_path / "results" / "e").fit().num_terminated == 1

@@ -10,7 +10,8 @@ import pytest
 
 from lockstep import tune
 from lockstep.errors import LockstepError
-from lockstep.train import RunConfig, ScalingConfig
+from lockstep.train import RunConfig, ScalingConfig, get_context
+from lockstep.train.trainer import DataParallelTrainer
 
 
 def trial(config: dict[str, Any]) -> None:
@@ -28,6 +29,7 @@ def trial(config: dict[str, Any]) -> None:
         ("lockstep.tune.schedulers.pb2", "PB2", "PopulationBasedTraining"),
         ("lockstep.tune.schedulers", "HyperBandForBOHB", "HyperBandScheduler"),
         ("lockstep.tune", "run_experiments", "lockstep.tune.Tuner"),
+        ("lockstep.tune.utils.log", "set_verbosity", "verbose"),
     ],
 )
 def test_what_there_is_not_says_what_to_use(module: str, name: str, advice: str) -> None:
@@ -55,11 +57,41 @@ def test_older_arguments_of_a_run_config(tmp_path: Path) -> None:
         RunConfig(log_to_file="a.log")
 
 
-def test_a_search_for_a_number_of_workers_is_told_where_it_belongs() -> None:
+def test_a_search_for_a_number_of_workers_belongs_to_a_tuner() -> None:
     domains: list[Any] = [tune.grid_search([1, 2]), tune.randint(1, 3)]
     for domain in domains:
-        with pytest.raises(TypeError, match=r"param_space={'scaling_config': {'num_workers': …}}"):
-            ScalingConfig(num_workers=domain)
+        config = ScalingConfig(num_workers=domain)
+        with pytest.raises(TypeError, match=r"has a search in it; give it to .*'scaling_config'"):
+            DataParallelTrainer(lambda: None, scaling_config=config).fit()
+
+
+_GRID: Any = tune.grid_search([1, 2])
+_TWO: Any = tune.randint(2, 3)
+_QUARTER: Any = tune.sample_from(lambda spec: spec.scaling_config.num_workers / 4)
+
+
+@pytest.mark.parametrize(
+    ("searched", "found"),
+    [
+        (ScalingConfig(_GRID, resources_per_worker={"CPU": _QUARTER}), [[1, 0.25], [2, 0.5]]),
+        (tune.grid_search([ScalingConfig(_TWO), ScalingConfig(1)]), [[2, 1], [1, 1]]),
+        (tune.choice([ScalingConfig(_TWO)]), [[2, 1]]),
+    ],
+)
+def test_a_scaling_config_that_is_searched(searched: Any, found: Any, tmp_path: Path) -> None:
+    def loop() -> None:
+        context = get_context()
+        cpus = context.get_trial_resources()["CPU"]
+        tune.report({"found": [context.get_world_size(), cpus]})
+
+    grid = tune.Tuner(
+        DataParallelTrainer(loop, scaling_config=ScalingConfig(num_workers=4)),
+        param_space={"scaling_config": searched},
+        run_config=RunConfig(storage_path=tmp_path, name="e", verbose=0),
+    ).fit()
+    assert [result.metrics["found"] for result in grid] == found
+    again = tune.Tuner.restore(tmp_path / "e").fit()
+    assert [result.metrics["found"] for result in again] == found
 
 
 def test_registered_trainables(tmp_path: Path) -> None:
@@ -147,6 +179,42 @@ def test_the_working_directory_of_an_older_script(tmp_path: Path) -> None:
     analysis = tune.run(writes, chdir_to_trial_dir=True, storage_path=tmp_path, verbose=0)
     assert Path(analysis.trials[0].path, "here").exists()
     assert analysis.trials[0].last_result["trial"] == analysis.trials[0].trial_id
+
+
+class Steps(tune.Trainable):
+    def setup(self, config: dict[str, Any]) -> None:
+        self.forgets, self.total = config.get("forgets", False), 0
+
+    def step(self) -> dict[str, Any]:
+        self.total += 1
+        return {"training_iteration": self.total} if self.forgets else {"total": self.total}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        self.total = 0 if self.forgets else checkpoint["total"]
+
+
+def test_helpers_of_training_code() -> None:
+    from lockstep.tune.syncer import SyncConfig
+    from lockstep.tune.utils import flatten_dict, validate_save_restore
+
+    assert SyncConfig is tune.SyncConfig
+    assert flatten_dict({"a": {"b": 1}, "c": 2}, delimiter=".") == {"a.b": 1, "c": 2}
+    assert validate_save_restore(Steps)
+    with pytest.raises(ValueError, match="after restoring is number 1"):
+        validate_save_restore(Steps, {"forgets": True})
+
+
+def test_waiting_for_a_gpu_where_nothing_tells_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lockstep.tune.utils import wait_for_gpu
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"wait_for_gpu\(3\): there is no nvidia-smi here"):
+        wait_for_gpu(3)
 
 
 def test_what_an_error_may_be_called() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -192,3 +193,60 @@ class Patient(TrialScheduler):
 class TestAnOwnScheduler(SchedulerConformance):
     def make_scheduler(self) -> TrialScheduler:
         return Patient()
+
+
+class Forgetful(Halves):
+    """Does not take back what it had suggested."""
+
+    def recall(self, trial_id: str, config: Mapping[str, Any]) -> None:
+        pass
+
+
+class Sharing(Halves):
+    """Suggests one and the same dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"x": 1}
+
+    def suggest(self, trial_id: str) -> Any:
+        return self.config
+
+
+class Whimsical(Halves):
+    """Suggests something else each time it is made."""
+
+    def suggest(self, trial_id: str) -> Any:
+        return {"x": uuid.uuid4().hex}
+
+
+class Stuck(Halves):
+    """Waits for trials though there are none."""
+
+    def suggest(self, trial_id: str) -> Any:
+        return None
+
+
+class Hoarding(Halves):
+    """Goes on where another experiment was."""
+
+    def set_search_properties(self, metric: Any, mode: Any, config: Any, **spec: Any) -> bool:
+        self._tried = self._tried or [0.0, 1.0]
+        return Searcher.set_search_properties(self, metric, mode, config, **spec)
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (Forgetful, "test_recalled_half_way"),
+        (Sharing, "test_configs_are_not_shared"),
+        (Whimsical, "test_the_same_arguments_suggest_the_same"),
+        (Stuck, "test_trials_that_fail"),
+        (Hoarding, "test_used_again"),
+    ],
+)
+def test_the_suite_notices_a_broken_searcher(broken: type[Searcher], test: str) -> None:
+    suite = TestAnOwnSearcher()
+    suite.make_searcher = broken  # type: ignore[method-assign]
+    with pytest.raises(AssertionError):
+        getattr(suite, test)()

@@ -42,6 +42,7 @@ def test_functions_that_never_return(tmp_path: Path) -> None:
         {"height": tune.grid_search([8, 1, 2, 9, 3, 4])},
         tmp_path,
         scheduler=ASHAScheduler(max_t=9, reduction_factor=3),
+        max_concurrent_trials=1,  # who is compared with whom depends on who comes first
     )
     steps = {r.config["height"]: r.metrics["training_iteration"] for r in grid}
     assert set(steps.values()) <= {1, 3, 9}
@@ -59,6 +60,7 @@ def test_both_ranks_stop_at_the_same_report(tmp_path: Path) -> None:
         scheduler=MedianStoppingRule(
             time_attr="training_iteration", grace_period=3, min_samples_required=2
         ),
+        max_concurrent_trials=1,
         stop={"training_iteration": 6},
     )
     assert grid.num_errors == 0

@@ -21,6 +21,7 @@ def fit(
     *,
     scheduler: TrialScheduler | None = None,
     num_samples: int = 1,
+    max_concurrent_trials: int | None = None,
     **run: Any,
 ) -> tune.ResultGrid:
     run.setdefault("checkpoint_config", CheckpointConfig())
@@ -28,7 +29,11 @@ def fit(
         trainable,
         param_space=config,
         tune_config=tune.TuneConfig(
-            metric="total", mode="max", scheduler=scheduler, num_samples=num_samples
+            metric="total",
+            mode="max",
+            scheduler=scheduler,
+            num_samples=num_samples,
+            max_concurrent_trials=max_concurrent_trials,
         ),
         run_config=RunConfig(storage_path=tmp_path, verbose=0, **run),
     ).fit()
@@ -195,6 +200,7 @@ def test_a_population_takes_over_what_others_have_reached(tmp_path: Path) -> Non
             resample_probability=0,
             seed=1,
         ),
+        max_concurrent_trials=2,  # so that they take turns, and none is done before others begin
         name="population",
     )
     assert grid.num_errors == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lockstep.callback import Callback
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig
+from lockstep.result import Result
 from lockstep.train.api import (
     get_checkpoint,
     get_context,
@@ -15,7 +16,7 @@ from lockstep.train.api import (
     report,
 )
 from lockstep.train.context import TrainContext as TuneContext
-from lockstep.tune import logger, schedulers, search
+from lockstep.tune import logger, schedulers, search, utils
 from lockstep.tune.analysis import ExperimentAnalysis
 from lockstep.tune.compat import (
     CLIReporter,
@@ -64,6 +65,7 @@ __all__ = [
     "JupyterNotebookReporter",
     "PlacementGroupFactory",
     "ProgressReporter",
+    "Result",
     "ResultGrid",
     "ResumeConfig",
     "RunConfig",
@@ -101,6 +103,7 @@ __all__ = [
     "schedulers",
     "search",
     "uniform",
+    "utils",
     "with_parameters",
     "with_resources",
 ]

@@ -99,6 +99,7 @@ _INSTEAD = {
     "run_experiments": "use lockstep.tune.Tuner",
     "register_env": "it belongs to RLlib, which lockstep has no part of",
     "suggest": "use lockstep.tune.search",
+    "utils.log": "use RunConfig(verbose=…)",
     "schedulers.PB2": _PB2,
     "schedulers.pb2": _PB2,
     "schedulers.HyperBandForBOHB": _BOHB,

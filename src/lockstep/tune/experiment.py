@@ -3,6 +3,7 @@
     <storage>/<name>/
         experiment.jsonl                 which trials there are and what was decided, a line each
         tuner.pkl                        trainable, space, configs and callbacks, for restore
+        callbacks/                       what their ``get_state`` gave, where they have one
         <trainable>_<trial id>_<tag>_<date>/    one run a trial, with its own journal
 
 What trials reported is in their own journals and nowhere else. A second experiment of the same
@@ -26,6 +27,7 @@ from typing import Any
 from lockstep.journal import Journal, parse_line, read_lines
 from lockstep.records import RunRecords
 from lockstep.storage import Storage
+from lockstep.storage.base import join
 from lockstep.tune.configs import encode_config
 from lockstep.tune.trial import Trial
 
@@ -35,8 +37,8 @@ _JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
 _SPOOL_PREFIX = "lockstep-experiment-"
 
 
-def _file(stem: str, number: int, suffix: str) -> str:
-    return f"{stem}{'' if number == 1 else f'_{number}'}.{suffix}"
+def _file(stem: str, number: int, suffix: str = "") -> str:
+    return f"{stem}{'' if number == 1 else f'_{number}'}{suffix and '.'}{suffix}"
 
 
 def experiment_numbers(storage: Storage) -> list[int]:
@@ -159,10 +161,15 @@ class Experiment:
         self._space = space
         self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=_SPOOL_PREFIX)
         self._name = _file("experiment", number, "jsonl")
+        self._states = _file("callbacks", number)
         directory = self._spool or storage.root
+        self.callback_states = os.path.join(directory, self._states)
+        """A directory on this machine for what callbacks want to have kept."""
         try:
             if self._spool is not None and storage.exists(self._name):
                 storage.get(self._name, os.path.join(directory, self._name))
+                if storage.is_directory(self._states):
+                    storage.get(self._states, self.callback_states)
             self._directories = set() if storage.is_local else set(storage.listdir(""))
             self._journal = Journal(os.path.join(directory, self._name))
         except BaseException:
@@ -282,9 +289,13 @@ class Experiment:
 
     def sync(self) -> None:
         """Copy the journal to remote storage. May run in another thread."""
-        if self._spool is not None:
-            with open(os.path.join(self._spool, self._name), "rb") as file:
-                self.storage.write(self._name, file.read())
+        if self._spool is None:
+            return
+        states = os.listdir(self.callback_states) if os.path.isdir(self.callback_states) else []
+        whole = [join(self._states, state) for state in states if state.endswith(".pkl")]
+        for name in (self._name, *whole):
+            with open(os.path.join(self._spool, name), "rb") as file:
+                self.storage.write(name, file.read())
 
     def close(self) -> None:
         """Release the journal. Idempotent."""

@@ -17,6 +17,7 @@ from lockstep.config import RunConfig, ScalingConfig
 from lockstep.engine import Engine, GroupSpec
 from lockstep.metrics import describable
 from lockstep.train.api import report
+from lockstep.train.context import TrainContext
 from lockstep.train.datasets import check_datasets
 from lockstep.train.run import Run, RunPlace
 from lockstep.train.scaling import ScalingPolicy
@@ -26,10 +27,11 @@ from lockstep.train.worker import takes_config
 from lockstep.tune.machine import Machine, Need, Share
 from lockstep.tune.parameters import resources_of
 from lockstep.tune.schedulers import TrialScheduler
+from lockstep.tune.search.sample import Categorical
 from lockstep.tune.space import is_grid, merge
 from lockstep.tune.trainable import Trainable, trainable_function
 
-__all__ = ["Launcher", "check_space", "check_trainable"]
+__all__ = ["Launcher", "check_space", "check_trainable", "plain_space"]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "sklearn", "torch", "torchvision")
@@ -45,6 +47,7 @@ _OF_A_TRIAL = (
     "working_dir",
     "hang_warning_s",
     "hang_timeout_s",
+    "storage_timeout_s",
 )
 """What of a RunConfig a trial may have for itself; the rest is the experiment's."""
 
@@ -93,6 +96,18 @@ class _Function:
             )
 
 
+class _FunctionTrainer(DataParallelTrainer):
+    """Of a function or class; its context says what ``with_resources`` did, parts of a GPU, too."""
+
+    trial_resources: dict[str, float] | None = None
+
+    def _context(self, run: Run) -> TrainContext:
+        context = super()._context(run)
+        if self.trial_resources is None:
+            return context
+        return replace(context, trial_resources=self.trial_resources)
+
+
 class Launcher:
     """Makes the runs of one experiment's trials.
 
@@ -130,7 +145,7 @@ class Launcher:
             scaling = ScalingConfig()
             with suppress(Exception):  # resources that depend on the config
                 scaling = self._scaling({})
-            self._template = DataParallelTrainer(
+            self._template = _FunctionTrainer(
                 function, scaling_config=scaling, run_config=run_config
             )
             self.name = _file_name(function.__name__)
@@ -191,6 +206,8 @@ class Launcher:
         trainer, overrides = self._trainer(config)
         trainer = trainer.with_changes(run_config=replace(self.run_config(config), stop=stop))
         package = self._package(trainer)
+        if isinstance(trainer, _FunctionTrainer):
+            trainer.trial_resources = resources_of(self._trainable, config)
         arguments = trainer.controller_arguments(package, run, overrides)
         need = share.need
         spec = _sized(arguments["group_spec"], need, share.gpus or None)
@@ -287,6 +304,24 @@ def _sized(spec: GroupSpec, need: Need, gpus: tuple[str, ...] | None) -> GroupSp
         gpus_per_worker=int(need.gpus) or (1 if need.gpus else 0),
         gpus=gpus,
     )
+
+
+def plain_space(trainable: Any, space: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy where a trainer's ScalingConfigs that hold domains are dicts, which are searched."""
+    plain = dict(space or {})
+    if isinstance(trainable, DataParallelTrainer) and "scaling_config" in plain:
+        plain["scaling_config"] = _as_dict(plain["scaling_config"])
+    return plain
+
+
+def _as_dict(node: Any) -> Any:
+    if isinstance(node, ScalingConfig) and node.is_searched:
+        return {field.name: getattr(node, field.name) for field in fields(node)}
+    if is_grid(node):
+        return {"grid_search": [_as_dict(value) for value in node["grid_search"]]}
+    if isinstance(node, Categorical):
+        return Categorical([_as_dict(value) for value in node.categories])
+    return node
 
 
 def check_space(trainable: Any, space: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
@@ -107,14 +107,13 @@ def revive(
     """The experiment's trials; ``searcher`` and ``scheduler`` have been told of them."""
     revived = Revived()
     past = _Past(records, revived, searcher, scheduler, stopper, metric)
-    stories = []
-    for record in records.trials.values():
+
+    def bring_back(record: TrialRecord) -> _Back:
         run = read_run(records, record)
         kept = _newest(records, record, run)
         trial = _trial(records, record, run, space, trainable_name, revived)
         if kept is not None:
             trial.checkpoint = open_checkpoint(records.run_storage(record), kept)
-        revived.trials.append(trial)
         ended = outcome(record, run)
         final = ended
         again = ended == "ERROR" and (resumption.errored or resumption.restart_errored)
@@ -128,10 +127,16 @@ def revive(
         if again and resumption.restart_errored:
             trial.begun, trial.checkpoint, trial.reports = False, None, 0
             revived.restarted.append(trial)
+            run = None
         suggested = _suggested(record, trial, space)
-        stories.append(past.story(trial, record, suggested, final, kept))
-    for _, _, tell in heapq.merge(*stories, key=lambda event: event[:2]):
-        tell()
+        return _Back(trial, run, suggested, final, 0 if kept is None else kept.index)
+
+    stories = [past.story(record, bring_back) for record in records.trials.values()]
+    # Each story goes on when its time has come, and tells what happened then.
+    for _ in heapq.merge(*stories):
+        pass
+    order = {trial_id: place for place, trial_id in enumerate(records.trials)}
+    revived.trials.sort(key=lambda trial: order[trial.trial_id])
     return revived
 
 
@@ -187,7 +192,16 @@ def _suggested(record: TrialRecord, trial: Trial, space: Any) -> dict[str, Any]:
     return trial.config
 
 
-_Event = tuple[float, int, Callable[[], None]]
+class _Back(NamedTuple):
+    """A trial that is back, and what there is to tell of it."""
+
+    trial: Trial
+    run: RunRecords | None
+    suggested: dict[str, Any]
+    final: str
+    """What it is from now on."""
+    told: int
+    """The report of the checkpoint that it goes on from, if it does."""
 
 
 class _Past:
@@ -228,72 +242,57 @@ class _Past:
         return False
 
     def story(
-        self,
-        trial: Trial,
-        record: TrialRecord,
-        suggested: dict[str, Any],
-        final: str,
-        newest: CheckpointRecord | None,
-    ) -> Iterator[_Event]:
-        """What happened to a trial, in order: when, and what to tell.
+        self, record: TrialRecord, bring_back: Callable[[TrialRecord], _Back]
+    ) -> Iterator[tuple[float, int]]:
+        """What happened to a trial, in order: yields when, and tells it when asked to go on.
 
-        Its rows are read when their time has come, so that only those of trials that ran side by
-        side are in memory. What a trial reported after the checkpoint that it goes on from, it
-        will report again.
+        Its journal is read when its time has come, and once, so that only those of trials that ran
+        side by side are in memory. What a trial reported after the checkpoint that it goes on from,
+        it will report again.
         """
-        told = 0 if newest is None else newest.index
-        decisions: deque[str] = deque(maxlen=1)
+        now, index = record.time, record.index
+        yield now, index
+        trial, run, suggested, final, told = bring_back(record)
+        self._revived.trials.append(trial)
+        self._fill_gaps(record)
+        self._known[trial.trial_id] = trial
+        self._searcher.recall(trial.trial_id, suggested)
+        self._scheduler.on_trial_add(self, trial)
 
-        def added() -> None:
-            self._fill_gaps(record)
-            self._known[trial.trial_id] = trial
-            self._searcher.recall(trial.trial_id, suggested)
-            self._scheduler.on_trial_add(self, trial)
-
-        def reported(row: dict[str, Any]) -> Callable[[], None]:
-            def tell() -> None:
-                trial.status = "RUNNING"
-                trial.last_result = row
-                trial.reports += 1
-                self._searcher.on_trial_result(trial.trial_id, row)
-                decisions.append(self._scheduler.on_trial_result(self, trial, row))
-                if self._stopper is not None:
-                    self._stopper(trial.trial_id, row)
-
-            return tell
-
-        def ended() -> None:
-            trial.status = final  # type: ignore[assignment]
-            result = trial.last_result or None
-            if final == "ERROR":
-                self._searcher.on_trial_complete(trial.trial_id, result, error=True)
-                self._scheduler.on_trial_error(self, trial)
-            elif final == "TERMINATED":
-                self._searcher.on_trial_complete(trial.trial_id, result)
-                self._scheduler.on_trial_complete(self, trial, result)
-            elif final == "PENDING" and TrialScheduler.STOP in decisions:
-                self._revived.stopped.append(trial)
-            if trial.over:
-                trial.trim(self._metric)
-
-        def paused() -> None:
-            trial.status = "PAUSED"
-
-        now = record.time
-        yield now, record.index, added
-        run = read_run(self._records, record) if trial.begun else None
+        decision: str = TrialScheduler.CONTINUE
         pauses = [when for when, status in record.changes if status == "PAUSED"]
         for report in run.reports() if run is not None else ():
             assert run is not None
             if final == "PENDING" and report["index"] > told:
                 break
             while pauses and pauses[0] <= report["time"]:
-                yield max(now, pauses.pop(0)), record.index, paused
+                now = max(now, pauses.pop(0))
+                yield now, index
+                trial.status = "PAUSED"
             now = max(now, report["time"])
-            yield now, record.index, reported(run.row(report))
-        for when in (*pauses, *(when for when, _ in record.changes[-1:])):
-            now = max(now, when)
-        yield now, record.index, ended
+            yield now, index
+            row = run.row(report)
+            trial.status = "RUNNING"
+            trial.last_result = row
+            trial.reports += 1
+            self._searcher.on_trial_result(trial.trial_id, row)
+            decision = self._scheduler.on_trial_result(self, trial, row)
+            if self._stopper is not None:
+                self._stopper(trial.trial_id, row)
+
+        yield max([now, *pauses, *(when for when, _ in record.changes[-1:])]), index
+        trial.status = final  # type: ignore[assignment]
+        result = trial.last_result or None
+        if final == "ERROR":
+            self._searcher.on_trial_complete(trial.trial_id, result, error=True)
+            self._scheduler.on_trial_error(self, trial)
+        elif final == "TERMINATED":
+            self._searcher.on_trial_complete(trial.trial_id, result)
+            self._scheduler.on_trial_complete(self, trial, result)
+        elif final == "PENDING" and decision == TrialScheduler.STOP:
+            self._revived.stopped.append(trial)
+        if trial.over:
+            trial.trim(self._metric)
 
     def _fill_gaps(self, record: TrialRecord) -> None:
         """Let the searcher suggest what was suggested before this trial and left no trace."""

@@ -25,7 +25,7 @@ from lockstep.train.drive import driver_signals, install_quiet_excepthook
 from lockstep.train.run import experiment_storage
 from lockstep.train.trainer import DataParallelTrainer
 from lockstep.tune.experiment import Experiment, ExperimentRecords
-from lockstep.tune.launch import Launcher, check_space, check_trainable
+from lockstep.tune.launch import Launcher, check_space, check_trainable, plain_space
 from lockstep.tune.loop import TuneLoop
 from lockstep.tune.machine import Machine
 from lockstep.tune.progress import ExperimentProgress
@@ -84,7 +84,7 @@ class Tuner:
             run_config = trainable.run_config
         self._trainable = trainable
         Space(param_space)  # raises where it makes no sense
-        self._space = dict(param_space or {})
+        self._space = plain_space(trainable, param_space)
         check_space(trainable, self._space)
         self._tune_config = tune_config or TuneConfig()
         self._run_config = run_config or RunConfig()
@@ -147,6 +147,7 @@ class Tuner:
                 lambda text: display.message(text, "warning"),
                 settings.callback_flush_seconds(),
                 TrialSnapshots(revived.trials, experiment.storage),
+                experiment.callback_states,
             )
             cleanup.callback(callbacks.close)
             progress = ExperimentProgress(
@@ -176,7 +177,11 @@ class Tuner:
             if launcher.engine.name != "inprocess":
                 signals = driver_signals(tuning.interrupt, tuning.preempt)
             with signals:
-                tuning.run()
+                try:
+                    tuning.run()
+                except BaseException:
+                    progress.state = "failed"
+                    raise
             callbacks.finish(TrialSnapshots(revived.trials, experiment.storage))
             callbacks.close()
             experiment.record_end(tuning.state)
@@ -364,9 +369,8 @@ class Tuner:
         asked = tuning.asked
         if asked.failure is not None:
             error = asked.failure
-            raise LockstepError(
-                f"{asked.culprit} raised {type(error).__name__}: {error}; {advice}"
-            ) from error
+            what = f"{asked.culprit} raised {type(error).__name__}: {error}".rstrip(".")
+            raise LockstepError(f"{what}; {advice}") from error
         if tuning.interrupted:
             install_quiet_excepthook()
             raise TrainingInterrupted(f"Interrupted: {advice}")

@@ -91,7 +91,7 @@ class Repeater(WrappedSearcher):
         self.searcher.on_trial_complete(group.first, found or None, error=not group.results)
 
     def _join(self, trial_id: str, group: _Group) -> dict[str, Any]:
-        config = dict(group.config)
+        config: dict[str, Any] = _copied(group.config)
         if self._set_index:
             config[TRIAL_INDEX] = group.joined
         group.joined += 1
@@ -119,3 +119,10 @@ def _mean(results: list[Mapping[str, Any]], metric: str) -> float | None:
         if isinstance(value := look_up(result, metric), (int, float)) and math.isfinite(value)
     ]
     return sum(values) / len(values) if values else None
+
+
+def _copied(node: Any) -> Any:
+    """The same values in dicts and lists of its own."""
+    if isinstance(node, dict):
+        return {key: _copied(value) for key, value in node.items()}
+    return [_copied(value) for value in node] if isinstance(node, list) else node

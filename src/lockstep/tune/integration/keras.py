@@ -1,0 +1,28 @@
+"""Keras in a trial: its callback under the names of its Tune module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.train.tensorflow.keras import ReportCheckpointCallback
+from lockstep.tune.integration.reporting import Metrics
+
+__all__ = ["TuneReportCallback", "TuneReportCheckpointCallback"]
+
+
+class TuneReportCheckpointCallback(ReportCheckpointCallback):
+    """Reports what Keras logs, and the model. See ``ReportCheckpointCallback``."""
+
+
+class TuneReportCallback(ReportCheckpointCallback):
+    """Reports what Keras logs, and no model.
+
+    Args:
+        metrics: which of Keras's logs: a name, names, or a dict from the name to report to Keras's.
+        on: the event or events at which to report.
+    """
+
+    def __init__(
+        self, metrics: Metrics | None = None, on: str | Sequence[str] = "epoch_end"
+    ) -> None:
+        super().__init__([], on, metrics)

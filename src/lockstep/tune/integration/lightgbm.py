@@ -1,0 +1,62 @@
+"""LightGBM in a trial: what it evaluates is reported after each iteration, with the model.
+
+    def trial(config):
+        lightgbm.train(
+            config, data, valid_sets=[data], callbacks=[TuneReportCheckpointCallback()]
+        )
+
+LightGBM itself is imported by the function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lockstep.tune.integration.reporting import BoosterReporter, Metrics
+
+if TYPE_CHECKING:
+    from lockstep.checkpoint import Checkpoint
+
+__all__ = ["TuneReportCallback", "TuneReportCheckpointCallback"]
+
+
+class TuneReportCheckpointCallback(BoosterReporter):
+    """Reports after each iteration, and the model as a checkpoint. See ``BoosterReporter``."""
+
+    default_filename = "model.txt"
+
+    def __call__(self, env: Any) -> None:
+        """LightGBM calls it after each iteration."""
+        found: dict[str, Any] = {}
+        for data, metric, value, _, *deviation in env.evaluation_result_list:
+            if deviation:
+                found[f"{data}-{metric}-mean"] = value
+                found[f"{data}-{metric}-stdv"] = deviation[0]
+            else:
+                found[f"{data}-{metric}"] = value
+        self.report(env.iteration, found, env.model.save_model)
+        if env.iteration == env.end_iteration - 1:
+            self.end(env.model.save_model)
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint, filename: str | None = None) -> Any:
+        """The ``lightgbm.Booster`` in a checkpoint."""
+        with checkpoint.as_directory() as directory:
+            path = os.path.join(directory, filename or cls.default_filename)
+            return importlib.import_module("lightgbm").Booster(model_file=path)
+
+
+class TuneReportCallback(TuneReportCheckpointCallback):
+    """Reports after each iteration, and no model."""
+
+    def __init__(
+        self,
+        metrics: Metrics | None = None,
+        results_postprocessing_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(
+            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
+        )

@@ -1,0 +1,109 @@
+"""What the callbacks for other libraries share: which metrics to report, and when to save."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lockstep.checkpoint import Checkpoint
+from lockstep.train import api, session
+
+__all__ = ["BoosterReporter", "Metrics", "MetricsChoice"]
+
+Metrics = str | Sequence[str] | Mapping[str, str]
+"""A name, names, or a dict from the name to report to the library's own."""
+
+
+class MetricsChoice:
+    """Which of a library's metrics to report, under which names; None: all of them.
+
+    Raises:
+        TypeError: they are not names.
+    """
+
+    def __init__(self, owner: str, metrics: Metrics | None) -> None:
+        self._owner = owner
+        self._missed: set[str] = set()
+        self._names: dict[str, str] | None = None
+        if metrics is not None:
+            if isinstance(metrics, Mapping):
+                self._names = dict(metrics)
+            else:
+                names = [metrics] if isinstance(metrics, str) else metrics
+                self._names = {name: name for name in names}
+            if not all(isinstance(name, str) for pair in self._names.items() for name in pair):
+                raise TypeError(f"{owner}(metrics={metrics!r}): expected names of metrics.")
+
+    def of(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """What to report of these. One that is not there is left out, with one warning."""
+        if self._names is None:
+            return dict(found)
+        missing = {name for name in self._names.values() if name not in found} - self._missed
+        if missing:
+            self._missed |= missing
+            warnings.warn(
+                f"{self._owner}(metrics=…): there is no {sorted(missing)[0]!r} yet, only "
+                f"{sorted(found)}; it is not reported.",
+                stacklevel=2,
+            )
+        return {key: found[name] for key, name in self._names.items() if name in found}
+
+
+class BoosterReporter:
+    """Reports after each boosting iteration, for libraries of boosted trees.
+
+    Args:
+        metrics: which of the evaluation results to report: a name such as ``"valid-logloss"``
+            (the data's name and the metric's), a list of names, or a dict from the name to report
+            to that; by default all of them.
+        filename: the model's file in the checkpoint.
+        frequency: save the model at every so many iterations; 0: not before the end.
+        checkpoint_at_end: save it after the last iteration, too.
+        results_postprocessing_fn: makes what is reported from the evaluation results.
+    """
+
+    default_filename = "model"
+
+    def __init__(
+        self,
+        metrics: Metrics | None = None,
+        filename: str | None = None,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self._choice = MetricsChoice(name, metrics)
+        self._filename = filename or self.default_filename
+        if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 0:
+            raise ValueError(
+                f"{name}(frequency={frequency!r}): expected a whole number; 0: at the end only."
+            )
+        self._frequency = frequency
+        self._at_end = checkpoint_at_end
+        self._postprocess = results_postprocessing_fn or dict
+        self._is_saved = False
+
+    def report(self, iteration: int, found: dict[str, Any], save: Callable[[str], Any]) -> None:
+        """The iteration, from 0, is over; ``save`` writes the model to a path."""
+        metrics = self._choice.of(self._postprocess(found))
+        self._is_saved = self._frequency > 0 and (iteration + 1) % self._frequency == 0
+        if not self._is_saved or api.world_rank() != 0:
+            api.report(metrics)
+            return
+        with tempfile.TemporaryDirectory(prefix="lockstep-booster-") as directory:
+            save(os.path.join(directory, self._filename))
+            api.report(metrics, checkpoint=Checkpoint(directory))
+
+    def end(self, save: Callable[[str], Any]) -> None:
+        """That was the last one: the model belongs to the last report."""
+        current = session.current()
+        if current is None or self._is_saved or not self._at_end:
+            return
+        with tempfile.TemporaryDirectory(prefix="lockstep-booster-") as directory:
+            save(os.path.join(directory, self._filename))
+            current.save_checkpoint(Checkpoint(directory), of_last_report=True)

@@ -1,0 +1,96 @@
+"""XGBoost in a trial: what it evaluates is reported after each iteration, with the model.
+
+    def trial(config):
+        xgboost.train(
+            config, data, evals=[(data, "train")], callbacks=[TuneReportCheckpointCallback()]
+        )
+
+XGBoost is imported when a callback is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from lockstep.tune.integration.reporting import BoosterReporter, Metrics
+
+if TYPE_CHECKING:
+    from lockstep.checkpoint import Checkpoint
+
+__all__ = ["TuneReportCallback", "TuneReportCheckpointCallback"]
+
+
+class TuneReportCheckpointCallback(BoosterReporter):
+    """Reports after each iteration, and the model as a checkpoint. See ``BoosterReporter``.
+
+    An instance is an ``xgboost.callback.TrainingCallback``.
+    """
+
+    default_filename = "model.ubj"
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """One that XGBoost takes for a callback of its own."""
+        own: Any = cls
+        return super().__new__(_on_xgboost(own))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self).__mro__[1], vars(self))
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        """Report; False: go on."""
+        found = {
+            f"{data}-{metric}": values[-1][0] if isinstance(values[-1], tuple) else values[-1]
+            for data, results in evals_log.items()
+            for metric, values in results.items()
+        }
+        self.report(epoch, found, model.save_model)
+        return False
+
+    def after_training(self, model: Any) -> Any:
+        """Save the model."""
+        self.end(model.save_model)
+        return model
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint, filename: str | None = None) -> Any:
+        """The ``xgboost.Booster`` in a checkpoint."""
+        booster = importlib.import_module("xgboost").Booster()
+        with checkpoint.as_directory() as directory:
+            booster.load_model(os.path.join(directory, filename or cls.default_filename))
+        return booster
+
+
+class TuneReportCallback(TuneReportCheckpointCallback):
+    """Reports after each iteration, and no model."""
+
+    def __init__(
+        self,
+        metrics: Metrics | None = None,
+        results_postprocessing_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(
+            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
+        )
+
+
+@cache
+def _on_xgboost(cls: Any) -> Any:
+    """The class over one of XGBoost's own."""
+    try:
+        base = importlib.import_module("xgboost.callback").TrainingCallback
+    except ImportError:
+        raise ImportError(
+            f"{cls.__name__} needs XGBoost; install it: pip install xgboost."
+        ) from None
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls, base), named)
+
+
+def _again(cls: Any, state: dict[str, Any]) -> Any:
+    made = cls.__new__(cls)
+    vars(made).update(state)
+    return made

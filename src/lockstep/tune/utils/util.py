@@ -1,0 +1,112 @@
+"""Waiting for a GPU that is still in use, trying a class's checkpoints, flattening dicts."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep import settings
+from lockstep.metrics import flatten
+from lockstep.tune.trainable import Trainable
+
+__all__ = ["flatten_dict", "validate_save_restore", "wait_for_gpu"]
+
+
+def flatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a/b": 1}``."""
+    return {key.replace("/", delimiter): value for key, value in flatten(dt).items()}
+
+
+def wait_for_gpu(
+    gpu_id: int | str | None = None,
+    target_util: float = 0.01,
+    retry: int = 20,
+    delay_s: float = 5,
+) -> bool:
+    """Wait until hardly any of a GPU's memory is in use, at the beginning of a trial.
+
+    Trials here have GPUs of their own, so this is for GPUs that others use, too.
+
+    Args:
+        gpu_id: its index or UUID; by default the first that this process may see.
+        target_util: the share of its memory, from 0 to 1.
+        retry: how often to look.
+        delay_s: how many seconds to wait in between.
+
+    Returns:
+        True.
+
+    Raises:
+        RuntimeError: it is still in use, or there is no such GPU.
+    """
+    if gpu_id is None:
+        gpu_id = (settings.cuda_visible_devices() or "0").split(",")[0].strip()
+    in_use = 0.0
+    for attempt in range(int(retry)):
+        if attempt:
+            time.sleep(delay_s)
+        in_use = _memory_in_use(gpu_id)
+        if in_use <= target_util:
+            return True
+    raise RuntimeError(
+        f"wait_for_gpu({gpu_id!r}, target_util={target_util}): {in_use:.0%} of its memory is still "
+        f"in use after {int(retry)} looks, {delay_s} s apart; see nvidia-smi for by whom."
+    )
+
+
+def _memory_in_use(gpu_id: int | str) -> float:
+    command = ["nvidia-smi", f"--id={gpu_id}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            [*command, "--query-gpu=memory.used,memory.total"], capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        raise RuntimeError(
+            f"wait_for_gpu({gpu_id!r}): there is no nvidia-smi here, which would tell; call it "
+            "only where trials have a GPU."
+        ) from None
+    try:
+        used, total = (float(number) for number in done.stdout.split(","))
+    except ValueError:
+        said = " ".join((done.stdout + done.stderr).split())
+        raise RuntimeError(f"wait_for_gpu({gpu_id!r}): nvidia-smi said: {said}") from None
+    return used / total
+
+
+def validate_save_restore(
+    trainable_cls: type[Trainable], config: dict[str, Any] | None = None, num_gpus: int = 0
+) -> bool:
+    """Try in this process whether a class goes on from what it has saved.
+
+    Args:
+        trainable_cls: the class.
+        config: its hyperparameters.
+        num_gpus: accepted, does nothing: this process has the GPUs it has.
+
+    Returns:
+        True.
+
+    Raises:
+        ValueError: the restored object does not count on from where the saved one was.
+        Exception: what its methods raise.
+    """
+    first, second = trainable_cls(config), trainable_cls(config)
+    try:
+        for _ in range(3):
+            first.train()
+        with tempfile.TemporaryDirectory(prefix="lockstep-validate-") as directory:
+            second.restore(first.save(directory))
+        reached = second.train()["training_iteration"]
+        if reached != 4:
+            raise ValueError(
+                f"validate_save_restore({trainable_cls.__name__}): saved after 3 steps, and the "
+                f"step after restoring is number {reached}; let step() return no "
+                "'training_iteration' of its own."
+            )
+    finally:
+        first.stop()
+        second.stop()
+    return True
