@@ -71,6 +71,7 @@ clean:
 	@$(PY) $(PIP) -c constraints-dev.txt -e ".[dev]"
 	@touch $@
 
+.venv-horovod/.done: scripts/install_horovod.py
 $(ENVIRONMENTS:%=.venv-%/.done): .venv-%/.done: environments/%.txt environments/%.sh pyproject.toml
 	@echo "setup: .venv-$* with environments/$*.txt"
 	@$(PYTHON) -m venv .venv-$*

@@ -27,8 +27,8 @@ class Classifier(pl.LightningModule):
 
 
 def train_func(config: dict) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(1024, 2, generator=generator)
+    torch.manual_seed(0)
+    x = torch.rand(1024, 2)
     y = (x[:, 0] > x[:, 1]).long()
     trainer = pl.Trainer(
         max_epochs=config["epochs"],

@@ -14,6 +14,7 @@ from lockstep.train.torch import TorchTrainer
 
 def train_func(config: dict) -> None:
     shape = {"vocab_size": 16, "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     counting = [(torch.arange(8) + start) % 16 for start in range(16)] * 8
     trainer = Trainer(

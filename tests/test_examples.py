@@ -95,7 +95,7 @@ def test_every_example_is_listed() -> None:
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(SHOWS)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=ELSEWHERE.get(name, ())) for name in sorted(SHOWS)]
 )
@@ -110,7 +110,7 @@ def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     for text in SHOWS[name]:

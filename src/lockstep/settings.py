@@ -72,9 +72,10 @@ def cuda_visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def legacy_keras() -> bool:
+def legacy_keras(extra: Mapping[str, str]) -> bool:
     """``TF_USE_LEGACY_KERAS``: whether ``tf.keras`` is to be Keras 2 in workers; yes when unset."""
-    return os.environ.get("TF_USE_LEGACY_KERAS", "1").lower() in ("1", "true")
+    name = "TF_USE_LEGACY_KERAS"
+    return extra.get(name, os.environ.get(name, "1")).lower() in ("1", "true")
 
 
 def tensorflow_log_level() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lockstep.train.events import Phase
 from lockstep.train.hangs import HangWatch
 from lockstep.train.state import RunState
 
@@ -43,3 +44,43 @@ def test_nobody_waiting_is_no_hang() -> None:
 
 def test_switched_off() -> None:
     assert HangWatch(None, None).interval_s is None
+
+
+def running(**fields: Any) -> RunState:
+    return state(**{"phase": Phase.RUNNING, "arrived": 0, **fields})
+
+
+def test_silence_is_told_by_the_pace_of_the_run() -> None:
+    watch = HangWatch(warning_s=4.0, timeout_s=None)
+    for now, rows in ((-99.0, 3), (1.0, 4), (3.0, 5), (4.0, 6)):  # the first takes long
+        assert watch.silent(running(rows=rows), now) is None
+    assert watch.silent(running(rows=6), 43.9) is None  # 20 times the longest, which took 2 s
+    assert watch.silent(running(rows=6), 44.0) == (40.0, 2.0)
+    assert watch.silent(running(rows=6), 1000.0) is None  # told once
+    assert watch.silent(running(rows=7), 1001.0) is None
+    assert watch.silent(running(rows=7), 2000.0) is None  # so long a step is known now
+
+
+def test_silence_is_no_less_than_some_warnings_long() -> None:
+    watch = HangWatch(warning_s=4.0, timeout_s=None)
+    for step in range(8):
+        watch.silent(running(rows=3 + step), step / 10)
+    assert watch.silent(running(rows=10), 0.7 + 15.9) is None
+    assert watch.silent(running(rows=10), 0.7 + 16.0) is not None
+
+
+def test_a_run_whose_pace_is_not_known_may_take_its_time() -> None:
+    watch = HangWatch(warning_s=4.0, timeout_s=None)
+    for now, rows in ((0.0, 3), (1.0, 4), (2.0, 5)):
+        watch.silent(running(rows=rows), now)
+    assert watch.silent(running(rows=5), 1e6) is None
+    assert watch.silent(running(rows=5, attempt=2), 1e6 + 1) is None
+    assert watch.silent(running(rows=5, attempt=2), 2e6) is None
+
+
+def test_somebody_who_waits_is_not_silence() -> None:
+    watch = HangWatch(warning_s=4.0, timeout_s=None)
+    for now in range(10):
+        watch.silent(running(rows=3 + now), float(now))
+    assert watch.silent(running(rows=12, arrived=1), 900.0) is None
+    assert watch.silent(running(rows=12), 901.0) is None

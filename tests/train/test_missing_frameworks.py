@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
+from lockstep.engine import GroupSpec
+from lockstep.train import ScalingConfig
+from lockstep.train.backend import Wiring, without_unasked_gpus
+from lockstep.train.context import TrainContext
 from lockstep.train.horovod import HorovodConfig, HorovodTrainer
-from lockstep.train.horovod.backend import Layout
+from lockstep.train.horovod.backend import HorovodBackend, Layout, Place
 from lockstep.train.tensorflow import TensorflowConfig, TensorflowTrainer
 from lockstep.train.tensorflow.keras import ReportCheckpointCallback
 
@@ -62,3 +67,28 @@ def test_who_shares_a_machine() -> None:
         "cross_0": 3,
         "cross_1": 2,
     }
+
+
+def test_gpus_that_a_run_did_not_ask_for_are_hidden() -> None:
+    spec = GroupSpec(size=2, entry="", payload=b"", environment={"A": "1"})
+    hidden = without_unasked_gpus(spec, ScalingConfig(num_workers=2))
+    assert hidden.environment == {"A": "1", "CUDA_VISIBLE_DEVICES": ""}
+    for asked in (ScalingConfig(num_workers=2, use_gpu=True), ScalingConfig(num_workers=0)):
+        assert without_unasked_gpus(spec, asked) is spec
+
+
+@pytest.mark.parametrize(
+    ("rank", "use_gpu", "seen"),
+    [(0, True, "4,5"), (1, True, "4,5"), (2, True, "7"), (1, False, "5")],
+)
+def test_horovods_local_rank_is_the_index_of_a_gpu(
+    rank: int, use_gpu: bool, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = (Place("a", 1, "4"), Place("a", None, "5"), Place("b", None, "7"))
+    own = {**os.environ, "CUDA_VISIBLE_DEVICES": places[rank].gpus or ""}
+    monkeypatch.setattr(os, "environ", own)
+    context = TrainContext(world_rank=rank, world_size=3)
+    backend = HorovodBackend((), (), "warning", 300)
+    backend.setup(Wiring(context, places, "a", use_gpu))
+    assert own["CUDA_VISIBLE_DEVICES"] == seen
+    assert own["HOROVOD_LOCAL_RANK"] == ["0", "1", "0"][rank]

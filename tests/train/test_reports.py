@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from lockstep.engine.messages import Report
-from lockstep.train.reports import check_reduce, combine
+from lockstep.train.reports import check_reduce, combine, keys_of_nobody
 
 
 def combined(
     *ranks: dict[str, Any], reduce: str | Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    return combine([Report(1, metrics, None, reduce, 0.0, 0.0) for metrics in ranks])
+    return combine(reports(*ranks, reduce=reduce))
+
+
+def reports(*ranks: dict[str, Any], reduce: str | Mapping[str, str] | None) -> list[Report]:
+    return [Report(1, metrics, None, reduce, 0.0, 0.0) for metrics in ranks]
 
 
 def test_rank_0_counts() -> None:
@@ -99,3 +103,11 @@ def test_keys_that_are_not_there_at_all_are_named() -> None:
     check_reduce({"val/n": "mean", "of another rank": "mean"}, {"val": {"n": 1}})
     check_reduce({"of another rank": "mean"}, {})
     check_reduce({}, {"loss": 1.0})
+
+
+def test_keys_that_no_rank_has() -> None:
+    ranks: list[dict[str, Any]] = [{"loss": 1.0}, {"val": {"n": 2}}]
+    named = {"loss": "mean", "val/n": "sum", "val/m": "sum", "los": "mean"}
+    assert keys_of_nobody(reports(*ranks, reduce=named)) == ["val/m", "los"]
+    assert keys_of_nobody(reports(*ranks, reduce="mean")) == []
+    assert keys_of_nobody(reports(*ranks, reduce=None)) == []

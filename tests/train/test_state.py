@@ -289,6 +289,30 @@ class TestSync:
         assert e.Answer not in machine.kinds
         assert machine.state.committed == {"checkpoint_000000"}
 
+    def test_ctrl_c_gives_up_a_commit_that_alone_is_waited_for(self) -> None:
+        machine = Machine().run()
+        machine.saved(name_of(machine.report(SYNC, SYNC)), 0, 1)
+        machine.feed(e.Interrupt())
+        assert machine.gone(0, 1, exitcode=130) == []
+        assert machine.feed(e.Interrupt()) == [e.End(Phase.INTERRUPTED, ())]
+
+    def test_a_run_that_finished_has_finished_without_its_last_commit(self) -> None:
+        machine = Machine().run()
+        name = name_of(machine.report(ASYNC, ASYNC))
+        machine.snapshotted(name, 0, 1)
+        machine.feed(e.Recorded(False))
+        machine.saved(name, 0, 1)
+        assert machine.stop() == []
+        assert machine.feed(e.Interrupt()) == [e.End(Phase.FINISHED, ())]
+
+    def test_a_commit_that_took_too_long_may_be_the_last_thing(self) -> None:
+        machine = Machine(max_failures=1).run()
+        name = name_of(machine.report(SYNC, SYNC))
+        machine.saved(name, 0, 1)
+        machine.gone(0, 1, exitcode=1)
+        machine.feed(e.SaveFailed(name, ERROR))
+        assert machine.kinds == [e.RecordFailure, e.StartWorkers]
+
     def test_no_upload_is_committed_at_once(self) -> None:
         machine = Machine().run()
         record, commit = machine.report(NO_UPLOAD, NO_UPLOAD)
@@ -465,6 +489,41 @@ class TestFailures:
         machine.feed(e.Ending(0, ERROR))
         assert machine.feed(e.Raised(1, ERROR)) == []
         assert machine.feed(e.Raised(0, ERROR)) == [e.KillWorkers()]
+
+    def test_who_waits_at_a_report_ends_its_tracker_when_another_fails(self) -> None:
+        machine = Machine(3).run()
+        machine.feed(e.Holding(0), e.Holding(1), report(0))
+        let_go = e.LetGo((0,))
+        assert machine.feed(e.Raised(2, ERROR)) == [let_go, e.SetTimer("collect")]
+        assert machine.feed(e.TimerFired("collect", 1)) == [e.SetTimer("grace")]
+        # One that comes to its report now ends its own as well.
+        assert machine.feed(report(1)) == [e.LetGo((1,))]
+        assert machine.feed(e.Returned(0)) == []
+        assert machine.feed(e.Returned(1)) == [e.KillWorkers()]
+        assert [failure.rank for failure in machine.state.failures] == [2]
+
+    def test_who_has_a_tracker_open_gets_a_moment_to_notice(self) -> None:
+        machine = Machine(2).run()
+        machine.feed(e.Holding(0), e.Raised(1, ERROR))
+        assert machine.feed(e.TimerFired("collect", 1)) == [e.SetTimer("cause")]
+        assert machine.feed(report(0)) == [e.LetGo((0,))]
+        assert machine.feed(e.TimerFired("cause", 1)) == [e.SetTimer("grace")]
+        assert machine.feed(e.Returned(0)) == [e.KillWorkers()]
+        machine = Machine(2).run()
+        machine.feed(e.Holding(0), e.Raised(1, ERROR), e.TimerFired("collect", 1))
+        assert machine.feed(e.TimerFired("cause", 1)) == [e.KillWorkers()]
+
+    def test_nobody_is_waited_for_who_has_nothing_open(self) -> None:
+        machine = Machine(2).run()
+        machine.feed(report(0))
+        assert machine.feed(e.Raised(1, ERROR)) == [e.SetTimer("collect")]
+        assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
+        assert machine.feed(e.Holding(0), report(0)) == []
+
+    def test_who_is_saving_is_not_let_go(self) -> None:
+        machine = Machine(2).run()
+        machine.feed(e.Holding(0), report(0, SYNC), report(1, SYNC))
+        assert machine.feed(e.Raised(1, ERROR)) == [e.SetTimer("collect")]
 
     def test_a_death_says_how(self) -> None:
         machine = Machine(1)
@@ -821,11 +880,16 @@ class TestHang:
         machine.feed(report(0))
         explain, timer = machine.feed(e.Stuck(60.0, True))
         assert isinstance(explain, e.ExplainHang)
-        assert timer == e.SetTimer("collect")
+        assert timer == e.SetTimer("cause")  # a stack takes a moment
         (failure,) = machine.state.failures
         assert (failure.rank, failure.error["type"]) == (1, "HangError")
-        assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
+        assert machine.feed(e.TimerFired("cause", 1)) == [e.KillWorkers()]
         assert machine.gone(0, 1, exitcode=-9)[-1] == e.StartWorkers(2, 2)
+
+    def test_one_that_was_explained_is_ended_sooner(self) -> None:
+        machine = Machine().run()
+        machine.feed(report(0))
+        assert machine.feed(e.Stuck(60.0, True, True)) == [e.SetTimer("collect")]
 
     @pytest.mark.parametrize("arrived", [0, 2])
     def test_nobody_waits_for_anybody(self, arrived: int) -> None:

@@ -49,6 +49,7 @@ class Walk:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.holds = random.Random(-seed)
         choose = self.random.choice
         self.size = choose([1, 2, 3, 4])
         self.reports = [
@@ -116,6 +117,8 @@ class Walk:
         for worker in self.workers:
             if worker.doing == "ready":
                 worker.doing = "running"
+                if self.holds.random() < 0.3:
+                    self.queue.append(e.Holding(worker.rank))
 
     def on_OrderSave(self, action: e.OrderSave) -> None:
         self.ordered.append(action.save)
@@ -180,6 +183,13 @@ class Walk:
                 worker.doing = "running"
                 worker.stop = action.stop
 
+    def on_LetGo(self, action: e.LetGo) -> None:
+        for rank in action.ranks:
+            worker = self.workers[rank]
+            if worker.doing != "gone":
+                assert worker.doing == "waiting"
+                worker.doing = "letting go"
+
     def on_ReleaseWorkers(self, action: e.ReleaseWorkers) -> None:
         for worker in self.workers:
             if worker.doing == "returned":
@@ -243,6 +253,8 @@ class Walk:
         elif worker.doing == "waiting" and worker.order is not None:
             if worker.order.mode is SYNC or len(worker.uploads) < self.max_pending:
                 found.append(lambda: self.save(worker))
+        elif worker.doing == "letting go":
+            found.append(lambda: self.finish(worker))
         elif worker.doing == "exiting":
             found.append(lambda: self.go(worker, 0))
         elif worker.doing == "raised":

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import lockstep.data
 from lockstep import train
 from lockstep.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from lockstep.train.huggingface.transformers import prepare_trainer
@@ -23,7 +24,7 @@ pytestmark = [
 ]
 
 
-def language_model(directory: str, **arguments: Any) -> Any:
+def language_model(directory: str, data: Any = None, **arguments: Any) -> Any:
     """A trainer of two epochs on 16 rows, four at a time."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -33,30 +34,29 @@ def language_model(directory: str, **arguments: Any) -> Any:
     )
     tokens = torch.arange(8)
     rows = [{"input_ids": tokens, "labels": tokens}] * 16
+    every = {f"{what}_strategy": "epoch" for what in ("logging", "save", "eval")}
+    training, evaluation = data or (rows, rows[:4])
     return Trainer(
         model=GPT2LMHeadModel(config),
         args=TrainingArguments(
             os.path.join(directory, "trainer"),
             num_train_epochs=2,
             per_device_train_batch_size=4,
-            logging_strategy="epoch",
-            save_strategy="epoch",
-            eval_strategy="epoch",
             disable_tqdm=True,
             report_to=[],
-            **arguments,
+            **{**every, **arguments},
         ),
-        train_dataset=rows,
-        eval_dataset=rows[:4],
+        train_dataset=training,
+        eval_dataset=evaluation,
     )
 
 
-def fails_in_the_second_epoch() -> Any:
+def fails_in_the_second_epoch(step: int = 2) -> Any:
     from transformers import TrainerCallback
 
     class Fails(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 2:
+            if state.global_step == step:
                 os._exit(3)
 
     return Fails()
@@ -120,6 +120,56 @@ def test_each_save_is_reported_and_a_failure_goes_on_from_it(
     assert {"model.safetensors", "trainer_state.json", "optimizer.pt"} <= names
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= names  # every rank's own
     assert os.listdir(tmp_path / "trainer") == ["checkpoint-4"]
+
+
+def test_the_batches_of_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's own, that go on in the middle of an epoch: none is skipped or taken twice."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def function(config: dict[str, Any]) -> None:
+        from lockstep.train.huggingface.transformers import LockstepReportCallback
+
+        shard = train.get_dataset_shard("train")
+        batches = train.get_dataset_shard("eval").iter_torch_batches(batch_size=4)
+        every: dict[str, Any]
+        every = {f"{what}_strategy": "steps" for what in ("logging", "save", "eval")}
+        every |= {f"{what}_steps": 3 for what in ("logging", "save", "eval")}
+        data = shard.iter_torch_batches(batch_size=4), {"some": batches}
+        trainer = prepare_trainer(language_model(config["directory"], data, max_steps=8, **every))
+        trainer.add_callback(LockstepReportCallback())
+        checkpoint = train.get_checkpoint()
+        if checkpoint is None:
+            trainer.add_callback(fails_in_the_second_epoch(5))
+            trainer.train()
+        else:
+            with checkpoint.as_directory() as directory:
+                trainer.train(resume_from_checkpoint=os.path.join(directory, "checkpoint"))
+        train.report(
+            {
+                "batches": shard.stats().batches,
+                "steps": trainer.state.global_step,
+                "evaluated": "eval_loss" in trainer.evaluate(batches),
+                "trainer": type(trainer).__name__,
+            }
+        )
+
+    tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 32
+    result = TorchTrainer(
+        function,
+        train_loop_config={"directory": str(tmp_path)},
+        datasets={name: lockstep.data.from_items(tokens) for name in ("train", "eval")},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=str(tmp_path / "runs"), verbose=0, failure_config=FailureConfig(1)
+        ),
+    ).fit()
+
+    saves = result.metrics_dataframe.iloc[:-1]
+    assert list(saves["step"]) == [3, 6, 8]
+    assert saves["eval_some_loss"].notna()[:2].all()
+    # After the failure: the last batch of the first epoch, and the four of the second.
+    expected = {"batches": 5, "steps": 8, "evaluated": True, "trainer": "Trainer"}
+    assert result.metrics_by_rank == [expected] * 2
 
 
 @pytest.mark.gpu

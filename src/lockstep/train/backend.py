@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from lockstep.config import ScalingConfig
+from lockstep.engine.base import GroupSpec
 from lockstep.train.context import TrainContext
 
-__all__ = ["Backend", "BackendConfig", "Wiring", "loopback_interface", "only_config"]
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "Wiring",
+    "loopback_interface",
+    "only_config",
+    "without_unasked_gpus",
+]
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,16 @@ def only_config(kind: type[Config], **given: Config | None) -> Config:
             raise TypeError(f"{name}={config!r}: expected a {kind.__name__}.")
         return config
     return kind()
+
+
+def without_unasked_gpus(spec: GroupSpec, scaling: ScalingConfig) -> GroupSpec:
+    """For frameworks that take every GPU they see: none is seen unless the run asked for some.
+
+    In this very process they stay visible, since a process looks for them only once.
+    """
+    if scaling.use_gpu or scaling.num_workers == 0:
+        return spec
+    return replace(spec, environment={"CUDA_VISIBLE_DEVICES": "", **spec.environment})
 
 
 def loopback_interface() -> str:

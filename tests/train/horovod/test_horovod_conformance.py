@@ -7,7 +7,9 @@ import pytest
 from lockstep.testing import TrainerConformance
 from lockstep.train.horovod import HorovodTrainer
 
-pytestmark = pytest.mark.environment("horovod")
+# The first worker of a session waits until torch and Horovod are imported, which takes a while on a
+# busy machine.
+pytestmark = [pytest.mark.environment("horovod"), pytest.mark.timeout(180)]
 
 
 class TestHorovodTrainer(TrainerConformance):

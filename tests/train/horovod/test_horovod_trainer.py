@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,15 @@ import pytest
 from lockstep import train
 from lockstep.errors import TrainingFailedError
 from lockstep.train import RunConfig, ScalingConfig
+from lockstep.train.backend import Wiring
+from lockstep.train.context import TrainContext
 from lockstep.train.horovod import HorovodConfig, HorovodTrainer
-from lockstep.train.horovod.backend import HorovodBackend
+from lockstep.train.horovod.backend import HorovodBackend, Place
 from tests.integration.runs import run_script
 
-pytestmark = pytest.mark.environment("horovod")
+# The first worker of a session waits until torch and Horovod are imported, which takes a while on a
+# busy machine.
+pytestmark = [pytest.mark.environment("horovod"), pytest.mark.timeout(180)]
 
 
 def fit(function: Callable[..., Any], workers: int = 2, **options: Any) -> train.Result:
@@ -75,13 +81,43 @@ def test_a_function_written_for_horovod() -> None:
         assert row["cross"] == [0, 1]
 
 
-def elsewhere(config: dict[str, Any]) -> None:
-    import os
+def test_the_rendezvous_forgets_a_group_whose_ranks_are_not_equally_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a second ``hvd.init()`` would find the addresses of the first, now and then."""
+    backend = HorovodBackend((), (), "warning", 300)
+    first = backend.announce(0, "127.0.0.1")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    context = TrainContext(world_rank=0, world_size=2)
+    backend.setup(Wiring(context, (first, Place("127.0.0.1", None)), "127.0.0.1", use_gpu=False))
 
+    def ask(method: str, scope: str, rank: int) -> int:
+        connection = HTTPConnection("127.0.0.1", first.port, timeout=30)
+        connection.request(method, f"/{scope}/{rank}", body="address")
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    scopes = ("global", "local_127.0.0.1")
+    try:
+        for _ in range(2):
+            for scope in scopes:
+                assert [ask("PUT", scope, rank) for rank in (0, 1)] == [200, 200]
+            # Rank 0 is done with both before rank 1 is with the first.
+            for rank in (0, 1):
+                assert ask("GET", "global", rank) == 200
+                for scope in scopes:
+                    assert ask("DELETE", scope, rank) == 200
+            assert [ask("GET", scope, 1) for scope in scopes] == [404, 404]
+    finally:
+        backend.teardown()
+
+
+def elsewhere(config: dict[str, Any]) -> None:
     import horovod.torch as hvd
 
     hvd.init()
-    names = [name for name in os.environ if name.startswith("HOROVOD_")]
+    names = [name for name in os.environ if name.startswith(("HOROVOD_", "CUDA_VISIBLE"))]
     train.report({name: os.environ[name] for name in names})
 
 
@@ -92,6 +128,7 @@ def test_the_config_reaches_horovod() -> None:
     assert told["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "78"
     assert told["HOROVOD_LOG_LEVEL"] == "error"
     assert told["HOROVOD_CONTROLLER"] == told["HOROVOD_CPU_OPERATIONS"] == "gloo"
+    assert told["CUDA_VISIBLE_DEVICES"] == "", "none was asked for"
 
 
 def test_an_interface_that_is_not_there() -> None:
@@ -123,6 +160,7 @@ def test_in_this_process(tmp_path: Path) -> None:
         import horovod.torch as hvd
         print(hvd.is_initialized())
         """,
+        timeout_s=150,
     )
     assert done.stdout.split() == ["4.0", "1", "4.0", "1", "False"]
 

@@ -14,7 +14,7 @@ from lockstep import train
 from lockstep.errors import CheckpointError
 from lockstep.train import Checkpoint, Result, RunConfig, ScalingConfig
 from lockstep.train.tensorflow import TensorflowCheckpoint, TensorflowTrainer
-from lockstep.train.tensorflow.keras import ReportCheckpointCallback
+from lockstep.train.tensorflow.keras import Callback, ReportCheckpointCallback
 from tests.integration.runs import run_script
 
 # Each worker imports TensorFlow, which takes a while on a busy machine.
@@ -54,7 +54,9 @@ def model_for(strategy: Any) -> Any:
 def train_with_callback(config: dict[str, Any]) -> None:
     import tensorflow as tf
 
-    model = model_for(tf.distribute.MultiWorkerMirroredStrategy())
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    tf.keras.utils.set_random_seed(0)
+    model = model_for(strategy)
     inputs = tf.reshape(tf.range(32, dtype=tf.float32), (16, 2)) / 32
     callback = ReportCheckpointCallback(**config["callback"])
     assert isinstance(callback, tf.keras.callbacks.Callback)
@@ -93,6 +95,7 @@ def test_metrics_and_a_model_at_each_epoch_until_it_is_stopped(tmp_path: Path) -
         loss, mae = model.evaluate(inputs, tf.reduce_sum(inputs, axis=1), verbose=0)
         print(loss, tf.keras.__version__)
         """,
+        timeout_s=150,
     )
     loss, driver_keras = done.stdout.split()
     # Not quite the same: each replica validates with its own averages, the mean of which is saved.
@@ -114,6 +117,29 @@ def test_batches_frequencies_and_chosen_metrics() -> None:
     assert rows["error"].notna().all()
     assert "loss" not in rows
     assert len(result.best_checkpoints) == 2
+
+
+def train_with_the_older_callback() -> None:
+    import numpy as np
+    import tensorflow as tf
+
+    model = model_for(tf.distribute.get_strategy())
+    data = (np.ones((8, 2), "float32"), np.ones((8, 1), "float32"))
+    callback = Callback({"error": "mae"}, frequency=2)
+    assert isinstance(callback, tf.keras.callbacks.Callback)
+    model.fit(*data, epochs=5, verbose=0, callbacks=[callback])
+    never = Callback("loss", ["epoch_end", "train_end"], [0, 1])
+    model.fit(*data, epochs=2, verbose=0, callbacks=[never])
+
+
+def test_the_callback_of_earlier_releases() -> None:
+    result = fit(train_with_the_older_callback)
+    frame = result.metrics_dataframe
+    assert frame["error"].notna().tolist() == [True] * 5 + [False] * 3
+    assert frame["loss"].notna().tolist() == [False] * 5 + [True] * 3
+    # At every second of the first five, and where the second training ended.
+    saved = frame["checkpoint_dir_name"].notna().tolist()
+    assert saved == [False, True, False, True, False, False, False, True]
 
 
 class Loud(ReportCheckpointCallback):
@@ -207,6 +233,15 @@ def test_subclasses_and_kinds_of_checkpoints() -> None:
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ReportCheckpointCallback(**arguments)
+
+
+def test_wrong_arguments_of_the_older_callback() -> None:
+    with pytest.raises(ValueError, match="expected a whole number above -1"):
+        Callback(frequency=-1)
+    with pytest.raises(ValueError, match=r"one for each of the 2 event\(s\)"):
+        Callback(on=["epoch_end", "train_end"], frequency=[1])
+    with pytest.raises(ValueError, match="'x' is no event of Keras"):
+        Callback(on="x")
 
 
 def test_things_that_are_no_model(tmp_path: Path) -> None:

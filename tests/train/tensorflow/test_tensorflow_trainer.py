@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import lockstep.data
-from lockstep import train
+from lockstep import runtime, train
 from lockstep.air import Checkpoint, RunConfig, ScalingConfig, session
 from lockstep.train.tensorflow import TensorflowConfig, TensorflowTrainer, prepare_dataset_shard
 from tests.integration.runs import run_script
@@ -72,7 +72,8 @@ def test_the_code_of_the_pages() -> None:
         resume_from_checkpoint=first.checkpoint,
     )
     assert second.checkpoint is not None
-    assert second.checkpoint.to_dict()["epoch"] == 4
+    saved = second.checkpoint.to_dict()
+    assert (saved["epoch"], saved["_current_checkpoint_id"]) == (4, 3)
     assert len(second.metrics_dataframe) == 3
 
 
@@ -115,6 +116,7 @@ def wiring_and_strategies() -> None:
             "shared_out_twice": rows_here(spanning, numbers),
             "sum": sum(row["x"] for row in rows.iter_rows()),
             "threads": os.environ["TF_NUM_INTRAOP_THREADS"] == os.environ["OMP_NUM_THREADS"],
+            "gpus": os.environ["CUDA_VISIBLE_DEVICES"],
         }
     )
 
@@ -135,6 +137,7 @@ def test_the_workers_are_wired() -> None:
         assert row["rows"] == 6
         assert row["shared_out_twice"] == 3, "why prepare_dataset_shard is needed"
         assert row["threads"]
+        assert row["gpus"] == "", "TensorFlow would take those that the run was not given"
 
 
 def parents_threads_and_modules() -> None:
@@ -180,6 +183,7 @@ def test_in_this_process(tmp_path: Path) -> None:
             ).fit()
             print(result.metrics["keras"], result.metrics["replicas"])
         """,
+        timeout_s=150,
     )
     assert done.stdout.splitlines() == ["tf_keras 1", "tf_keras 1"]
 
@@ -199,8 +203,49 @@ def test_keras_3_is_a_choice(tmp_path: Path) -> None:
         print(TensorflowTrainer(function, run_config=RunConfig(verbose=0)).fit().metrics["keras"])
         """,
         environment={"TF_USE_LEGACY_KERAS": "0"},
+        timeout_s=150,
     )
     assert done.stdout.startswith("3.")
+
+
+def test_the_drivers_keras_in_a_function(tmp_path: Path) -> None:
+    """What the script imported at its top is Keras 3, and goes along to the workers."""
+    done = run_script(
+        tmp_path,
+        """
+        import lockstep
+        import tensorflow as tf
+        from tensorflow import keras
+        from tensorflow.keras.layers import Dense
+        from lockstep.train import ScalingConfig
+        from lockstep.train.tensorflow import TensorflowTrainer
+
+        def with_module():
+            return keras.Sequential()
+
+        def with_class():
+            return Dense(1)
+
+        def inside():
+            from tensorflow import keras
+            return tf.keras.Sequential([keras.layers.Dense(1)])
+
+        def warnings(function, workers=2):
+            scaling = ScalingConfig(num_workers=workers)
+            return TensorflowTrainer(function, scaling_config=scaling).package().warnings
+
+        for function in (with_module, with_class):
+            (text,) = warnings(function)
+            assert "uses Keras 3 (keras." in text and "TF_USE_LEGACY_KERAS=1 before" in text, text
+            assert not warnings(function, workers=1)
+        assert not warnings(inside)
+        lockstep.init(runtime_env={"env_vars": {"TF_USE_LEGACY_KERAS": "0"}})
+        assert not warnings(with_class)
+        print("fine")
+        """,
+        timeout_s=150,
+    )
+    assert done.stdout == "fine\n"
 
 
 def test_the_config_has_two_names() -> None:
@@ -220,5 +265,9 @@ def test_without_the_keras_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(ImportError, match=r"needs tf-keras.*TF_USE_LEGACY_KERAS=0"):
         TensorflowTrainer(pages_function)
+    monkeypatch.setattr(runtime, "_configured", None)
+    lockstep.init(runtime_env={"env_vars": {"TF_USE_LEGACY_KERAS": "0"}})
+    TensorflowTrainer(pages_function)
+    monkeypatch.setattr(runtime, "_configured", None)
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "0")
     assert "TF_USE_LEGACY_KERAS" not in TensorflowConfig().make_backend().environment()

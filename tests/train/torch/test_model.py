@@ -32,6 +32,11 @@ def test_moved_where_it_is_told() -> None:
         assert untouched.weight.is_meta
 
 
+def test_what_is_no_model_is_named() -> None:
+    with as_rank(), pytest.raises(TypeError, match=r"prepare_model\('net'\): expected a torch\.nn"):
+        prepare_model("net")  # type: ignore[arg-type]
+
+
 def test_several_workers_train_one_model() -> None:
     def function() -> None:
         torch.manual_seed(train.world_rank())  # DDP starts from rank 0's weights

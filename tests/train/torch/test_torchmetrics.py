@@ -73,3 +73,18 @@ def test_metrics_of_a_training_run(with_checkpoints: bool) -> None:
     assert result.metrics["valid_loss"] == losses[0]
     assert len(result.metrics_dataframe) == 3
     assert (result.checkpoint is not None) == with_checkpoints
+
+
+def test_a_function_of_torchmetrics() -> None:
+    """The user guide's example, with the arguments that a later TorchMetrics wants."""
+
+    def function(config: dict[str, bool]) -> None:
+        predictions = torch.randn(10, 5).softmax(dim=-1)
+        target = torch.randint(5, (10,))
+        accuracy = torchmetrics.functional.accuracy(
+            predictions, target, task="multiclass", num_classes=5
+        ).item()
+        train.report({"accuracy": accuracy})
+
+    result = fit(function, 2)
+    assert 0 <= result.metrics["accuracy"] <= 1

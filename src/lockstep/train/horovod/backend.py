@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
+from lockstep import settings
 from lockstep.train.backend import Backend, Wiring, loopback_interface
 
 __all__ = ["HorovodBackend", "Layout", "Place"]
@@ -17,10 +18,11 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Place(NamedTuple):
-    """What a rank announces: its machine, and the port of the server if it runs it."""
+    """What a rank announces: its machine, the server's port if it runs it, and its GPUs."""
 
     address: str
     port: int | None
+    gpus: str | None = None
 
 
 class HorovodBackend(Backend):
@@ -38,11 +40,12 @@ class HorovodBackend(Backend):
 
     def announce(self, rank: int, address: str) -> Any:
         """Rank 0 starts the server and says on which port."""
+        gpus = settings.cuda_visible_devices()
         if rank != 0:
-            return Place(address, None)
-        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+            return Place(address, None, gpus)
+        from horovod.runner.http.http_server import RendezvousHTTPServer
 
-        self._server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
+        self._server = RendezvousHTTPServer((address, 0), _handler(), 0)
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             args=(0.05,),
@@ -50,7 +53,7 @@ class HorovodBackend(Backend):
             daemon=True,
         )
         self._thread.start()
-        return Place(address, self._server.server_address[1])
+        return Place(address, self._server.server_address[1], gpus)
 
     def setup(self, wiring: Wiring) -> None:
         """Set the variables; ``hvd.init()`` is the training function's."""
@@ -79,6 +82,10 @@ class HorovodBackend(Backend):
         interface = self._interface(wiring.master_address)
         if interface is not None:
             variables["HOROVOD_GLOO_IFACE"] = interface
+        gpus = [place.gpus for place in places if place.address == places[rank].address]
+        if wiring.use_gpu and all(gpus):
+            # By Horovod's custom a process takes the GPU that its local rank is the index of.
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
         os.environ.update({name: str(value) for name, value in variables.items()})
         os.environ.setdefault("HOROVOD_LOG_LEVEL", self._log_level)
 
@@ -105,6 +112,33 @@ class HorovodBackend(Backend):
                 f"{here}; name one of them."
             )
         return found
+
+
+def _handler() -> type[Any]:
+    """Horovod's handler, except that it counts the ranks that are done in each scope by itself.
+
+    Horovod's forgets the counts of all scopes with the first one that is finished. When ranks are
+    not equally fast, addresses of a group that has ended then stay, for the next ``hvd.init()``.
+    """
+    from horovod.runner.http.http_server import OK, RendezvousHandler
+
+    class Handler(RendezvousHandler):  # type: ignore[misc]
+        def do_DELETE(self) -> None:
+            _, scope, rank = self.path.split("/")
+            server = self.server
+            if scope not in server.scope_size:
+                super().do_DELETE()
+                return
+            with server.finished_list_lock:
+                done = server.finished_list[scope]
+                done.append(rank)
+                if len(done) == server.scope_size[scope]:
+                    del server.finished_list[scope]
+                    with server.cache_lock:
+                        server.cache.pop(scope, None)
+            self.send_status_code(OK)
+
+    return Handler
 
 
 class Layout:

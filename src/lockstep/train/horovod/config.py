@@ -25,7 +25,8 @@ class HorovodConfig(BackendConfig):
         nics: names of the network interfaces that workers may use, in order of preference; by
             default loopback where all of them are on this machine.
         verbose: what Horovod logs: 0 errors, 1 warnings, 2 what it does, 3 and 4 more of it.
-        timeout_s: how long workers wait for each other in ``hvd.init()`` and in an operation.
+        timeout_s: how long workers wait for each other in ``hvd.init()``, and later for one that
+            no longer answers. One that is only late to an operation is waited for.
         key, ssh_port, ssh_identity_file, ssh_str, placement_group_timeout_s: what Horovod's own
             launchers use; lockstep starts the workers itself, so giving one is an error.
     """

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
-from lockstep.train.backend import only_config
+from lockstep.engine import Engine, GroupSpec
+from lockstep.train.backend import Backend, only_config, without_unasked_gpus
 from lockstep.train.horovod.config import HorovodConfig, check_installed
+from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.session import Faults
 from lockstep.train.trainer import DataParallelTrainer
 
@@ -71,6 +73,10 @@ class HorovodTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             fault_plan=fault_plan,
         )
+
+    def _group_spec(self, engine: Engine, backend: Backend, scaling: ScalingPolicy) -> GroupSpec:
+        spec = super()._group_spec(engine, backend, scaling)
+        return without_unasked_gpus(spec, self.scaling_config)
 
     @classmethod
     def _default_backend_config(cls) -> HorovodConfig:

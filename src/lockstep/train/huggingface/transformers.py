@@ -1,4 +1,4 @@
-"""Transformers: a callback that reports, and a check of the trainer.
+"""Transformers: a callback that reports, and a trainer that takes a shard's batches.
 
 The callback's class is made when it is first asked for, which imports ``transformers``.
 """
@@ -25,6 +25,10 @@ Trainer = TypeVar("Trainer")
 def prepare_trainer(trainer: Trainer) -> Trainer:
     """Check that the trainer trains across the run's workers; return the trainer.
 
+    Its datasets may be batches of a shard, ``get_dataset_shard(…).iter_torch_batches(…)``: they
+    are this worker's already, and taken as they come. Such a ``train_dataset`` goes on by itself
+    where a checkpoint was reported, so a resumed trainer skips nothing of it.
+
     Raises:
         RuntimeError: it sees another number of processes than the run has.
     """
@@ -38,7 +42,56 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
             f"{api.world_size()} workers; run the training function with a TorchTrainer and make "
             "the TrainingArguments inside it."
         )
+    training, evaluation = (getattr(trainer, f"{kind}_dataset", None) for kind in ("train", "eval"))
+    evaluations = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
+    if any(map(_are_batches, (training, *evaluations))):
+        kind: Any = type(trainer)
+        trainer.__class__ = _taking_batches(kind)
+    if _are_batches(training):
+        arguments.ignore_data_skip = True
     return trainer
+
+
+def _are_batches(dataset: object) -> bool:
+    from lockstep.data.iteration import Rows
+
+    return isinstance(dataset, Rows)
+
+
+@cache
+def _taking_batches(base: Any) -> Any:
+    """The trainer's class with loaders for the batches of a shard."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Batches(IterableDataset[Any]):
+        """A shard's batches for a DataLoader."""
+
+        def __init__(self, batches: Any) -> None:
+            self.batches = batches
+
+        def __iter__(self) -> Any:
+            return iter(self.batches)
+
+    class TakingBatches(base):  # type: ignore[misc]
+        """A trainer whose datasets may be batches of a shard."""
+
+        def get_train_dataloader(self) -> Any:
+            """The shard's batches, or what there is otherwise."""
+            if _are_batches(self.train_dataset):
+                return DataLoader(Batches(self.train_dataset), batch_size=None)
+            return super().get_train_dataloader()
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            """The shard's batches, or what there is otherwise."""
+            chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+            if isinstance(chosen, str):
+                chosen = self.eval_dataset[chosen]
+            if _are_batches(chosen):
+                return DataLoader(Batches(chosen), batch_size=None)
+            return super().get_eval_dataloader(eval_dataset)
+
+    TakingBatches.__name__ = TakingBatches.__qualname__ = base.__name__
+    return TakingBatches
 
 
 class _Reporter:

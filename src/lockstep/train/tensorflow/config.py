@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-from lockstep import settings
+from lockstep import runtime, settings
 from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.tensorflow.backend import TensorflowBackend
 
-__all__ = ["TensorflowConfig", "check_installed"]
+__all__ = ["TensorflowConfig", "check_installed", "legacy_keras"]
 
 # What importing TensorFlow imports, without anything of its own: heavy, and safe to fork.
 _AHEAD = (
@@ -39,7 +39,7 @@ class TensorflowConfig(BackendConfig):
         check_installed("TensorflowTrainer")
         ahead = tuple(name for name in _AHEAD if _is_installed(name.partition(".")[0]))
         variables = {"TF_CPP_MIN_LOG_LEVEL": settings.tensorflow_log_level()}
-        if settings.legacy_keras():
+        if legacy_keras():
             variables["TF_USE_LEGACY_KERAS"] = "1"
         return TensorflowBackend(ahead, variables)
 
@@ -50,12 +50,17 @@ def check_installed(wanted_by: str) -> None:
         raise ImportError(
             f"{wanted_by} needs TensorFlow; install it: pip install 'lockstep[tensorflow]'"
         )
-    if settings.legacy_keras() and not _is_installed("tf_keras"):
+    if legacy_keras() and not _is_installed("tf_keras"):
         raise ImportError(
             f"{wanted_by} needs tf-keras, the Keras that TensorFlow's multi-worker strategies work "
             "with; install it: pip install 'lockstep[tensorflow]', or choose Keras 3 with the "
             "variable TF_USE_LEGACY_KERAS=0."
         )
+
+
+def legacy_keras() -> bool:
+    """Whether ``tf.keras`` is Keras 2 in workers."""
+    return settings.legacy_keras(runtime.current().env_vars)
 
 
 def _is_installed(package: str) -> bool:

@@ -16,7 +16,7 @@ from lockstep.train.session import SNAPSHOT_PREFIX
 from lockstep.train.tensorflow.checkpoint import MODEL_FILE
 from lockstep.train.tensorflow.config import check_installed
 
-__all__ = ["ReportCheckpointCallback"]
+__all__ = ["Callback", "ReportCheckpointCallback"]
 
 _EVENTS = (
     "epoch_begin",
@@ -48,6 +48,8 @@ class ReportCheckpointCallback:
             ``checkpoint_on``.
     """
 
+    _least_frequency = 1
+
     def __init__(
         self,
         checkpoint_on: str | Sequence[str] = "epoch_end",
@@ -57,7 +59,8 @@ class ReportCheckpointCallback:
         frequency: int | Sequence[int] = 1,
     ) -> None:
         saves = _events("checkpoint_on", checkpoint_on)
-        self._every = dict(zip(saves, _frequencies(frequency, len(saves)), strict=True))
+        every = _frequencies(frequency, len(saves), self._least_frequency)
+        self._every = dict(zip(saves, every, strict=True))
         self._report_on = frozenset(_events("report_metrics_on", report_metrics_on))
         self._names = _names(metrics)
         self._seen: Counter[str] = Counter()
@@ -77,8 +80,8 @@ class ReportCheckpointCallback:
 
     def _happened(self, event: str, logs: Mapping[str, Any] | None) -> None:
         self._seen[event] += 1
-        saves = event in self._every and self._seen[event] % self._every[event] == 0
-        if saves:
+        every = self._every.get(event, 0)
+        if every and self._seen[event] % every == 0:
             self._save_and_report(self._chosen(logs))
         elif event in self._report_on:
             api.report(self._chosen(logs))
@@ -111,6 +114,27 @@ class ReportCheckpointCallback:
             )
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+class Callback(ReportCheckpointCallback):
+    """The callback of earlier releases: at the events it is told, metrics and maybe a checkpoint.
+
+    Args:
+        metrics: see :class:`ReportCheckpointCallback`.
+        on: the event or events at which to report.
+        frequency: save at every n-th event only, at 0 never; a list has one number for each of
+            ``on``.
+    """
+
+    _least_frequency = 0
+
+    def __init__(
+        self,
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+        on: str | Sequence[str] = "epoch_end",
+        frequency: int | Sequence[int] = 1,
+    ) -> None:
+        super().__init__(on, on, metrics, frequency=frequency)
 
 
 _OF_A_FIT = ("model", "_model", "params", "validation_data")
@@ -158,13 +182,13 @@ def _events(argument: str, given: str | Sequence[str]) -> list[str]:
     return events
 
 
-def _frequencies(given: int | Sequence[int], count: int) -> list[int]:
+def _frequencies(given: int | Sequence[int], count: int, least: int) -> list[int]:
     every = [given] * count if isinstance(given, int) else list(given)
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in every)
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= least for n in every)
     if not whole or len(every) != count or isinstance(given, bool):
         raise ValueError(
-            f"ReportCheckpointCallback(frequency={given!r}): expected a whole number above 0, or "
-            f"one for each of the {count} event(s) of checkpoint_on."
+            f"ReportCheckpointCallback(frequency={given!r}): expected a whole number above "
+            f"{least - 1}, or one for each of the {count} event(s) of checkpoint_on."
         )
     return every
 

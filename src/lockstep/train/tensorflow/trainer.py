@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
-from lockstep.train.backend import only_config
+from lockstep.engine import Engine, GroupSpec
+from lockstep.train.backend import Backend, only_config, without_unasked_gpus
+from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.session import Faults
-from lockstep.train.tensorflow.config import TensorflowConfig, check_installed
-from lockstep.train.trainer import DataParallelTrainer
+from lockstep.train.tensorflow.config import TensorflowConfig, check_installed, legacy_keras
+from lockstep.train.trainer import DataParallelTrainer, Package
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
 
 __all__ = ["TensorflowTrainer"]
+
+# What ``tf.keras`` and its classes are called where it is Keras 3; ``tf_keras.src`` is Keras 2.
+_KERAS_3 = re.compile(rb"(?<!tf_)keras\.(?:src|_tf_keras)(?:\.\w+)*")
 
 
 class TensorflowTrainer(DataParallelTrainer):
@@ -70,6 +77,26 @@ class TensorflowTrainer(DataParallelTrainer):
             resume_from_checkpoint=resume_from_checkpoint,
             fault_plan=fault_plan,
         )
+
+    def package(self) -> Package:
+        """Internal: also warns of a function that brings the driver's Keras to the workers."""
+        package = super().package()
+        if not legacy_keras() or package.scaling.largest < 2:
+            return package
+        found = _KERAS_3.search(package.sent["function"])
+        if found is None:
+            return package
+        text = (
+            f"the training function uses Keras 3 ({found[0].decode()}), which tf.keras is in this "
+            "process, and which MultiWorkerMirroredStrategy does not work with: import Keras "
+            "inside the function, or set TF_USE_LEGACY_KERAS=1 before this process imports "
+            "TensorFlow (0: Keras 3 is what you want)."
+        )
+        return replace(package, warnings=[*package.warnings, text])
+
+    def _group_spec(self, engine: Engine, backend: Backend, scaling: ScalingPolicy) -> GroupSpec:
+        spec = super()._group_spec(engine, backend, scaling)
+        return without_unasked_gpus(spec, self.scaling_config)
 
     @classmethod
     def _default_backend_config(cls) -> TensorflowConfig:

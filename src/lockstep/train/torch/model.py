@@ -40,8 +40,13 @@ def prepare_model(
         parallel_strategy_kwargs: handed to the strategy.
 
     Raises:
+        TypeError: it is no model.
         ValueError: the strategy is unknown, or older and newer arguments contradict.
     """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"prepare_model({model!r}): expected a torch.nn.Module.")
     strategy, options = _strategy(wrap_ddp, ddp_kwargs, parallel_strategy, parallel_strategy_kwargs)
     precision = amp.acceleration("prepare_model")
     device = _target(move_to_device)
