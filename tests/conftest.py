@@ -34,7 +34,7 @@ LAZY_FILES = {
     "torch.distributed": ("pipe", "pipe"),
     "pyarrow._csv": ("pipe", "pipe"),
 }
-SETTLE_SECONDS = 2.0
+SETTLE_SECONDS = 10.0
 
 _lazy_files: dict[str, set[int]] = {}
 

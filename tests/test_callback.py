@@ -75,6 +75,7 @@ def test_every_hook_may_be_left_out(callback: Callback) -> None:
     callback.on_trial_start(**common)
     callback.on_trial_restore(**common)
     callback.on_trial_result(**common, result={})
+    callback.on_trial_save(**common)
     callback.on_checkpoint(**common, checkpoint=CHECKPOINT)
     callback.on_trial_complete(**common)
     callback.on_trial_error(**common)

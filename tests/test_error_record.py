@@ -106,6 +106,22 @@ def test_lockstep_s_own_frames_around_it_are_dropped() -> None:
     assert [frame.name for frame in frames] == ["items"]
 
 
+def test_endless_recursion_keeps_both_ends_of_its_traceback() -> None:
+    def deeper() -> None:
+        deeper()
+
+    try:
+        deeper()
+    except RecursionError as raised:
+        record = pack_error(raised)
+    error = unpack_error(json.loads(json.dumps(record)))
+    assert type(error) is RecursionError
+    frames = traceback.extract_tb(error.__traceback__)
+    assert len(frames) == 100
+    assert frames[0].name == "test_endless_recursion_keeps_both_ends_of_its_traceback"
+    assert frames[-1].name == "deeper"
+
+
 def test_packing_leaves_the_error_as_it_was() -> None:
     error = raised(ValueError("x"))
     pack_error(error)

@@ -101,6 +101,12 @@ SPELLINGS = [
         "air.config.DatasetConfig",
     ],
     ["train.context.TrainContext", "train.TrainContext", "tune.TuneContext"],
+    ["train.trainer.BaseTrainer", "train.BaseTrainer", "train.base_trainer.BaseTrainer"],
+    [
+        "train.trainer.DataParallelTrainer",
+        "train.DataParallelTrainer",
+        "train.data_parallel_trainer.DataParallelTrainer",
+    ],
     *(
         [f"train.api.{name}", f"air.session.{name}"]
         for name in (
@@ -120,6 +126,11 @@ SPELLINGS = [
     [
         "train.tensorflow.keras.ReportCheckpointCallback",
         "air.integrations.keras.ReportCheckpointCallback",
+    ],
+    [
+        "train.tensorflow.keras.Callback",
+        "air.integrations.keras.Callback",
+        "air.callbacks.keras.Callback",
     ],
     [
         "tune.schedulers.async_hyperband.AsyncHyperBandScheduler",
@@ -222,6 +233,6 @@ def test_exceptions_has_every_error() -> None:
     assert all(getattr(exceptions, name) is getattr(errors, name) for name in errors.__all__)
 
 
-@pytest.mark.parametrize("name", ["train", "tune", "air"])
+@pytest.mark.parametrize("name", ["train", "tune", "air", "data"])
 def test_subpackages_are_attributes_after_a_plain_import(name: str) -> None:
     assert getattr(lockstep, name) is importlib.import_module(f"lockstep.{name}")

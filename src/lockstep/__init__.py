@@ -6,23 +6,53 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "init", "shutdown"]
+__all__ = ["__version__", "init", "is_initialized", "shutdown"]
 
 _SUBPACKAGES = ("air", "data", "train", "tune")
 
+_TASKS_AND_ACTORS = ("available_resources", "cluster_resources", "get", "put", "remote", "wait")
+
+# What scripts for Ray give to init() about a cluster.
+_NO_CLUSTER = "there is no cluster, a run is processes of this machine"
+_OF_A_CLUSTER = {
+    "local_mode": "use ScalingConfig(num_workers=0) to train in this process",
+    "log_to_driver": "use RunConfig(verbose=0) for silence",
+    **dict.fromkeys(
+        (
+            "configure_logging",
+            "dashboard_host",
+            "dashboard_port",
+            "include_dashboard",
+            "job_config",
+            "labels",
+            "logging_config",
+            "logging_format",
+            "logging_level",
+            "namespace",
+            "object_store_memory",
+            "resources",
+        ),
+        _NO_CLUSTER,
+    ),
+}
+
 
 def init(
+    address: str | None = None,
     *,
     engine: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
+    ignore_reinit_error: bool = False,
+    **of_a_cluster: Any,
 ) -> None:
     """Set what later runs of this process start with. Optional; starts nothing.
 
@@ -34,13 +64,30 @@ def init(
             yours is imported there.
         num_cpus, num_gpus: how much of this machine elastic runs may use. Called again during a
             run, with more, it makes them grow.
+        address, ignore_reinit_error, of_a_cluster: accepted for scripts that were written for Ray.
+            What would set up or join a cluster does nothing, with a warning.
     """
     from lockstep import runtime
     from lockstep.engine.select import ENGINES
 
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"init(engine={engine!r}): choose one of {', '.join(ENGINES)}.")
+    for name in of_a_cluster:
+        if name not in _OF_A_CLUSTER:
+            raise TypeError(f"init() got an unexpected keyword argument {name!r}")
     runtime.configure(engine, runtime_env, num_cpus, num_gpus)
+    for name, value in {"address": address, **of_a_cluster}.items():
+        if value in (None, "local") or value is (name == "log_to_driver"):
+            continue  # it is so anyway
+        text = f"init({name}={value!r}) does nothing: {_OF_A_CLUSTER.get(name, _NO_CLUSTER)}."
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` was called. Runs do not need it."""
+    from lockstep import runtime
+
+    return runtime.is_configured()
 
 
 def shutdown() -> None:
@@ -53,6 +100,12 @@ def shutdown() -> None:
 def __getattr__(name: str) -> ModuleType:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"lockstep.{name}")
+    if name in _TASKS_AND_ACTORS:
+        raise AttributeError(
+            f"lockstep.{name} does not exist: there are no tasks, actors and clusters here; "
+            "train.DataParallelTrainer runs a function on several workers, tune.Tuner several "
+            "functions at a time."
+        )
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
 
 

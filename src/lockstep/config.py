@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from lockstep.runtime import checked_env_vars
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -35,6 +37,10 @@ class CheckpointUploadMode(Enum):
     NO_UPLOAD = "no_upload"
     """The checkpoint already lies where it should; it is registered as it is."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> CheckpointUploadMode | None:
+        return next((m for m in cls if isinstance(value, str) and m.name == value.upper()), None)
+
 
 def _whole_number(owner: str, name: str, value: object, least: int, why: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
@@ -45,6 +51,11 @@ def _whole_number(owner: str, name: str, value: object, least: int, why: str = "
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_searched(value: object) -> bool:
+    grid = isinstance(value, Mapping) and set(value) == {"grid_search"}
+    return grid or hasattr(value, "sample")
 
 
 @dataclass(frozen=True)
@@ -59,13 +70,30 @@ class ScalingConfig:
         use_gpu: give each worker a GPU of its own.
         resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
             sets the worker's thread count.
+        trainer_resources, placement_strategy, accelerator_type: accepted for scripts that have
+            them. They do nothing, with a warning: all workers are on one machine.
     """
 
     num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     resources_per_worker: Mapping[str, float] | None = None
+    trainer_resources: InitVar[Any] = None
+    placement_strategy: InitVar[Any] = None
+    accelerator_type: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self, trainer_resources: Any, placement_strategy: Any, accelerator_type: Any
+    ) -> None:
+        for name, value, nothing, why in (
+            ("trainer_resources", trainer_resources, {"CPU": 0}, "the trainer is this process"),
+            ("placement_strategy", placement_strategy, "PACK", "all workers are on this machine"),
+            ("accelerator_type", accelerator_type, "", "workers get the GPUs that are here"),
+        ):
+            if value not in (None, nothing):
+                text = f"ScalingConfig({name}={value!r}) does nothing: {why}."
+                warnings.warn(text, UserWarning, stacklevel=3)
+        if self.is_searched:
+            return
         if isinstance(self.num_workers, tuple):
             if len(self.num_workers) != 2:
                 raise ValueError(
@@ -78,12 +106,6 @@ class ScalingConfig:
                     f"ScalingConfig(num_workers={self.num_workers!r}): min is above max."
                 )
         else:
-            if isinstance(self.num_workers, Mapping) or hasattr(self.num_workers, "sample"):
-                raise TypeError(
-                    f"ScalingConfig(num_workers={self.num_workers!r}): a ScalingConfig holds "
-                    "numbers; to search for one, give param_space={'scaling_config': "
-                    "{'num_workers': …}}, a dict."
-                )
             _whole_number("ScalingConfig", "num_workers", self.num_workers, 0)
         if not isinstance(self.use_gpu, bool):
             raise TypeError(f"ScalingConfig(use_gpu={self.use_gpu!r}): expected True or False.")
@@ -117,6 +139,15 @@ class ScalingConfig:
             )
 
     @property
+    def is_searched(self) -> bool:
+        """Whether it has ``tune.choice(…)`` or the like for a value, as in a ``param_space``."""
+        resources = self.resources_per_worker
+        values: list[Any] = [self.num_workers, self.use_gpu, resources]
+        if isinstance(resources, Mapping):
+            values += resources.values()
+        return any(map(_is_searched, values))
+
+    @property
     def num_cpus_per_worker(self) -> float | None:
         """CPUs asked for per worker, None where the user did not say."""
         return (self.resources_per_worker or {}).get("CPU")
@@ -131,6 +162,11 @@ class ScalingConfig:
     @property
     def sizes(self) -> tuple[int, int]:
         """The smallest and the largest group: in this process, one worker."""
+        if self.is_searched:
+            raise TypeError(
+                f"{self!r} has a search in it; give it to "
+                "Tuner(param_space={'scaling_config': …})."
+            )
         if isinstance(self.num_workers, tuple):
             return self.num_workers
         return (max(self.num_workers, 1), max(self.num_workers, 1))
@@ -249,8 +285,13 @@ class RunConfig:
         hang_warning_s: when some ranks wait at a report and others have not come for this long,
             say which, and where they are. None: never.
         hang_timeout_s: after this long, treat it as a failure. None: never.
+        storage_timeout_s: when a checkpoint, or what a run leaves at its end, has been on its way
+            to storage for this long, give it up: an error. None: never, as it may be large.
         working_dir: None leaves workers in the driver's directory; ``"run"`` changes into the run
             directory, ``"rank"`` into a folder of each rank's own below it.
+        worker_runtime_env: ``{"env_vars": {"NAME": "value"}}`` for the workers of this run alone,
+            besides what ``lockstep.init(runtime_env=…)`` has set for all. It is kept with the run,
+            for a restore; keys and passwords are better given to ``init``.
         local_dir: the older name of ``storage_path``.
         log_to_file, progress_reporter, sync_config: accepted for scripts that have them. What
             workers print is always kept, in ``logs/``; the other two do nothing, with a warning.
@@ -268,6 +309,8 @@ class RunConfig:
     resume: Literal["never", "auto", "must"] = "never"
     hang_warning_s: float | None = 30.0
     hang_timeout_s: float | None = None
+    storage_timeout_s: float | None = None
+    worker_runtime_env: Mapping[str, Any] | None = None
     local_dir: str | Path | None = None
     log_to_file: Any = False
     progress_reporter: Any = None
@@ -308,6 +351,8 @@ class RunConfig:
             raise ValueError("RunConfig(storage_filesystem=…) needs storage_path, a path on it.")
         if self.verbose not in (0, 1, 2):
             raise ValueError(f"RunConfig(verbose={self.verbose!r}): expected 0, 1, 2 or 3.")
+        if self.worker_runtime_env is not None:
+            checked_env_vars(self.worker_runtime_env, "RunConfig(worker_runtime_env=")
         if self.working_dir not in (None, "run", "rank"):
             raise ValueError(
                 f"RunConfig(working_dir={self.working_dir!r}): expected None, 'run' or 'rank'."
@@ -318,7 +363,7 @@ class RunConfig:
             )
         if self.resume != "never" and self.name is None:
             raise ValueError(f"RunConfig(resume={self.resume!r}) needs the name of the run.")
-        for name in ("hang_warning_s", "hang_timeout_s"):
+        for name in ("hang_warning_s", "hang_timeout_s", "storage_timeout_s"):
             seconds = getattr(self, name)
             if seconds is not None and not (_is_number(seconds) and 0 < seconds < math.inf):
                 raise ValueError(

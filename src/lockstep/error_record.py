@@ -18,6 +18,8 @@ __all__ = ["pack_error", "summarise_error", "unpack_error"]
 _PACKAGE = str(Path(__file__).parent)
 _CHAIN = 8
 """How many exceptions of a chain are kept."""
+_FRAMES = 50
+"""How many frames are kept at each end of a traceback: after endless recursion there are more."""
 
 
 def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
         "type": kind.__qualname__,
         "message": message,
         "pickle": encoded,
-        "traceback": Traceback(trace).as_dict() if trace else None,
+        "traceback": _shortened(Traceback(trace)).as_dict() if trace else None,
     }
     error.with_traceback(trace)
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -114,3 +116,13 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
     while step is not None and step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         step = step.tb_next
     return step or trace
+
+
+def _shortened(trace: Any) -> Any:
+    """A traceback without its middle, where it is long."""
+    steps = [trace]
+    while steps[-1].tb_next is not None:
+        steps.append(steps[-1].tb_next)
+    if len(steps) > 2 * _FRAMES:
+        steps[_FRAMES - 1].tb_next = steps[-_FRAMES]
+    return trace

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep import settings
 
-__all__ = ["Runtime", "configure", "current", "reset", "watch"]
+__all__ = ["Runtime", "checked_env_vars", "configure", "current", "is_configured", "reset", "watch"]
 
 
 @dataclass(frozen=True)
@@ -41,35 +41,41 @@ def configure(
         ):
             raise ValueError(f"init({name}={count!r}): expected a whole number, 0 or more.")
     runtime_env = {} if runtime_env is None else runtime_env
-    if not isinstance(runtime_env, Mapping):
-        raise TypeError(f"init(runtime_env={runtime_env!r}): expected a dict with 'env_vars'.")
-    unknown = sorted(set(runtime_env) - {"env_vars"})
-    if unknown:
-        raise ValueError(
-            f"init(runtime_env={{{unknown[0]!r}: …}}): only 'env_vars' is supported; workers share "
-            "this process's Python, packages and working directory."
-        )
-    env_vars = runtime_env.get("env_vars")
-    env_vars = {} if env_vars is None else env_vars
-    if not isinstance(env_vars, Mapping):
-        raise TypeError(
-            f"init(runtime_env={{'env_vars': {env_vars!r}}}): expected a dict of names to values."
-        )
-    for name, value in env_vars.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(
-                f"init(runtime_env={{'env_vars': {{{name!r}: {value!r}}}}}): names and values "
-                "must be strings."
-            )
+    env_vars = checked_env_vars(runtime_env, "init(runtime_env=")
     before = current()  # what is not given again stays
     _configured = Runtime(
         engine or before.engine,
-        dict(env_vars) if "env_vars" in runtime_env else before.env_vars,
+        env_vars if "env_vars" in runtime_env else before.env_vars,
         before.num_cpus if num_cpus is None else num_cpus,
         before.num_gpus if num_gpus is None else num_gpus,
     )
     for changed in list(_watchers):
         changed()
+
+
+def checked_env_vars(runtime_env: object, given: str) -> dict[str, str]:
+    """The variables in a ``runtime_env``; ``given`` begins the message where it makes no sense."""
+    if not isinstance(runtime_env, Mapping):
+        raise TypeError(f"{given}{runtime_env!r}): expected a dict with 'env_vars'.")
+    unknown = sorted(set(runtime_env) - {"env_vars"})
+    if unknown:
+        raise ValueError(
+            f"{given}{{{unknown[0]!r}: …}}): only 'env_vars' is supported; workers share this "
+            "process's Python, packages and working directory."
+        )
+    env_vars = runtime_env.get("env_vars")
+    env_vars = {} if env_vars is None else env_vars
+    if not isinstance(env_vars, Mapping):
+        raise TypeError(
+            f"{given}{{'env_vars': {env_vars!r}}}): expected a dict of names to values."
+        )
+    for name, value in env_vars.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(
+                f"{given}{{'env_vars': {{{name!r}: {value!r}}}}}): names and values must be "
+                "strings."
+            )
+    return dict(env_vars)
 
 
 def watch(changed: Callable[[], None]) -> Callable[[], None]:
@@ -81,6 +87,11 @@ def watch(changed: Callable[[], None]) -> Callable[[], None]:
 def current() -> Runtime:
     """What holds for the next run."""
     return _configured or Runtime(settings.engine_name())
+
+
+def is_configured() -> bool:
+    """Whether ``init()`` was called and not forgotten since."""
+    return _configured is not None
 
 
 def reset() -> None:

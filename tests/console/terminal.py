@@ -32,6 +32,7 @@ def status(state="running", **more):
     return RunStatus(state=state, **{**values, **more})
 
 def pause():
+    os.write(1, b"\\x1b]2;paused\\x07")  # the window's title: nothing is drawn
     sys.stdin.readline()
 """
 
@@ -66,6 +67,11 @@ class Terminal:
         """Reads until ``text`` can be seen; the test's timeout is the limit."""
         while text not in self.text:
             assert self._read(), f"{text!r} never came:\n{self.text}"
+
+    def wait_for_pause(self) -> None:
+        """Reads until the program waits in ``pause()``: what it drew before is all here."""
+        while self.screen.title != "paused":
+            assert self._read(), f"it never paused:\n{self.text}"
 
     def go_on(self) -> None:
         """Lets a program that waits in ``pause()`` go on."""

@@ -24,8 +24,8 @@ def test_the_panel_is_redrawn_in_place_and_stays() -> None:
     print("the prompt")
     """
     with on_terminal(script) as terminal:
-        terminal.wait_for("checkpoint_000029")
-        terminal.wait_for("╰")
+        terminal.wait_for_pause()
+        assert "checkpoint_000029" in terminal.text
         assert "● running" in terminal.text
         assert "29 reports" in terminal.text
         assert "0.034483" in terminal.text
@@ -132,7 +132,8 @@ def test_the_clock_goes_on_without_reports() -> None:
     display.finish(status("finished"))
     """
     with on_terminal(script) as terminal:
-        terminal.wait_for("1:15")
+        terminal.wait_for_pause()
+        assert "1:15" in terminal.text
         terminal.go_on()
         assert terminal.wait() == 0
 
@@ -169,7 +170,7 @@ def test_ctrl_c_leaves_the_terminal_right() -> None:
         display.finish(status("interrupted"), "Resume with resume='auto'.")
     """
     with on_terminal(script) as terminal:
-        terminal.wait_for("╰")
+        terminal.wait_for_pause()
         terminal.press_ctrl_c()
         assert terminal.wait() == 0
     assert terminal.cursor_shown
@@ -187,7 +188,8 @@ def test_a_killed_driver_leaves_the_cursor_shown_below_the_panel() -> None:
     pause()
     """
     with on_terminal(script) as terminal:
-        terminal.wait_for("7 reports")
+        terminal.wait_for_pause()
+        assert "7 reports" in terminal.text
         terminal.kill()
         terminal.wait()
     assert terminal.cursor_shown
@@ -212,14 +214,51 @@ def test_the_panel_fits_the_terminal(columns: int, lines: int) -> None:
     display.finish(status("finished", metrics=many, path=path))
     """
     with on_terminal(script, columns=columns, lines=lines) as terminal:
-        terminal.wait_for("saving")
-        terminal.wait_for("╰" if lines > 12 else "checkpoint")
+        terminal.wait_for_pause()
+        assert "saving" in terminal.text
+        assert ("╰" if lines > 12 else "checkpoint") in terminal.text
         assert "and " in terminal.text or columns == 200
         terminal.go_on()
         assert terminal.wait() == 0
     assert terminal.text.count("╭") == 1
     assert terminal.text.count("✓ finished") == 1
     assert max(map(len, terminal.text.splitlines())) <= columns
+
+
+def test_a_second_run_beside_it_writes_plain_lines() -> None:
+    script = """
+    first, second = make_display(1), make_display(2)
+    first.start(status())
+    second.start(status("starting", name="other", path="/results/other"))
+    second.output((0,), 2, "a line of the other")
+    second.update(status(name="other", reports=1))
+    second.refresh()
+    second.report(1, {"loss": 0.5})
+    second.message("a word about the other")
+    first.finish(status("finished", reports=7))
+    second.finish(status("finished", name="other", reports=2), "The other is done.")
+    third = make_display(1)
+    third.start(status(name="third"))
+    third.finish(status("preempted", name="third"))
+    print("the prompt", sys.stdout is sys.__stdout__)
+    """
+    with on_terminal(script) as terminal:
+        assert terminal.wait() == 0
+    lines = terminal.text.splitlines()
+    assert lines[:4] == [
+        "[lockstep] other: starting, run directory /results/other",
+        "[rank 0] a line of the other",
+        "[lockstep] report 1  loss=0.5",
+        "[lockstep] a word about the other",
+    ]
+    assert lines[4].startswith("╭─ my_run ─")
+    below = lines.index(next(line for line in lines if line.startswith("╰"))) + 1
+    assert lines[below].startswith("[lockstep] finished · ")
+    assert lines[below + 1] == "The other is done."
+    assert lines[below + 2].startswith("╭─ third ─")
+    assert lines[below + 3].startswith("│  ■ preempted  ·  0.0s")
+    assert lines[-1] == "the prompt True"
+    assert terminal.text.count("╭") == 2
 
 
 def test_errors_sent_to_a_file_go_there(tmp_path: Path) -> None:
@@ -253,7 +292,7 @@ def test_a_terminal_that_was_closed_does_not_end_the_run(tmp_path: Path) -> None
     os._exit(0)
     """
     with on_terminal(script) as terminal:
-        terminal.wait_for("╰")
+        terminal.wait_for_pause()
         terminal.hang_up()
         terminal.go_on()
         assert terminal.process.wait() == 0

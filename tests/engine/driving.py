@@ -98,7 +98,7 @@ def members(session: int) -> list[int]:
     return found
 
 
-def wait_until(done: Callable[[], bool], seconds: float = 8.0) -> None:
+def wait_until(done: Callable[[], bool], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it did not happen in time"

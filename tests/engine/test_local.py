@@ -188,7 +188,7 @@ def test_closing_while_output_flows(engine: Engine) -> None:
         run.until_told()
         started = time.monotonic()
         run.group.close()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 25
 
 
 def test_a_process_that_holds_the_output_open_does_not_hold_up_close(engine: Engine) -> None:
@@ -197,7 +197,7 @@ def test_a_process_that_holds_the_output_open_does_not_hold_up_close(engine: Eng
         try:
             started = time.monotonic()
             assert "the worker's own line" in run.text()
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 25
         finally:
             os.kill(run.messages[0][0], signal.SIGKILL)
 
@@ -224,6 +224,15 @@ def test_an_interrupt_leaves_messages_whole(engine: Engine) -> None:
             assert run.until_ended() == [0], run.text()
             assert run.messages[0][-1] == "interrupted"
             assert all(len(message) == 1_000_000 for message in run.messages[0][:-1])
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost(engine: Engine) -> None:
+    with driven(engine, "wait_in_destructor") as run:
+        run.until_told()
+        run.group.interrupt()
+        assert run.until_ended() == [0]
+        assert run.messages[0] == ["ready", "interrupted"]
+        assert run.text() == ""
 
 
 def test_posts_arrive_without_another_call(engine: Engine) -> None:
@@ -347,7 +356,7 @@ def test_closing_does_not_wait_for_a_slow_import(
         pass
     started = time.monotonic()
     fresh.close()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 4  # by its signal: it is killed only after 5
 
 
 def test_groups_from_several_threads(engine: Engine) -> None:

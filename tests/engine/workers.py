@@ -186,6 +186,23 @@ def send_much(channel: Channel) -> int:
     return 0
 
 
+def wait_in_destructor(channel: Channel) -> int:
+    """Wait where Python drops exceptions, say so, and wait on elsewhere."""
+    channel.receive()
+
+    class Slow:
+        def __del__(self) -> None:
+            channel.send("ready")
+            time.sleep(FOREVER_S)
+
+    try:
+        Slow()
+        time.sleep(FOREVER_S)
+    except KeyboardInterrupt:
+        channel.send("interrupted")
+    return 0
+
+
 def post_and_wait(channel: Channel) -> int:
     """Post from threads with pauses in which everything must arrive without another call."""
     count = int(channel.receive())

@@ -61,6 +61,7 @@ def run_script(
     stdin: str = "",
     check: bool = True,
     environment: Mapping[str, str] | None = None,
+    timeout_s: float = 50,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``source`` as a script of its own in ``directory``."""
     script = directory / "script.py"
@@ -77,7 +78,7 @@ def run_script(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=timeout_s,
     )
     if check:
         assert done.returncode == 0, done.stdout + done.stderr

@@ -127,7 +127,7 @@ def start(case: Case, folder: Path) -> int:
     )
     # Its output is at an end, so every process that held it is gone; the fork server and a worker
     # whose output goes elsewhere are looked for.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while (left := processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.005)
     assert not left, f"{case}: left behind: {left}"

@@ -68,13 +68,40 @@ def test_the_error_is_known_while_one_stalls(
     def function(config: dict[str, Any]) -> None:
         if train.get_context().get_attempt() == 2:
             return
+        stalls = Path(config["path"], "stalls")
+
+        def stall(outcome: str) -> None:
+            stalls.touch()
+            time.sleep(1000)
+
         if train.world_rank() == 0:
-            current().at_end(lambda outcome: time.sleep(1000))
+            current().at_end(stall)
             raise ValueError("boom")
+        while not stalls.exists():  # or rank 0 would be the one that hangs
+            time.sleep(0.01)
         train.report({})
 
     result = fit(function, 2, tmp_path, hang_timeout_s=0.5, failure_config=FailureConfig(1))
     assert [type(error).__name__ for error in _errors(result)] == ["ValueError"]
+
+
+def test_a_rank_that_waits_at_a_report_ends_what_it_has_open_when_another_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_STOP_GRACE_S", "50")
+
+    def function(config: dict[str, Any]) -> None:
+        if train.get_context().get_attempt() == 2:
+            return
+        if train.world_rank() == 0:
+            current().at_end(lambda outcome: Path(config["path"], f"one {outcome}").touch())
+            current().at_end(lambda outcome: Path(config["path"], f"two {outcome}").touch())
+            train.report({})  # the other rank is missed once this is there
+        time.sleep(1000)
+
+    result = fit(function, 2, tmp_path, hang_timeout_s=0.5, failure_config=FailureConfig(1))
+    assert [type(error).__name__ for error in _errors(result)] == ["HangError"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one failed", "two failed"]
 
 
 def _errors(result: train.Result) -> list[BaseException]:

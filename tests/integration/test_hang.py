@@ -16,6 +16,8 @@ from lockstep.train import Checkpoint, DataParallelTrainer
 from tests.integration.runs import failure, fit
 
 FOREVER_S = 1e6
+TIMEOUT_S = 2.0
+"""Ranks that do come may be so far apart on a busy machine, but hardly more."""
 
 
 def count(config: dict[str, Any]) -> None:
@@ -39,8 +41,8 @@ class TestTimeout:
     @pytest.mark.parametrize("how", ["stopped", "asleep"])
     def test_is_a_failure(self, how: str) -> None:
         started = time.monotonic()
-        error = failure(count, config={"how": how}, workers=3, hang_timeout_s=0.4)
-        assert time.monotonic() - started < 10
+        error = failure(count, config={"how": how}, workers=3, hang_timeout_s=TIMEOUT_S)
+        assert time.monotonic() - started < 30
         assert isinstance(error.__cause__, HangError)
         assert "rank 1 did not come to report 3" in str(error.__cause__)
         assert "ranks 0 and 2 waited" in str(error.__cause__)
@@ -50,30 +52,32 @@ class TestTimeout:
 
     @pytest.mark.parametrize("how", ["stopped", "asleep"])
     def test_another_attempt_goes_on(self, how: str) -> None:
-        result = fit(count, config={"how": how}, hang_timeout_s=0.4, max_failures=1)
+        result = fit(count, config={"how": how}, hang_timeout_s=TIMEOUT_S, max_failures=1)
         assert result.metrics_dataframe["step"].tolist() == [0, 1, 2]
         assert result.metrics_dataframe["attempt"].tolist() == [1, 1, 2]
 
     def test_where_it_was_is_in_its_log(self) -> None:
-        error = failure(count, config={"how": "asleep"}, hang_timeout_s=0.4)
+        error = failure(count, config={"how": "asleep"}, hang_timeout_s=TIMEOUT_S)
         assert error.result is not None
         log = Path(error.result.path, "logs", "rank_1.log").read_text()
         assert "in never_comes_back" in log
         assert not Path(error.result.path, "logs", "rank_0.log").read_text()
 
     def test_it_restores(self) -> None:
-        error = failure(count, config={"how": "stopped"}, hang_timeout_s=0.4)
+        error = failure(count, config={"how": "stopped"}, hang_timeout_s=TIMEOUT_S)
         assert error.result is not None
         result = DataParallelTrainer.restore(error.result.path).fit()
         assert result.metrics_dataframe["step"].tolist() == [0, 1, 2]
 
     def test_slow_steps_are_no_hang(self) -> None:
         def train_func() -> None:
-            for step in range(4):
-                time.sleep(0.15 * (step % 2 == train.get_context().get_world_rank()))
+            for step in range(6):
+                time.sleep(0.2 * TIMEOUT_S * (step % 2 == train.get_context().get_world_rank()))
                 train.report({"step": step})
 
-        assert fit(train_func, hang_timeout_s=0.5, hang_warning_s=None).metrics["step"] == 3
+        result = fit(train_func, hang_timeout_s=TIMEOUT_S, hang_warning_s=None)
+        assert result.metrics["step"] == 5
+        assert result.metrics["time_total_s"] > TIMEOUT_S
 
     def test_one_rank_alone_waits_for_nobody(self) -> None:
         def train_func() -> None:
@@ -86,9 +90,7 @@ class TestTimeout:
 class TestWarning:
     def until_dumped(self) -> None:
         log = Path(train.get_context().get_trial_dir(), "logs", "rank_1.log")
-        deadline = time.monotonic() + 20
-        while "in until_dumped" not in log.read_text():
-            assert time.monotonic() < deadline
+        while "in until_dumped" not in log.read_text():  # the test's timeout is the limit
             time.sleep(0.005)
 
     def test_says_who_is_missing_and_the_run_goes_on(
@@ -105,4 +107,16 @@ class TestWarning:
         printed = "".join(capfd.readouterr())
         assert "Rank 0 has waited" in printed
         assert "at report 2 for rank 1" in printed
+        assert "until_dumped" in printed
+
+    def test_says_when_all_of_them_hang(self, capfd: pytest.CaptureFixture[str]) -> None:
+        def train_func() -> None:
+            for step in range(4):
+                train.report({"step": step})
+            self.until_dumped()
+
+        result = fit(train_func, hang_warning_s=0.1, verbose=1)
+        assert (result.state, result.metrics["step"]) == ("finished", 3)
+        printed = "".join(capfd.readouterr())
+        assert "No rank has come to a report for" in printed
         assert "until_dumped" in printed

@@ -138,7 +138,7 @@ class TestDriver:
 
         started = time.monotonic()
         result = preempted(train_func, config={"driver": os.getpid()})
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 20
         assert result.state == "preempted"
         assert result.checkpoint is not None
 
@@ -154,7 +154,7 @@ class TestDriver:
 
         started = time.monotonic()
         preempted(train_func, config={"driver": os.getpid()})
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 20
 
     def test_one_that_finishes_in_time_has_finished(self) -> None:
         def train_func(config: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError, StorageError
 from lockstep.storage import MANIFEST, Storage, open_storage
 from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result
+from lockstep.train.background import Background
+from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, trainer
 from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
 
@@ -286,3 +290,52 @@ class TestFailingStorage:
         assert result.metrics["n"] == 0
         assert isinstance(result.error, StorageError)
         shutil.rmtree(kept)
+
+
+class Counted(Faults):
+    """Counts what is written."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.written: Counter[str] = Counter()
+
+    def occur(self, operation: str, path: str) -> None:
+        if operation == "open_output_stream":
+            self.written[path.rpartition("/")[2]] += 1
+        super().occur(operation, path)
+
+
+def test_what_has_not_changed_is_copied_once(tmp_path: Path) -> None:
+    def train_func() -> None:
+        for step in range(20):
+            train.report({"step": step}, checkpoint=Checkpoint.from_dict({"step": step}))
+
+    counted = Counted(tmp_path / "faults")
+    filesystem = faulty_filesystem(tmp_path / "remote", counted)
+    fit(train_func, workers=1, storage_path="runs", storage_filesystem=filesystem)
+    assert counted.written["params.json"] == 1
+    assert 1 <= counted.written["result.json"] <= 22
+
+
+def test_copies_do_not_queue_up_behind_slow_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = Faults(tmp_path / "faults")
+    filesystem = faulty_filesystem(tmp_path / "remote", faults)
+    waiting: list[int] = []
+    submit = Background.submit
+
+    def note(self: Background, call: Any, *args: Any) -> Any:
+        future = submit(self, call, *args)
+        waiting.append(len(self._calls))
+        return future
+
+    def train_func() -> None:
+        time.sleep(0.3)  # many intervals
+        faults.clear()
+
+    monkeypatch.setattr(Background, "submit", note)
+    monkeypatch.setattr("lockstep.train.controller.SYNC_INTERVAL_S", 0.005)
+    faults.add("move", kind="stall", path="journal.jsonl")
+    fit(train_func, workers=1, storage_path="runs", storage_filesystem=filesystem)
+    assert max(waiting) == 1

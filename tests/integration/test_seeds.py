@@ -55,6 +55,87 @@ def test_configuring_training():
     assert result.log_dir.parent.name.startswith("TorchTrainer_")
 
 
+def test_porting_a_function():
+    """Lines 66 to 124: with the two utilities, and, as the note there says, without them."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    from lockstep import train
+    from lockstep.air import ScalingConfig
+    from lockstep.train.torch import TorchConfig, TorchTrainer
+
+    worker_batch_size = 5
+
+    def train_func():
+        torch.manual_seed(0)
+        my_dataset = TensorDataset(torch.randn(40, 4), torch.randint(3, (40,)))
+        by_hand = DistributedDataParallel(torch.nn.Linear(4, 3))
+        model = train.torch.prepare_model(torch.nn.Linear(4, 3))
+        model.load_state_dict(by_hand.state_dict())
+        sampler: Any = DistributedSampler(my_dataset, shuffle=False)
+        loader_by_hand = DataLoader(my_dataset, batch_size=worker_batch_size, sampler=sampler)
+        data_loader = DataLoader(my_dataset, batch_size=worker_batch_size)
+        data_loader = train.torch.prepare_data_loader(data_loader)
+        for (X, y), (same_X, same_y) in zip(data_loader, loader_by_hand, strict=True):
+            assert torch.equal(X, same_X)
+            assert torch.equal(y, same_y)
+            torch.nn.functional.cross_entropy(model(X), y).backward()
+            torch.nn.functional.cross_entropy(by_hand(X), y).backward()
+        gradients: Any = [next(each.parameters()).grad for each in (model, by_hand)]
+        assert torch.equal(*gradients)
+        train.report(
+            {
+                "kind": type(model).__name__,
+                "batches": len(data_loader),
+                "global_batch_size": worker_batch_size * train.world_size(),
+                "gradient": gradients[0].sum().item(),
+            }
+        )
+
+    trainer = TorchTrainer(
+        train_func,
+        torch_backend=TorchConfig(backend="gloo", init_method="tcp"),  # lines 226 to 231
+        scaling_config=ScalingConfig(use_gpu=False, num_workers=2),
+    )
+    first, second = trainer.fit().metrics_by_rank
+    assert first == second
+    assert first["kind"] == "DistributedDataParallel"
+    assert (first["batches"], first["global_batch_size"]) == (4, 10)
+
+
+def test_a_dataset_on_eight_workers(tmp_path: Path):
+    """Lines 407 to 426, and the same on the other page (003, lines 142 to 161)."""
+    import lockstep.data
+    from lockstep.air import ScalingConfig, session
+    from lockstep.train.torch import TorchTrainer
+
+    # the shards, by name
+    def train_func(config):
+        train_data_shard = session.get_dataset_shard("train")
+        validation_data_shard = session.get_dataset_shard("validation")
+        rows = [*train_data_shard.iter_rows(), *validation_data_shard.iter_rows()]
+        session.report({"numbers": [int(row["number"]) for row in rows]})
+
+    # 80 in 100 rows for training, at random
+    (tmp_path / "data.csv").write_text("number\n" + "\n".join(map(str, range(100))))
+    dataset = lockstep.data.read_csv(str(tmp_path / "data.csv"))
+    train_dataset, validation_dataset = dataset.train_test_split(
+        test_size=0.2,
+        shuffle=True,
+    )
+
+    trainer = TorchTrainer(
+        train_func,
+        datasets={"train": train_dataset, "validation": validation_dataset},
+        scaling_config=ScalingConfig(num_workers=8),
+    )
+    numbers = [rank["numbers"] for rank in trainer.fit().metrics_by_rank]
+
+    assert [len(of_rank) for of_rank in numbers] == [12] * 8
+    assert len({number for of_rank in numbers for number in of_rank}) == 96
+
+
 def test_saving_checkpoints():
     """Lines 511 to 561."""
     import numpy as np

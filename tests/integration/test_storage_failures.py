@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from lockstep.errors import StorageError
 from lockstep.storage import Storage, open_storage, remote
 from lockstep.train import Checkpoint, CheckpointUploadMode, DataParallelTrainer, Result
 from lockstep.train.controller import Controller
+from lockstep.tune import Callback
 from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, trainer
 
@@ -201,6 +206,124 @@ class TestRuns:
         assert "checkpoint_000000 is on its way to runs/faulty/" in printed
         assert "rank(s) 0 still write its files." in printed
         assert newest_step(result) == 0
+
+
+STALL_S = 2.0
+"""Longer than what works takes, on a busy machine as well."""
+
+
+def place_of_records(error: StorageError) -> str:
+    found = re.search("records are kept in '(.*)'", str(error))
+    assert found is not None
+    return found[1]
+
+
+class TestGivenUp:
+    """Storage that never answers ends a run, and what is committed stays."""
+
+    @pytest.fixture(autouse=True)
+    def _end_the_stall(self, faults: Faults) -> Iterator[None]:
+        yield
+        faults.clear()
+
+    def test_files_of_a_rank(self, faults: Faults, options: dict[str, Any]) -> None:
+        faults.add("open_output_stream", kind="stall", path="checkpoint_000001/dict")
+        error = failure(count, config={}, workers=1, storage_timeout_s=STALL_S, **options)
+        assert isinstance(error.__cause__, StorageError)
+        assert str(error).startswith("Gave checkpoint_000001 up: it is on its way to runs/faulty/")
+        assert "rank(s) 0 still write its files (RunConfig(storage_timeout_s=…))." in str(error)
+        assert newest_step(error.result) == 0
+
+    def test_a_commit_and_another_attempt(
+        self, faults: Faults, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        original = Controller._abandon_storage
+
+        def abandon_and_end_the_stall(self: Controller) -> None:
+            original(self)
+            faults.clear()
+
+        monkeypatch.setattr(Controller, "_abandon_storage", abandon_and_end_the_stall)
+        faults.add("open_output_stream", kind="stall", path="checkpoint_000001/.lockstep-tmp")
+        result = fit(
+            count, config={}, workers=1, max_failures=1, storage_timeout_s=STALL_S, **options
+        )
+        rows = result.metrics_dataframe
+        assert rows["step"].tolist() == [0, 1, 1, 2, 3]
+        assert rows["attempt"].tolist() == [1, 1, 2, 2, 2]
+        assert newest_step(result) == 3
+
+    @pytest.mark.parametrize("when", ["from the beginning", "at the end"])
+    def test_the_records(
+        self,
+        when: str,
+        faults: Faults,
+        options: dict[str, Any],
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        class Stall(Callback):
+            def on_trial_complete(self, *args: Any, **info: Any) -> None:
+                faults.add("open_output_stream", kind="stall")
+
+        if when == "from the beginning":
+            faults.add("move", kind="stall", path="journal.jsonl")
+        else:
+            options = {**options, "callbacks": [Stall()]}
+        with pytest.raises(StorageError, match=f"did not answer within {STALL_S:g} s") as raised:
+            fit(
+                lambda: train.report({"step": 0}),
+                workers=1,
+                hang_warning_s=0.3,
+                storage_timeout_s=STALL_S,
+                **options,
+            )
+        assert "has not answered for 0.3 s; Ctrl-C gives it up." in capfd.readouterr().err
+        kept = place_of_records(raised.value)
+        try:
+            assert Result.from_path(kept).metrics["step"] == 0
+            assert Result.from_path(kept).state == "finished"
+        finally:
+            shutil.rmtree(kept)
+
+    @pytest.mark.parametrize("when", ["from the beginning", "at the end"])
+    def test_by_ctrl_c(
+        self,
+        when: str,
+        faults: Faults,
+        options: dict[str, Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Pressed when it is said that storage does not answer."""
+        told: list[str] = []
+
+        def press(where: str, seconds: float) -> str:
+            if where not in told:
+                told.append(where)
+                presser.start()
+            return "not yet"
+
+        presser = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        for module in ("controller", "drive"):
+            monkeypatch.setattr(f"lockstep.train.{module}.unanswered_note", press)
+
+        class Stall(Callback):
+            def on_trial_complete(self, *args: Any, **info: Any) -> None:
+                faults.add("open_output_stream", kind="stall")
+
+        if when == "from the beginning":
+            faults.add("move", kind="stall", path="journal.jsonl")
+        else:
+            options = {**options, "callbacks": [Stall()]}
+        with pytest.raises(StorageError, match="did not answer until Ctrl-C") as raised:
+            fit(
+                lambda: train.report({"step": 0}),
+                workers=1,
+                hang_warning_s=0.1,
+                storage_timeout_s=None,
+                **options,
+            )
+        presser.join()
+        shutil.rmtree(place_of_records(raised.value))
 
 
 def fill(path: Path) -> None:

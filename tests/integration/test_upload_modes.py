@@ -634,3 +634,13 @@ def test_nothing_follows_a_failed_job(uploader: Uploader, errors: list[Exception
     assert not uploader.drain()
     assert done == ["first"]
     assert [str(error) for error in errors] == ["full"]
+
+
+def test_a_mode_may_be_given_by_its_name() -> None:
+    def train_func(config: dict[str, Any]) -> None:
+        train.report({"a": 1}, checkpoint_upload_mode=config["mode"])
+
+    assert fit(train_func, workers=1, config={"mode": "ASYNC"}).state == "finished"
+    error = failure(train_func, workers=1, config={"mode": "later"}).__cause__
+    assert isinstance(error, ValueError)
+    assert "report(checkpoint_upload_mode='later'): expected" in str(error)

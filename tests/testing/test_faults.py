@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -225,11 +224,9 @@ def test_every_attempt_fails_alike() -> None:
 
 
 def test_slow_takes_its_time_and_goes_on() -> None:
-    started = time.monotonic()
     result = fit(FaultPlan().slow(rank=1, at_report=2, seconds=0.3))
-    assert time.monotonic() - started > 0.3
     assert rows(result) == [(1, epoch) for epoch in range(EPOCHS)]
-    assert result.metrics_dataframe["time_this_iter_s"].idxmax() == 1
+    assert result.metrics_dataframe["time_this_iter_s"][1] > 0.3
 
 
 def test_a_hang_ends_with_the_run() -> None:
@@ -240,7 +237,7 @@ def test_a_hang_ends_with_the_run() -> None:
 
 
 def test_a_hang_that_is_given_up_is_survived() -> None:
-    config = RunConfig(verbose=0, failure_config=FailureConfig(1), hang_timeout_s=0.3)
+    config = RunConfig(verbose=0, failure_config=FailureConfig(1), hang_timeout_s=2.0)
     scaling = ScalingConfig(num_workers=2)
     plan = FaultPlan().hang(rank=1, at_report=3)
     trainer = DataParallelTrainer(

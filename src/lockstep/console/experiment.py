@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.console.display import Display, SilentDisplay, choose_surface, write_line
 from lockstep.console.live import LiveDisplay
 from lockstep.console.notebook import NotebookDisplay
-from lockstep.console.panel import STATES
+from lockstep.console.panel import framed, headline
 from lockstep.console.plain import PlainDisplay
 from lockstep.console.status import Progress, RunStatus
 from lockstep.console.text import (
@@ -154,21 +154,14 @@ class _NotebookTable(NotebookDisplay):
 
 
 class _LiveTable(LiveDisplay):
+    _plain_kind = _PlainLines
+
     def _render(self, progress: Progress, size: ConsoleDimensions, *, last: bool) -> RenderableType:
-        from rich.box import ROUNDED
-        from rich.console import Group
-        from rich.panel import Panel
         from rich.text import Text
 
         status = _status(progress)
-        sign, colour = STATES.get(status.state, ("●", "white"))
         width = min(size.width, max(_WIDTH, min(len(status.path) + 18, 140)))
-        headline = Text(no_wrap=True, overflow="ellipsis")
-        headline.append(f"{sign} {status.state}", style=f"bold {colour}")
-        for fact in _facts(progress):
-            headline.append(" · ", style="dim")
-            headline.append(fact)
-        body: list[RenderableType] = [headline]
+        body: list[RenderableType] = [headline(status, _facts(progress), " · ")]
         rows = max(size.height - _OTHER_ROWS, 1)
         if status.running and not last:
             body += [Text(""), _table(status.running, rows)]
@@ -184,16 +177,7 @@ class _LiveTable(LiveDisplay):
         place.append("experiment  ", style="dim")
         place.append(clean(status.path))
         body.append(place)
-        panel = Panel(
-            Group(*body),
-            box=ROUNDED,
-            title=Text(clean(status.name), style="bold"),
-            title_align="left",
-            border_style=f"dim {colour}",
-            padding=(0, 2),
-            width=width,
-        )
-        return panel if last else Group(panel, Text(""))
+        return framed(body, status, width, last=last)
 
 
 def _table(lines: tuple[TrialLine, ...], rows: int) -> Table:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep.console.display import Display, Level, write_line
+from lockstep.console.plain import PlainDisplay
 from lockstep.console.reports import ReportLines
 from lockstep.console.status import Progress, RunStatus
 from lockstep.console.text import encodable, without_controls
@@ -25,6 +26,9 @@ __all__ = ["LiveDisplay"]
 
 _LEVEL_STYLES = {"info": "", "warning": "yellow", "error": "red"}
 _MAX_BUFFERED_LINES = 1000
+
+_terminal = threading.Lock()
+"""Held by the display that has the panel: there is room for one."""
 
 
 class _Frame:
@@ -40,15 +44,19 @@ class LiveDisplay(Display):
     """One panel that is redrawn in place, five times a second at most.
 
     Lines are gathered and printed above the panel with the next redraw, so a chatty worker costs
-    one redraw for many lines. What the driver's own code prints goes above the panel too.
+    one redraw for many lines. What the driver's own code prints goes above the panel too. While
+    another run of this process has its panel there, this one writes plain lines, above that.
     """
 
     interval_s = 0.2
+    _plain_kind: type[PlainDisplay] = PlainDisplay
 
     def __init__(
         self, *, every_report: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
+        self._every_report = every_report
+        self._beside: PlainDisplay | None = None
         self._reports = ReportLines() if every_report else None
         self._progress: Progress | None = None
         self._live: Live | None = None
@@ -64,6 +72,10 @@ class LiveDisplay(Display):
         from rich.live import Live
 
         if self._live is not None:
+            return
+        if not _terminal.acquire(blocking=False):
+            self._beside = self._plain_kind(every_report=self._every_report, clock=self._clock)
+            self._beside.start(status)
             return
         self._progress = Progress(status, self._clock)
         console = Console(highlight=False, markup=False, emoji=False)
@@ -82,11 +94,15 @@ class LiveDisplay(Display):
 
     def update(self, status: RunStatus) -> None:
         """Keeps the reference."""
+        if self._beside is not None:
+            self._beside.update(status)
         if self._progress is not None:
             self._progress.status = status
 
     def refresh(self) -> None:
         """Prints the lines gathered and redraws the panel, if there is anything new."""
+        if self._beside is not None:
+            self._beside.refresh()
         if self._progress is None:
             return
         now = self._clock()
@@ -98,6 +114,9 @@ class LiveDisplay(Display):
 
     def message(self, text: str, level: Level = "info") -> None:
         """Prints the line above the panel, at once."""
+        if self._beside is not None:
+            self._beside.message(text, level)
+            return
         with self._lock:
             if self._live is None:
                 write_line(text, error=level != "info")
@@ -121,11 +140,15 @@ class LiveDisplay(Display):
 
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Prints a line above the panel, with ``verbose=2``."""
-        if self._reports is not None:
+        if self._beside is not None:
+            self._beside.report(index, metrics)
+        elif self._reports is not None:
             self._add_plain(self._reports.feed(index, metrics, self._clock()))
 
     def finish(self, status: RunStatus, summary: str | None = None) -> None:
         """Draws the panel for the last time and prints the summary below it."""
+        if self._beside is not None:
+            self._beside.finish(status, summary)
         if self._progress is None:
             return
         self._add_reports(math.inf)
@@ -187,13 +210,17 @@ class LiveDisplay(Display):
 
     def _stop(self) -> None:
         live, self._live = self._live, None
-        if live is not None:
+        if live is None:
+            return
+        try:
             with contextlib.suppress(OSError, ValueError):
                 # Half a line that somebody printed would be lost with the redirection.
                 sys.stdout.flush()
                 sys.stderr.flush()
             with contextlib.suppress(OSError, ValueError):
                 live.stop()
+        finally:
+            _terminal.release()
 
     @contextlib.contextmanager
     def _giving_up_without_terminal(self) -> Iterator[None]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.console.status import Progress
+from lockstep.console.status import Progress, RunStatus
 from lockstep.console.text import MAX_METRICS, clean, facts, format_metrics
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions, RenderableType
+    from rich.text import Text
 
-__all__ = ["STATES", "render_panel"]
+__all__ = ["framed", "headline", "render_panel"]
 
-STATES = {
+_STATES = {
     "starting": ("○", "cyan"),
     "running": ("●", "green"),
     "saving": ("●", "blue"),
@@ -21,6 +23,7 @@ STATES = {
     "finished": ("✓", "green"),
     "failed": ("✗", "red"),
     "interrupted": ("■", "yellow"),
+    "preempted": ("■", "yellow"),
 }
 """state → its sign and its colour."""
 
@@ -34,24 +37,15 @@ def render_panel(
     progress: Progress, size: ConsoleDimensions, *, last: bool = False
 ) -> RenderableType:
     """The panel for a terminal of this size; the last one leaves no line for the cursor."""
-    from rich.box import ROUNDED
-    from rich.console import Group
-    from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
 
     status = progress.status
-    sign, colour = STATES.get(status.state, ("●", "white"))
     path = clean(status.path)
     width = min(size.width, max(_WIDTH, min(len(path) + _LABEL + 8, 120)))
 
     told = facts(status, progress.elapsed(), progress.rate())
     roomy = sum(len(fact) + 5 for fact in told) + len(status.state) + 2 <= width - 6
-    headline = Text(no_wrap=True, overflow="ellipsis")
-    headline.append(f"{sign} {status.state}", style=f"bold {colour}")
-    for fact in told:
-        headline.append("  ·  " if roomy else " · ", style="dim")
-        headline.append(fact)
 
     places = Table.grid(padding=(0, 2))
     places.add_column(style="dim", no_wrap=True, min_width=_LABEL)
@@ -64,19 +58,48 @@ def render_panel(
     room = max(width - _LABEL - 8, 1)
     folded = (len(path) - 1) // room + (len(checkpoint) - 1) // room
     rows = max(size.height - _OTHER_ROWS - folded, 1)
-    body: list[RenderableType] = [headline, Text("")]
+    body: list[RenderableType] = [headline(status, told, "  ·  " if roomy else " · "), Text("")]
     body += _metrics(progress, width - 6, rows)
     body += [Text(""), places]
+    return framed(body, status, width, last=last)
+
+
+def headline(status: RunStatus, told: Iterable[str], between: str) -> Text:
+    """The state, with its sign, and what else there is to say in a line."""
+    from rich.text import Text
+
+    sign, colour = _sign(status)
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"{sign} {status.state}", style=f"bold {colour}")
+    for fact in told:
+        line.append(between, style="dim")
+        line.append(fact)
+    return line
+
+
+def framed(
+    body: Sequence[RenderableType], status: RunStatus, width: int, *, last: bool
+) -> RenderableType:
+    """A box in the colour of the state, with the name on it, and below it the cursor's line."""
+    from rich.box import ROUNDED
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
     panel = Panel(
         Group(*body),
         box=ROUNDED,
         title=Text(clean(status.name), style="bold"),
         title_align="left",
-        border_style=f"dim {colour}",
+        border_style=f"dim {_sign(status)[1]}",
         padding=(0, 2),
         width=width,
     )
     return panel if last else Group(panel, Text(""))
+
+
+def _sign(status: RunStatus) -> tuple[str, str]:
+    return _STATES.get(status.state, ("●", "white"))
 
 
 def _metrics(progress: Progress, width: int, rows: int) -> list[RenderableType]:

@@ -17,7 +17,8 @@ class RunStatus:
     """Where one run stands, at one instant.
 
     Attributes:
-        state: starting, running, saving, stopping, restarting, finished, failed or interrupted.
+        state: starting, running, saving, stopping, restarting, finished, failed, interrupted or
+            preempted.
         attempt: 1 for the first start of the workers.
         elapsed_s: seconds since ``fit()`` began.
         reports: reports so far.
@@ -44,7 +45,7 @@ class RunStatus:
     @property
     def over(self) -> bool:
         """Whether the run has ended, in whichever way."""
-        return self.state in ("finished", "failed", "interrupted")
+        return self.state in ("finished", "failed", "interrupted", "preempted")
 
 
 class Progress:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -123,6 +124,10 @@ class Channel(ABC):
     @abstractmethod
     def receive(self) -> Any:
         """Wait for the driver's next message."""
+
+    def interrupts_end_it(self) -> AbstractContextManager[None]:
+        """Within this an interrupt may end the worker at once: there is nothing to clean up."""
+        return nullcontext()
 
 
 class WorkerGroup(ABC):

@@ -352,6 +352,17 @@ def _handle_signals(channel: SocketChannel) -> None:
     """SIGINT raises KeyboardInterrupt, though not inside a message; SIGTERM is a notice to the
     driver, and processes that this one forks die of it as usual."""
     signal.signal(signal.SIGINT, lambda *_: channel.interrupt())
+    drop = sys.unraisablehook
+
+    def repeat(dropped: sys.UnraisableHookArgs) -> None:
+        # A destructor, or the callback of a weak reference (every import has one): an exception
+        # goes no further there, and Ctrl-C would be lost.
+        if dropped.exc_type is KeyboardInterrupt:
+            channel.interrupt_again()
+        else:
+            drop(dropped)
+
+    sys.unraisablehook = repeat
 
     def announce(signum: int, frame: FrameType | None) -> None:
         channel.announce_termination()

@@ -274,10 +274,10 @@ class _LocalGroup(WorkerGroup):
         alive, self._alive = sorted(self._alive), set()
         for rank in alive:
             self._workers[rank].drain()
-            # Its I/O thread sees this and ends its group; a busy one may not get to run.
-            self._workers[rank].hang_up()
+            # First, while its descendants can be found: it ends its own group when it is hung up.
             if rank in self._pids:
                 kill_family(self._pids[rank])
+            self._workers[rank].hang_up()
         for rank in alive:
             self._emit(WorkerExited(rank, None, detail))
 

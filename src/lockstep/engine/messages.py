@@ -9,6 +9,8 @@ Snapshotted      ─────────▶                  only in ASYNC m
 Saved            ─────────▶
                  ◀─────────    Answer        when every rank is here (and it is committed)
 LogRow           ─────────▶                  posted, in batches, any time
+Holding          ─────────▶                  when the function has opened a tracker's run
+                 ◀─────────    LetGo         instead of Answer, when another rank has failed
 Finished / Failed / Interrupted ──▶
                  ◀─────────    Exit          when every rank has finished
 """
@@ -30,8 +32,10 @@ __all__ = [
     "Failed",
     "Finished",
     "Hello",
+    "Holding",
     "Interrupted",
     "Launch",
+    "LetGo",
     "LogRow",
     "Report",
     "SaveOrder",
@@ -140,6 +144,14 @@ class LogRow(NamedTuple):
 
 class Finished(NamedTuple):
     """The function returned and every upload is done."""
+
+
+class Holding(NamedTuple):
+    """The function has something open that this rank would end before it is killed."""
+
+
+class LetGo(NamedTuple):
+    """Another rank has failed: end what is open, say ``Finished``, and wait for the end."""
 
 
 class Ending(NamedTuple):

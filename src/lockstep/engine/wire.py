@@ -6,11 +6,12 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from lockstep.engine.base import Channel, Posted
@@ -200,6 +201,7 @@ class SocketChannel(Channel):
         self._posted: deque[Any] = deque()
         self._post_pending = False
         self._terminating = False
+        self._lost_interrupt = False
         self._unread: deque[Any] = deque()
         self._busy = False
         self._interrupted = False
@@ -221,14 +223,17 @@ class SocketChannel(Channel):
         self._posted.append(item)
         if not self._post_pending:
             self._post_pending = True
-            with contextlib.suppress(OSError):  # woken often enough already, or closed
-                self._wake_write.send(b"\0")
+            self._wake()
 
     def announce_termination(self) -> None:
         """Tell the driver, from the I/O thread: a signal handler must take no lock."""
         self._terminating = True
-        with contextlib.suppress(OSError):
-            self._wake_write.send(b"\0")
+        self._wake()
+
+    def interrupt_again(self) -> None:
+        """Raise SIGINT in a moment, from the I/O thread: where it came, Python dropped it."""
+        self._lost_interrupt = True
+        self._wake()
 
     def receive(self) -> Any:
         """See :class:`Channel`."""
@@ -236,6 +241,15 @@ class SocketChannel(Channel):
             self._incoming.poll()
             self._undisturbed(self._read)
         return self._unread.popleft()
+
+    @contextlib.contextmanager
+    def interrupts_end_it(self) -> Iterator[None]:
+        """See :class:`Channel`. Code that is not Python's hears of no KeyboardInterrupt."""
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def interrupt(self) -> None:
         """What SIGINT does in a worker: KeyboardInterrupt, but never in the middle of a message."""
@@ -247,6 +261,10 @@ class SocketChannel(Channel):
     def close(self) -> None:
         """Send what is posted, end the I/O thread and close the socket."""
         self._undisturbed(self._close)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # woken often enough already, or closed
+            self._wake_write.send(b"\0")
 
     def _close(self) -> None:
         with self._sending:
@@ -322,6 +340,9 @@ class SocketChannel(Channel):
             if self._closing.wait(POST_DELAY_S):
                 return
             self._wake_read.recv(4096)
+            if self._lost_interrupt:
+                self._lost_interrupt = False
+                os.kill(os.getpid(), signal.SIGINT)
             with self._sending:
                 if self._terminating:
                     self._terminating = False

@@ -39,7 +39,7 @@ __all__ = ["EngineConformance"]
 
 ENTRIES = "lockstep.testing.engine_entries"
 PATIENCE_S = 30.0
-PROMPT_S = 5.0
+PROMPT_S = 15.0
 BIG = 10_000_000
 
 

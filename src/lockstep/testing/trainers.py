@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lockstep import tune
+import lockstep
+from lockstep import runtime, tune
 from lockstep.callback import Callback
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
@@ -29,11 +31,16 @@ from lockstep.testing.faults import FaultPlan, InjectedError
 from lockstep.train import api
 from lockstep.train.trainer import DataParallelTrainer
 
+if TYPE_CHECKING:
+    import pytest
+
 __all__ = ["TrainerConformance"]
 
 WORKERS = 2
 SUM_OF_RANKS = 3.0
 """What ``total(rank + 1)`` is with two workers."""
+_GATE_S = 60
+"""How long workers wait for the driver, at most."""
 
 
 class TrainerConformance:
@@ -126,6 +133,23 @@ class TrainerConformance:
             written = {name: Path(directory, name).read_text() for name in ("rank_0", "rank_1")}
         assert written == {"rank_0": "11", "rank_1": "11"}
 
+    def test_another_number_of_workers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One worker until there is room for two: they go on where it was, wired together."""
+        monkeypatch.setattr(runtime, "_configured", None)
+        lockstep.init(num_cpus=1)
+        gate = tmp_path / "gate"
+        result = self._fit(
+            {"steps": 10, "gate": str(gate)}, workers=(1, WORKERS), callbacks=[_Room(gate)]
+        )
+        assert result.state == "finished"
+        assert result.resizes == [{"attempt": 2, "from": 1, "to": WORKERS}]
+        assert _column(result, "step") == list(range(10))
+        alone = _column(result, "attempt").count(1)
+        assert 2 <= alone < 10
+        assert _column(result, "total") == [1.0] * alone + [SUM_OF_RANKS] * (10 - alone)
+
     def test_trials_of_a_tuner(self) -> None:
         """Each is a run of its own, wired on its own; one that fails is a row with its error."""
         trainer = self._trainer({"steps": 3})
@@ -157,11 +181,12 @@ class TrainerConformance:
     def _trainer(self, config: Mapping[str, Any], **options: Any) -> DataParallelTrainer:
         run_options = ("callbacks", "checkpoint_config", "failure_config", "stop")
         of_run = {name: options.pop(name) for name in run_options if name in options}
+        workers = options.pop("workers", WORKERS)
         make: Any = self.trainer_class
         trainer: DataParallelTrainer = make(
             _steps(self.total),
             train_loop_config=config,
-            scaling_config=ScalingConfig(num_workers=WORKERS),
+            scaling_config=ScalingConfig(num_workers=workers),
             run_config=RunConfig(verbose=0, **of_run),
             **options,
         )
@@ -181,12 +206,21 @@ def _steps(total: Callable[[float], float]) -> Callable[[dict[str, Any]], None]:
                 raise InjectedError(f"at step {step}")
             if not config.get("files"):
                 api.report(metrics, checkpoint=Checkpoint.from_dict({"step": step}))
+                if step == 1 and "gate" in config:
+                    _wait_for(config["gate"])
                 continue
             with tempfile.TemporaryDirectory() as directory:
                 Path(directory, f"rank_{rank}").write_text(str(step))
                 api.report(metrics, checkpoint=Checkpoint.from_directory(directory))
 
     return train_steps
+
+
+def _wait_for(gate: str) -> None:
+    deadline = time.monotonic() + _GATE_S
+    while not os.path.exists(gate):
+        assert time.monotonic() < deadline, f"nobody opened {gate}"
+        time.sleep(0.01)
 
 
 def _saved_step(checkpoint: Checkpoint) -> int:
@@ -220,6 +254,20 @@ class _Seen(Callback):
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self.ended.append("error")
+
+
+class _Room(Callback):
+    """Makes room for the second worker when the first has come to its second step."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def on_trial_result(
+        self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if result["step"] == 1:
+            lockstep.init(num_cpus=WORKERS)
+            self.gate.touch()
 
 
 def _nothing() -> None:

@@ -18,6 +18,7 @@ from lockstep.config import (
 from lockstep.errors import TrainingFailedError, WorkerGroupError
 from lockstep.result import Result
 from lockstep.train.api import (
+    ReportedCheckpoint,
     checkpoint_requested,
     get_all_reported_checkpoints,
     get_checkpoint,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
 
 __all__ = [
+    "TRAIN_DATASET_KEY",
     "Backend",
     "BackendConfig",
     "BaseTrainer",
@@ -52,6 +54,7 @@ __all__ = [
     "DatasetConfig",
     "FailureConfig",
     "PreemptionInfo",
+    "ReportedCheckpoint",
     "Result",
     "RunConfig",
     "ScalingConfig",
@@ -75,6 +78,9 @@ __all__ = [
     "world_rank",
     "world_size",
 ]
+
+TRAIN_DATASET_KEY = "train"
+"""What a trainer's training dataset is called, by custom."""
 
 _FRAMEWORKS = ("horovod", "huggingface", "lightning", "tensorflow", "torch")
 

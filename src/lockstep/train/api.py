@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lockstep.data import DataShard
 
 __all__ = [
+    "ReportedCheckpoint",
     "checkpoint_requested",
     "get_all_reported_checkpoints",
     "get_checkpoint",
@@ -85,7 +86,8 @@ def report(
             rather than copied where that is possible, and gone afterwards.
         reduce: combine ranks: ``"mean"``, ``"sum"``, ``"min"``, ``"max"`` or ``"last"`` for every
             number, in nested dicts too, or a dict that names one for each key; ``"a/b"`` reaches
-            into nested dicts. Rank 0's counts. A key is combined from the ranks that have it.
+            into nested dicts. Rank 0's counts. A key is combined from the ranks that have it;
+            one that no rank has is told once, it may be misspelt.
 
     Raises:
         ValueError: a metric is a tensor, a reduction is unknown, or none of the keys of ``reduce``
@@ -104,11 +106,18 @@ def report(
         unknown = ", ".join(legacy_metrics)
         raise TypeError(f"report() got unknown arguments besides its metrics: {unknown}.")
     _check_dir_name(checkpoint_dir_name)
+    try:
+        mode = CheckpointUploadMode(checkpoint_upload_mode)
+    except ValueError:
+        raise ValueError(
+            f"report(checkpoint_upload_mode={checkpoint_upload_mode!r}): expected "
+            "CheckpointUploadMode.SYNC, ASYNC or NO_UPLOAD."
+        ) from None
     _session("report()").report(
         {} if metrics is None else metrics,
         checkpoint,
         dir_name=checkpoint_dir_name,
-        mode=CheckpointUploadMode(checkpoint_upload_mode),
+        mode=mode,
         take_over=delete_local_checkpoint_after_upload,
         reduce=reduce,
     )
@@ -167,12 +176,20 @@ def get_dataset_shard(dataset_name: str | None = None) -> DataShard:
     return (shards or Shards({}, 0, 1, None)).get(dataset_name)
 
 
-def get_all_reported_checkpoints() -> list[tuple[Checkpoint, dict[str, Any]]]:
+class ReportedCheckpoint(NamedTuple):
+    """A checkpoint and the metrics it was reported with."""
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Any]
+
+
+def get_all_reported_checkpoints() -> list[ReportedCheckpoint]:
     """Every checkpoint committed so far that this rank knows of, oldest first, with its metrics.
 
     Those that ``CheckpointConfig(num_to_keep=…)`` has deleted since are not on storage any more.
     """
-    return list(_session("get_all_reported_checkpoints()").reported_checkpoints)
+    known = _session("get_all_reported_checkpoints()").reported_checkpoints
+    return [ReportedCheckpoint(checkpoint, metrics) for checkpoint, metrics in known]
 
 
 def get_preemption_info() -> PreemptionInfo | None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -38,10 +38,18 @@ from lockstep.errors import LockstepError, StopConditionError, StorageError
 from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
 from lockstep.train import events as e
+from lockstep.train.background import Background
 from lockstep.train.callbacks import RunListener
 from lockstep.train.checkpoints import differing_files
-from lockstep.train.failure import FailurePolicy, describe, name_ranks
-from lockstep.train.hangs import HangWatch
+from lockstep.train.failure import FailurePolicy, describe
+from lockstep.train.hangs import HangWatch, Stalled
+from lockstep.train.notes import (
+    hang_note,
+    silence_note,
+    stalled_note,
+    unanswered_note,
+    unknown_keys_note,
+)
 from lockstep.train.output import OutputRouter
 from lockstep.train.run import Run
 from lockstep.train.scaling import ScalingPolicy
@@ -89,13 +97,19 @@ class Controller:
         self._display = display
         self._verbose = run_config.verbose
         self._start_from = start_from
-        self._hangs = HangWatch(run_config.hang_warning_s, run_config.hang_timeout_s)
+        self._hangs = HangWatch(
+            run_config.hang_warning_s, run_config.hang_timeout_s, run_config.storage_timeout_s
+        )
+        self._end_waits = run_config.hang_warning_s, run_config.storage_timeout_s
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
-        self._storage_thread = ThreadPoolExecutor(1, thread_name_prefix="lockstep-storage")
+        self._storage_thread = Background("lockstep-storage")
         self._last_job: Future[Any] | None = None
         self.ended = False
         """Nothing is left to do, in storage either."""
+        self._stalled = False
+        self._sync_waits = False
+        self._give_up: Callable[[str], None] = lambda why: None
         self._events: deque[e.Event] = deque()
         self._afterwards: deque[Callable[[], None]] = deque()
         self._timers: list[Timer] = []
@@ -151,8 +165,18 @@ class Controller:
         self._loop.call_soon(tell)
 
     def interrupt(self) -> None:
-        """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler."""
-        self._loop.call_soon(lambda: self._feed(e.Interrupt()))
+        """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler.
+
+        Where only storage is waited for, it gives that up.
+        """
+
+        def tell() -> None:
+            only_storage = len(self.state.gone) == self.state.world_size
+            self._feed(e.Interrupt())
+            if only_storage:
+                self._give_up("until Ctrl-C")
+
+        self._loop.call_soon(tell)
 
     def status(self) -> RunStatus:
         """What the display shows."""
@@ -181,7 +205,7 @@ class Controller:
         if self._group is not None:
             self._group.close()
             self._group = None
-        self._storage_thread.shutdown(wait=True)
+        self._storage_thread.close()
 
     # ------------------------------------------------------------------------------------ events
 
@@ -230,6 +254,8 @@ class Controller:
             self._feed(e.Ready(rank, message.info, message.announcement))
         elif kind is m.Finished:
             self._feed(e.Returned(rank))
+        elif kind is m.Holding:
+            self._feed(e.Holding(rank))
         elif kind is m.Ending:
             self._feed(e.Ending(rank, message.error))
         elif kind is m.Failed:
@@ -324,6 +350,10 @@ class Controller:
             checkpoint = committed or run.open_directory(action.checkpoint)
         ranks = [report.metrics or {} for report in action.reports]
         self._callbacks.report(run.iteration, trial, row, ranks, checkpoint)
+        if action.reports[0].reduce is not None and "reduce" not in self._told:
+            note = unknown_keys_note(action.reports)
+            if note is not None:
+                self._warn_once("reduce", note)
         if self._verbose == 2:
             self._display.report(run.rows, run.last_metrics)
 
@@ -344,6 +374,8 @@ class Controller:
     def _published(
         self, save: e.Save, record: CheckpointRecord, error: BaseException | None
     ) -> None:
+        if all(save.name != awaited.name for awaited in self.state.saves):
+            return  # it was given up, and may be there now all the same
         if error is not None:
             self._feed(e.SaveFailed(save.name, pack_error(error)))
             return
@@ -354,7 +386,7 @@ class Controller:
         for old in surplus:
             self._in_background(self._delete, old)
         if not run.storage.is_local:
-            self._in_background(self._sync)
+            self._sync_soon()
         self._newest = checkpoint
         if save.is_row and save.mode is not CheckpointUploadMode.ASYNC:
             self._committed[save.name] = checkpoint  # its row is about to be told
@@ -371,7 +403,7 @@ class Controller:
     def _discard(self, action: e.Discard) -> None:
         for name in action.names:
             try:
-                self._run.discard(name)
+                self._run.discard(name, later=self._stalled and not self._run.storage.is_local)
             except LockstepError as error:
                 self._warn_once("discard", f"Could not clear away the unfinished {name}: {error}")
 
@@ -385,6 +417,10 @@ class Controller:
                 self._send(rank, answer._replace(committed=news))
             else:
                 self._send(rank, answer)
+
+    def _let_go(self, action: e.LetGo) -> None:
+        for rank in action.ranks:
+            self._send(rank, m.LetGo())
 
     def _release_workers(self, action: e.ReleaseWorkers) -> None:
         for rank in range(self.state.world_size):
@@ -444,17 +480,12 @@ class Controller:
         self._display.message(f"{why}: starting attempt {attempt + 1} with {size}, {origin}.")
 
     def _explain_hang(self, action: e.ExplainHang) -> None:
-        waiting, missing = name_ranks(action.waiting), name_ranks(action.missing)
-        has = "has" if len(action.waiting) == 1 else "have"
-        where = "its stack follows" if len(action.missing) == 1 else "their stacks follow"
-        seconds = f"{action.seconds:.{0 if action.seconds >= 10 else 1}f}"
-        self._display.message(
-            f"{waiting.capitalize()} {has} waited {seconds} s at report {action.number} "
-            f"for {missing}; {where}.",
-            "warning",
-        )
+        self._display.message(hang_note(action), "warning")
+        self._dump_stacks(action.missing)
+
+    def _dump_stacks(self, ranks: Iterable[int]) -> None:
         if self._group is not None:
-            for rank in action.missing:
+            for rank in ranks:
                 self._group.dump_stacks(rank)
 
     def _end(self, action: e.End) -> None:
@@ -468,11 +499,29 @@ class Controller:
         job = self._last_job
         if job is None or job.done():
             self._conclude(action)
-        else:
-            job.add_done_callback(lambda _: self._loop.call_soon(lambda: self._conclude(action)))
+            return
+        job.add_done_callback(lambda _: self._loop.call_soon(lambda: self._conclude(action)))
+        where, warning_s, timeout_s = self._run.storage.uri, *self._end_waits
+
+        def give_up(why: str) -> None:
+            if not self.ended:
+                self._abandon_storage()
+                self._run.lose_storage(StorageError(f"{where} did not answer {why}."))
+                self._conclude(action)
+
+        self._give_up = give_up
+        if warning_s is not None:
+            text = unanswered_note(where, warning_s)
+            self._later(warning_s, lambda: self._warn_once("end", text))
+        if timeout_s is not None:
+            self._later(timeout_s, lambda: give_up(f"within {timeout_s:g} s"))
 
     def _conclude(self, action: e.End) -> None:
+        if self.ended:
+            return
         self.ended = True
+        for timer in self._timers:
+            timer.cancel()
         self._tell_others()
         failed = action.phase is e.Phase.FAILED
         if self._callbacks_started:
@@ -487,6 +536,13 @@ class Controller:
         """On the thread that storage may keep waiting, one after the other."""
         self._last_job = self._storage_thread.submit(call, *args)
         return self._last_job
+
+    def _abandon_storage(self) -> None:
+        self._storage_thread.abandon()
+        self._storage_thread = Background("lockstep-storage")
+        self._last_job = None
+        self._sync_waits = False
+        self._stalled = True
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         # Forgotten at the end: a timer that is still to fire would keep all of this in memory.
@@ -554,20 +610,38 @@ class Controller:
         now = time.monotonic()
         stalled = self._hangs.stalled(self.state, now)
         if stalled is not None:
-            name, doing = stalled
-            where = self._run.storage.uri
-            self._warn_once(f"stalled {name}", f"{name} is on its way to {where} {doing}.")
+            self._tell_stalled(stalled)
+        silent = self._hangs.silent(self.state, now)
+        if silent is not None:
+            self._display.message(silence_note(*silent), "warning")
+            self._dump_stacks(set(range(self.state.world_size)) - self.state.returned)
         stuck = self._hangs.stuck(self.state, now)
         if stuck is not None:
             self._feed(stuck)
         self._later(self._hangs.interval_s, self._watch_for_hangs)
 
+    def _tell_stalled(self, stalled: Stalled) -> None:
+        text = stalled_note(stalled, self._run.storage.uri)
+        if not stalled.fatal:
+            self._warn_once(f"stalled {stalled.name}", f"{stalled.name} {text}.")
+            return
+        self._abandon_storage()
+        error = StorageError(f"gave {stalled.name} up: it {text} (RunConfig(storage_timeout_s=…)).")
+        self._feed(e.SaveFailed(stalled.name, pack_error(error)))
+
     def _sync_regularly(self) -> None:
         if not self.state.phase.ended:
-            self._in_background(self._sync)
+            self._sync_soon()
             self._later(SYNC_INTERVAL_S, self._sync_regularly)
 
+    def _sync_soon(self) -> None:
+        # On slow storage one that waits for its turn is enough: it takes what there is then.
+        if not self._sync_waits:
+            self._sync_waits = True
+            self._in_background(self._sync)
+
     def _sync(self) -> None:
+        self._sync_waits = False
         try:
             self._run.sync()
         except LockstepError as error:
@@ -602,6 +676,7 @@ _PERFORM: dict[type, Callable[[Controller, Any], None]] = {
     e.Commit: Controller._commit,
     e.Discard: Controller._discard,
     e.Answer: Controller._answer,
+    e.LetGo: Controller._let_go,
     e.ReleaseWorkers: Controller._release_workers,
     e.InterruptWorkers: Controller._interrupt_workers,
     e.KillWorkers: Controller._kill_workers,

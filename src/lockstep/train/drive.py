@@ -8,17 +8,23 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
+from lockstep.config import RunConfig
 from lockstep.console import Display
 from lockstep.engine import Engine
 from lockstep.engine.loop import EventLoop
-from lockstep.errors import TrainingInterrupted
+from lockstep.errors import StorageError, TrainingInterrupted
+from lockstep.train.background import Background
 from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.controller import Controller
+from lockstep.train.events import Phase
 from lockstep.train.failure import describe, first_cause
+from lockstep.train.notes import unanswered_note
 from lockstep.train.run import Run
 from lockstep.train.state import RunState
 
@@ -61,12 +67,42 @@ def drive(
         with signals:
             controller.start()
             loop.run_until(lambda: controller.ended)
-        callbacks.close()
-        not_cleared = run.end(controller.state.phase)
+        try:
+            callbacks.close()
+        finally:  # a Ctrl-C that ends the wait for a slow callback leaves how the run went
+            _put_away(run, controller.state.phase, display, controller_arguments["run_config"])
+        return controller.state
+
+
+def _put_away(run: Run, phase: Phase, display: Display, config: RunConfig) -> None:
+    """End the run's books. Remote storage is waited for as long as the config allows.
+
+    Raises:
+        StorageError: they are not on storage; says where they are.
+    """
+
+    def put_away() -> None:
+        not_cleared = run.end(phase)
         if not_cleared is not None:
             display.message(f"Could not clear away old checkpoints: {not_cleared}", "warning")
         run.hand_over()
-        return controller.state
+
+    if run.storage.is_local:
+        put_away()
+        return
+    where, warning_s, timeout_s = run.storage.uri, config.hang_warning_s, config.storage_timeout_s
+    job = Background("lockstep-storage").submit(put_away)
+    try:
+        if warning_s is not None and not wait([job], timeout=warning_s).done:
+            display.message(unanswered_note(where, warning_s), "warning")
+        job.result(timeout_s)
+        return
+    except FutureTimeout:
+        how_long = f"within {timeout_s:g} s"
+    except KeyboardInterrupt:
+        how_long = "until Ctrl-C"
+    run.lose_storage(StorageError(f"{where} did not answer {how_long}."))
+    run.hand_over()
 
 
 @contextmanager

@@ -24,10 +24,12 @@ __all__ = [
     "Event",
     "ExplainHang",
     "Gone",
+    "Holding",
     "Interrupt",
     "InterruptWorkers",
     "KillWorkers",
     "LaunchWorkers",
+    "LetGo",
     "Notice",
     "OrderSave",
     "Phase",
@@ -155,6 +157,12 @@ class Returned(NamedTuple):
     rank: int
 
 
+class Holding(NamedTuple):
+    """A rank's function has something open that is to be ended before the rank: a tracker's run."""
+
+    rank: int
+
+
 class Ending(NamedTuple):
     """A rank's function is over early, and what it has open is being ended: a tracker's run."""
 
@@ -226,6 +234,7 @@ Event = (
     | Committed
     | SaveFailed
     | Returned
+    | Holding
     | Ending
     | Raised
     | Gone
@@ -288,6 +297,12 @@ class Answer(NamedTuple):
     notice: Notice | None = None
 
 
+class LetGo(NamedTuple):
+    """These ranks wait at a report that will not be answered: let them end what they have open."""
+
+    ranks: tuple[int, ...]
+
+
 class ReleaseWorkers(NamedTuple):
     """Everyone has finished: tell them to exit."""
 
@@ -344,6 +359,7 @@ Action = (
     | Commit
     | Discard
     | Answer
+    | LetGo
     | ReleaseWorkers
     | InterruptWorkers
     | KillWorkers

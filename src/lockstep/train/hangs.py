@@ -1,30 +1,54 @@
-"""Noticing that a run does not move: at a report, or while a checkpoint is written.
+"""Noticing that a run does not move: at a report, between two, or while a checkpoint is written.
 
 Looks at the state now and then, instead of timing each of thousands of reports a second.
 """
 
 from __future__ import annotations
 
-from lockstep.train.events import Stuck
+from typing import NamedTuple
+
+from lockstep.train.events import Phase, Stuck
 from lockstep.train.state import RunState
 
-__all__ = ["HangWatch"]
+__all__ = ["HangWatch", "Stalled"]
+
+# When nobody waits, only the run's own pace tells a hang from a long step.
+_KNOWN_REPORTS = 3
+_TIMES_WARNING = 4
+_TIMES_LONGEST = 20
+
+
+class Stalled(NamedTuple):
+    """A checkpoint that does not get to storage; ``fatal``: it is to be given up."""
+
+    name: str
+    seconds: float
+    doing: str
+    fatal: bool
 
 
 class HangWatch:
     """Remembers what it saw last. The caller looks every ``interval_s`` (None: never) and has the
     clock."""
 
-    def __init__(self, warning_s: float | None, timeout_s: float | None) -> None:
+    def __init__(
+        self, warning_s: float | None, timeout_s: float | None, storage_s: float | None = None
+    ) -> None:
         self._warning_s = warning_s
         self._timeout_s = timeout_s
-        limits = [limit for limit in (warning_s, timeout_s) if limit is not None]
+        self._storage_s = storage_s
+        limits = [limit for limit in (warning_s, timeout_s, storage_s) if limit is not None]
         self.interval_s = min(limits) / 4 if limits else None
         self._stuck_at: tuple[int, int, bool] | None = None
         self._stuck_since = 0.0
         self._told = False
         self._saving: str | None = None
         self._saving_since = 0.0
+        self._attempt = 0
+        self._rows = (0, 0)
+        self._moved = 0.0
+        self._longest = 0.0
+        self._told_silence = False
 
     def stuck(self, state: RunState, now: float) -> Stuck | None:
         """Set when some ranks have waited at the same report for too long."""
@@ -40,19 +64,39 @@ class HangWatch:
             return Stuck(seconds, fatal=False)
         return None
 
-    def stalled(self, state: RunState, now: float) -> tuple[str, str] | None:
-        """A checkpoint that has been under way for too long, and what it waits for.
+    def silent(self, state: RunState, now: float) -> tuple[float, float] | None:
+        """Set when nobody has come to the next report for much longer than reports took before.
 
-        Storage that stalls stops nothing by itself, but it should be said.
+        How long, and the longest it took before.
         """
+        if state.attempt != self._attempt:
+            self._attempt, self._rows = state.attempt, (state.rows, state.rows)
+            self._moved, self._longest, self._told_silence = now, 0.0, False
+        first, known = self._rows
+        quiet_s = now - self._moved
+        if state.rows != known or state.arrived or state.saves:
+            self._rows, self._moved, self._told_silence = (first, state.rows), now, False
+            if known != first:  # the first one has the start in it
+                self._longest = max(self._longest, quiet_s)
+            return None
+        patience = max(_TIMES_WARNING * (self._warning_s or 0.0), _TIMES_LONGEST * self._longest)
+        enough = known - first >= _KNOWN_REPORTS and state.phase is Phase.RUNNING
+        if self._warning_s is None or not enough or self._told_silence or quiet_s < patience:
+            return None
+        self._told_silence = True
+        return quiet_s, self._longest
+
+    def stalled(self, state: RunState, now: float) -> Stalled | None:
+        """A checkpoint that has been under way for too long, and what it waits for."""
         save = state.saves[0] if state.saves else None
         name = None if save is None else save.name
         if save is None or name != self._saving:
             self._saving, self._saving_since = name, now
             return None
         seconds = now - self._saving_since
-        if self._warning_s is None or seconds < self._warning_s:
+        fatal = self._storage_s is not None and seconds >= self._storage_s
+        if not fatal and (self._warning_s is None or seconds < self._warning_s):
             return None
         ranks = ", ".join(map(str, sorted(save.parts_due)))
         doing = f"rank(s) {ranks} still write its files" if ranks else "it is not published yet"
-        return save.name, f"since {seconds:.0f} s: {doing}"
+        return Stalled(save.name, seconds, doing, fatal)

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.engine.messages import Report
 from lockstep.metrics import flatten
 
-__all__ = ["REDUCTIONS", "check_reduce", "combine"]
+__all__ = ["REDUCTIONS", "check_reduce", "combine", "keys_of_nobody"]
 
 REDUCTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "mean": lambda values: sum(values) / len(values),
@@ -68,6 +68,14 @@ def combine(reports: Sequence[Report]) -> dict[str, Any]:
         if values:
             metrics = _with(metrics, paths[0][1], REDUCTIONS[how](values))
     return dict(metrics)
+
+
+def keys_of_nobody(reports: Sequence[Report]) -> list[str]:
+    """The keys of ``reduce`` that no rank has: left out this time, or misspelt."""
+    reduce = reports[0].reduce
+    if not isinstance(reduce, Mapping):
+        return []
+    return [key for key in reduce if not any(_path(r.metrics or {}, key) for r in reports)]
 
 
 def _combine_all(

@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -67,6 +67,8 @@ class Run:
         self.is_wanted: Callable[[CheckpointRecord], bool] = lambda _: False
         """Whether somebody else is to go on from a checkpoint, so that it stays for now."""
         self._stale: set[str] = set()
+        self._lost: StorageError | None = None
+        self._copied: dict[str, tuple[int, int]] = {}
         with ExitStack() as undo:
             self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=SPOOL_PREFIX)
             undo.callback(self._remove_spool)
@@ -287,10 +289,16 @@ class Run:
             self._stale.remove(name)
             self.storage.discard(name)
 
-    def discard(self, name: str) -> None:
-        """Delete what was saved of a checkpoint that will never be published."""
+    def discard(self, name: str, *, later: bool = False) -> None:
+        """Delete what was saved of a checkpoint that will never be published.
+
+        ``later``: when its name is used again, or the run is restored.
+        """
         self._rows.pop(name, None)
-        self.storage.discard(name)
+        if later:
+            self._stale.add(name)
+        else:
+            self.storage.discard(name)
 
     def delete(self, record: CheckpointRecord) -> None:
         """Delete an old checkpoint's files. May run in another thread."""
@@ -358,12 +366,13 @@ class Run:
 
         ``flush=False``: ``flush`` is called later, so that the end survives a power cut, too.
         """
-        failed = None
+        failed = self._lost
         try:
-            # Whoever has not finished may go on, and needs something to go on from.
-            for record in self._forget_surplus(ended=phase is Phase.FINISHED):
-                self.delete(record)
-            self.storage.sweep()
+            if failed is None:
+                # Whoever has not finished may go on, and needs something to go on from.
+                for record in self._forget_surplus(ended=phase is Phase.FINISHED):
+                    self.delete(record)
+                self.storage.sweep()
         except StorageError as error:
             failed = error
         self._journal.append("end", state=phase.value, time=time.time())
@@ -381,14 +390,22 @@ class Run:
         Raises:
             StorageError: that failed; it says where they are kept instead.
         """
+        if self._spool is None:
+            return
         try:
+            if self._lost is not None:
+                raise self._lost
             self.sync()
         except StorageError as error:
             spool, self._spool = self._spool, None
             raise StorageError(f"{error} The run's records are kept in {spool!r}.") from error
 
+    def lose_storage(self, error: StorageError) -> None:
+        """Storage does not answer: ask it for nothing more. ``hand_over`` says so."""
+        self._lost = error
+
     def sync(self) -> None:
-        """Copy the small files to remote storage. May run in another thread."""
+        """Copy the small files that have changed to remote storage. May run in another thread."""
         if self._spool is None:
             return
         self._sync_journal()
@@ -399,7 +416,15 @@ class Run:
                 name = os.path.relpath(path, self._spool).replace(os.sep, "/")
                 # A file that is being written goes by this name until it is whole.
                 if name != JOURNAL_FILE and not name.endswith(".tmp"):
-                    self.storage.put(name, path)
+                    self._copy_over(name, path)
+
+    def _copy_over(self, name: str, path: str) -> None:
+        with suppress(FileNotFoundError):  # it was there a moment ago
+            status = os.stat(path)
+            version = status.st_size, status.st_mtime_ns
+            if self._copied.get(name) != version:
+                self.storage.put(name, path)
+                self._copied[name] = version
 
     def close(self) -> None:
         """Release the journal and the temporary directory. Idempotent."""

@@ -22,6 +22,9 @@ from lockstep.engine.messages import (
     CheckpointReport,
     Ending,
     Failed,
+    Finished,
+    Holding,
+    LetGo,
     LogRow,
     Report,
     Saved,
@@ -137,7 +140,12 @@ class Session:
         self._storage.put(name, source)
 
     def at_end(self, hook: Callable[[Outcome], None]) -> None:
-        """Call ``hook`` on the function's thread, with how it went, when the function has ended."""
+        """Call ``hook`` with how it went when the function has ended, in its thread.
+
+        Or when another rank has failed while this one waits in ``report``, in that thread.
+        """
+        if not self._end_hooks:
+            self._channel.send(Holding())
         self._end_hooks.append(hook)
 
     @contextlib.contextmanager
@@ -210,6 +218,8 @@ class Session:
             assert checkpoint is not None
             self._save(answer, checkpoint, take_over)
             answer = self._channel.receive()
+        if isinstance(answer, LetGo):
+            self._let_go()
         assert isinstance(answer, Answer)
         if answer.committed:
             self.reported_checkpoints.extend(answer.committed)
@@ -224,6 +234,15 @@ class Session:
         if answer.stop:
             self._stopped = True
             raise StopTraining("this run has been told to stop")
+
+    def _let_go(self) -> None:
+        """Another rank has failed: end what is open. This process is killed then."""
+        hooks, self._end_hooks = self._end_hooks, []
+        for hook in hooks:
+            self._call_end_hook(hook, "failed")
+        self._channel.send(Finished())
+        while True:
+            self._channel.receive()
 
     def _save(self, order: SaveOrder, checkpoint: Checkpoint, take_over: bool) -> None:
         take_over = take_over and self._may_take(checkpoint)

@@ -54,10 +54,12 @@ from lockstep.train.events import (
     Event,
     ExplainHang,
     Gone,
+    Holding,
     Interrupt,
     InterruptWorkers,
     KillWorkers,
     LaunchWorkers,
+    LetGo,
     Notice,
     OrderSave,
     Phase,
@@ -119,6 +121,7 @@ class RunState(NamedTuple):
     told_rows: int | None = None
     leaving: bool = False
     returned: frozenset[int] = frozenset()
+    holding: frozenset[int] = frozenset()
     ending: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
     failures: tuple[WorkerFailure, ...] = ()
@@ -160,6 +163,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         recording=False,
         saves=(),
         returned=frozenset(),
+        holding=frozenset(),
         ending=frozenset(),
         gone=frozenset(),
         failures=(),
@@ -201,7 +205,7 @@ def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
 
 def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]:
     if state.phase is Phase.STOPPING:
-        return state, []  # never answered: the worker is about to be stopped
+        return _let_go(state, {event.rank})  # never answered: it is about to be stopped
     if state.phase is not Phase.RUNNING:
         raise _illegal(state, event)
     rank, report = event
@@ -376,12 +380,33 @@ def _returned(state: RunState, event: Returned) -> tuple[RunState, list[Action]]
         history=_note(state, f"rank {event.rank} returned"),
     )
     if state.phase is Phase.STOPPING:
-        return state, []
+        return _after_ending(state) if event.rank in state.ending else (state, [])
     if state.phase is not Phase.RUNNING:
         raise _illegal(state, event)
     if len(state.returned) == state.world_size:
         return state._replace(phase=Phase.STOPPING), [ReleaseWorkers(), SetTimer("exit")]
     return _check_counts(state)
+
+
+def _holding(state: RunState, event: Holding) -> tuple[RunState, list[Action]]:
+    return state._replace(holding=state.holding | {event.rank}), []
+
+
+def _let_go(state: RunState, waiting: set[int]) -> tuple[RunState, list[Action]]:
+    """Of the ranks that wait at a report after another's failure, let some end what is open."""
+    told = {failure.rank for failure in state.failures}
+    ranks = (waiting & state.holding) - state.ending - told
+    if not ranks or not state.failures or state.killed or state.interrupted:
+        return state, []
+    return state._replace(ending=state.ending | ranks), [LetGo(tuple(sorted(ranks)))]
+
+
+def _after_ending(state: RunState) -> tuple[RunState, list[Action]]:
+    """A rank has ended what it had open. The others were spared for that, and had time to tell."""
+    state, actions = _check_stopped(state)
+    if state.phase is Phase.STOPPING and not state.killed and not _still_ending(state):
+        actions = [SetTimer("collect"), *actions]
+    return state, actions
 
 
 def _ending(state: RunState, event: Ending) -> tuple[RunState, list[Action]]:
@@ -414,11 +439,7 @@ def _raised(state: RunState, event: Raised) -> tuple[RunState, list[Action]]:
     state = state._replace(ending=state.ending - {event.rank})
     if not (told and was_ending):
         return _fail(state, WorkerFailure(event.rank, event.error))
-    # It has ended what it had open. The others were spared for that, and had time to tell theirs.
-    state, actions = _check_stopped(state)
-    if state.phase is Phase.STOPPING and not state.killed and not _still_ending(state):
-        actions = [SetTimer("collect"), *actions]
-    return state, actions
+    return _after_ending(state)
 
 
 def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
@@ -454,17 +475,24 @@ def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Actio
         failures=(*state.failures, failure),
         history=_note(state, f"rank {failure.rank} failed"),
     )
+    # While a checkpoint is being saved, a rank is not just waiting.
+    waiting = set() if state.saves else _waiting(state)
+    state, let_go = _let_go(state, waiting)
     state, actions = _check_stopped(state)
     if timer and state.phase is Phase.STOPPING and not state.killed and not state.interrupted:
-        return state, [timer, *actions]
-    return state, actions
+        return state, [*let_go, timer, *actions]
+    return state, [*let_go, *actions]
 
 
 def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action]]:
     if state.phase.ended:
         return state, []
-    if state.phase is Phase.STOPPING and len(state.returned) == state.world_size:
-        return state._replace(killed=True), [KillWorkers()]  # it has finished all the same
+    finished = state.phase is Phase.STOPPING and len(state.returned) == state.world_size
+    if len(state.gone) == state.world_size:
+        # Only commits are waited for, and storage keeps them from coming to an end.
+        return _check_stopped(state._replace(saves=(), interrupted=not finished))
+    if finished:
+        return state._replace(killed=True), [KillWorkers()]  # all the same
     again = state.interrupted or state.phase is Phase.STOPPING
     state = state._replace(
         phase=Phase.STOPPING,
@@ -528,7 +556,11 @@ def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
         f"{'its stack is in its log' if len(missing) == 1 else 'their stacks are in their logs'}."
     )
     state, actions = _fail(state, WorkerFailure(missing[0], pack_error(error)))
-    return state, actions if event.told else [explain, *actions]
+    if event.told:
+        return state, actions
+    # Writing a stack takes a moment longer than telling an error.
+    patient = [SetTimer("cause") if a == SetTimer("collect") else a for a in actions]
+    return state, [explain, *patient]
 
 
 def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Action]]:
@@ -541,7 +573,14 @@ def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Act
         return state, []
     elif event.kind in ("cause", "collect") and _still_ending(state):
         return state, [SetTimer("grace")]
+    elif event.kind == "collect" and state.holding & _silent(state):
+        # It may notice that a connection broke, or come to its report, and end what it has open.
+        return state, [SetTimer("cause")]
     return state._replace(killed=True), [KillWorkers()]
+
+
+def _waiting(state: RunState) -> set[int]:
+    return {rank for rank, report in enumerate(state.waiting) if report is not None}
 
 
 def _silent(state: RunState) -> set[int]:
@@ -670,6 +709,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] 
     Committed: _committed,
     SaveFailed: _save_failed,
     Returned: _returned,
+    Holding: _holding,
     Ending: _ending,
     Raised: _raised,
     Gone: _gone,

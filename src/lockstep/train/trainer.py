@@ -201,9 +201,15 @@ class DataParallelTrainer(BaseTrainer):
         if isinstance(run, Result):
             return run
         with closing(run):
-            arguments = self.controller_arguments(package, run)
-            if not self._restored_from or self._changed:
-                save_trainer(self, run.storage)
+            try:
+                arguments = self.controller_arguments(package, run)
+                if not self._restored_from or self._changed:
+                    save_trainer(self, run.storage)
+            except KeyboardInterrupt:
+                run.end(Phase.INTERRUPTED)
+                install_quiet_excepthook()
+                text = f"Interrupted before the workers were started, in {run.storage.uri}."
+                raise TrainingInterrupted(text) from None
             for text in package.warnings:
                 display.message(text, "warning")
             state = drive(callbacks=callbacks, display=display, **arguments)
@@ -362,6 +368,7 @@ class DataParallelTrainer(BaseTrainer):
                 **settings.tracker_environment(),
                 **backend.environment(),
                 **runtime.current().env_vars,
+                **((self.run_config.worker_runtime_env or {}).get("env_vars") or {}),
             },
             cpus_per_worker=self.scaling_config.num_cpus_per_worker,
             gpus_per_worker=self.scaling_config.num_gpus_per_worker,

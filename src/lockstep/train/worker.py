@@ -93,7 +93,9 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
     )
     master = "127.0.0.1" if setup.single_machine else launch.workers[0].node_ip
     _enter_working_dir(setup.working_dir, context)
-    backend.setup(Wiring(context, launch.announcements, master, setup.use_gpu))
+    with channel.interrupts_end_it():
+        # A rank that lost the others here would wait for them, or complain at length.
+        backend.setup(Wiring(context, launch.announcements, master, setup.use_gpu))
     session = sessions.Session(
         channel,
         context,

@@ -1,0 +1,5 @@
+"""An older home of ``DataParallelTrainer``."""
+
+from lockstep.train.trainer import DataParallelTrainer
+
+__all__ = ["DataParallelTrainer"]

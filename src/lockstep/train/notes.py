@@ -1,0 +1,56 @@
+"""What a run says about itself while it goes on: pure functions from facts to sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.engine.messages import Report
+from lockstep.metrics import flatten
+from lockstep.train.events import ExplainHang
+from lockstep.train.failure import name_ranks
+from lockstep.train.hangs import Stalled
+from lockstep.train.reports import keys_of_nobody
+
+__all__ = ["hang_note", "silence_note", "stalled_note", "unanswered_note", "unknown_keys_note"]
+
+
+def hang_note(hang: ExplainHang) -> str:
+    """Some ranks wait at a report for others."""
+    waiting, missing = name_ranks(hang.waiting), name_ranks(hang.missing)
+    has = "has" if len(hang.waiting) == 1 else "have"
+    where = "its stack follows" if len(hang.missing) == 1 else "their stacks follow"
+    seconds = f"{hang.seconds:.{0 if hang.seconds >= 10 else 1}f}"
+    return (
+        f"{waiting.capitalize()} {has} waited {seconds} s at report {hang.number} for {missing}; "
+        f"{where}."
+    )
+
+
+def silence_note(seconds: float, longest: float) -> str:
+    """Nobody has come to a report for longer than ever before."""
+    return (
+        f"No rank has come to a report for {seconds:.0f} s, and it took {longest:.1f} s at most "
+        "before; if this is no long step, see where they are: their stacks follow."
+    )
+
+
+def stalled_note(stalled: Stalled, where: str) -> str:
+    """A checkpoint does not get to storage; without what is said of it before."""
+    return f"is on its way to {where} since {stalled.seconds:.0f} s: {stalled.doing}"
+
+
+def unanswered_note(where: str, seconds: float) -> str:
+    """Storage holds a run's end up."""
+    return f"The run has ended, but {where} has not answered for {seconds:g} s; Ctrl-C gives it up."
+
+
+def unknown_keys_note(reports: Sequence[Report]) -> str | None:
+    """``reduce`` names what no rank has reported; None if it does not."""
+    unknown = keys_of_nobody(reports)
+    if not unknown:
+        return None
+    known = ", ".join(map(repr, flatten(reports[0].metrics or {}))) or "nothing"
+    return (
+        f"report(reduce=…) names {', '.join(map(repr, unknown))}, which no rank has in report "
+        f"{reports[0].number} (it has {known}): misspelt, or only in other reports."
+    )
