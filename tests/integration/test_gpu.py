@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from lockstep import train
 from lockstep.engine.resources import visible_gpus
 from lockstep.errors import InsufficientResourcesError
-from lockstep.train import RunConfig, ScalingConfig
-from lockstep.train.torch import TorchTrainer, get_device, prepare_model
+from lockstep.train import DataParallelTrainer, RunConfig, ScalingConfig
+from lockstep.train.torch import TorchTrainer, get_device, get_devices, prepare_model
 
 pytestmark = pytest.mark.gpu
 
 
 def on_gpu() -> None:
-    import torch
     import torch.distributed as dist
 
     device = get_device()
@@ -28,6 +28,7 @@ def on_gpu() -> None:
     train.report(
         {
             "device": str(device),
+            "devices": ",".join(map(str, get_devices())),
             "group": dist.get_backend(),
             "count": torch.cuda.device_count(),
             "visible": os.environ["CUDA_VISIBLE_DEVICES"],
@@ -37,7 +38,8 @@ def on_gpu() -> None:
     )
 
 
-def test_each_worker_sees_its_own_gpu() -> None:
+def test_each_worker_has_its_own_gpu() -> None:
+    """It is the one that its local rank is the index of, as scripts for DDP expect."""
     gpus = visible_gpus()
     result = TorchTrainer(
         on_gpu,
@@ -45,11 +47,43 @@ def test_each_worker_sees_its_own_gpu() -> None:
         run_config=RunConfig(verbose=0),
     ).fit()
     assert result.metrics["group"] == "nccl"
-    assert result.metrics["device"] == "cuda:0"
     assert result.metrics["on_gpu"] is True
     assert result.metrics["total"] == 3.0 * len(gpus)
+    own = [f"cuda:{index}" for index in range(len(gpus))]
+    assert [rank["device"] for rank in result.metrics_by_rank] == own
+    assert [rank["devices"] for rank in result.metrics_by_rank] == own
+    assert {rank["visible"] for rank in result.metrics_by_rank} == {",".join(gpus)}
+    assert {rank["count"] for rank in result.metrics_by_rank} == {len(gpus)}
+
+
+def test_without_a_framework_each_worker_sees_its_own_gpu_only() -> None:
+    gpus = visible_gpus()
+    result = DataParallelTrainer(
+        lambda: train.report({"visible": os.environ["CUDA_VISIBLE_DEVICES"]}),
+        scaling_config=ScalingConfig(num_workers=len(gpus), use_gpu=True),
+        run_config=RunConfig(verbose=0),
+    ).fit()
     assert [rank["visible"] for rank in result.metrics_by_rank] == gpus
-    assert {rank["count"] for rank in result.metrics_by_rank} == {1}
+
+
+def test_a_script_that_goes_by_its_local_rank() -> None:
+    def function() -> None:
+        device = torch.device(f"cuda:{train.local_rank()}")
+        torch.cuda.set_device(device)
+        model = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Linear(3, 1).to(device), device_ids=[train.local_rank()]
+        )
+        model(torch.ones(2, 3, device=device)).sum().backward()
+        train.report({"device": str(get_device())})
+
+    gpus = visible_gpus()
+    result = TorchTrainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=len(gpus), use_gpu=True),
+        run_config=RunConfig(verbose=0),
+    ).fit()
+    own = [f"cuda:{index}" for index in range(len(gpus))]
+    assert [rank["device"] for rank in result.metrics_by_rank] == own
 
 
 def test_a_second_run_starts_from_the_warm_server_on_a_gpu_too() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from lockstep.engine import GroupSpec
 from lockstep.train import ScalingConfig
-from lockstep.train.backend import Wiring, without_unasked_gpus
+from lockstep.train.backend import Place, Wiring, machine_gpus, without_unasked_gpus
 from lockstep.train.context import TrainContext
 from lockstep.train.horovod import HorovodConfig, HorovodTrainer
-from lockstep.train.horovod.backend import HorovodBackend, Layout, Place
+from lockstep.train.horovod.backend import HorovodBackend, Layout
 from lockstep.train.tensorflow import TensorflowConfig, TensorflowTrainer
 from lockstep.train.tensorflow.keras import ReportCheckpointCallback
 
@@ -92,3 +92,12 @@ def test_horovods_local_rank_is_the_index_of_a_gpu(
     backend.setup(Wiring(context, places, "a", use_gpu))
     assert own["CUDA_VISIBLE_DEVICES"] == seen
     assert own["HOROVOD_LOCAL_RANK"] == ["0", "1", "0"][rank]
+
+
+def test_the_gpus_of_a_machine() -> None:
+    places = [Place("a", 1, "4,6"), Place("b", gpus="0"), Place("a", gpus="5,7"), Place("c")]
+    assert machine_gpus(places, 0) == (["4", "6", "5", "7"], [0, 1])
+    assert machine_gpus(places, 1) == (["0"], [0])
+    assert machine_gpus(places, 2) == (["4", "6", "5", "7"], [2, 3])
+    assert machine_gpus(places, 3) == ([], [])
+    assert machine_gpus([Place("a", gpus="3"), Place("a", gpus="3")], 1) == (["3"], [0])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lockstep.config import ScalingConfig
 from lockstep.engine.base import GroupSpec
@@ -14,11 +14,22 @@ from lockstep.train.context import TrainContext
 __all__ = [
     "Backend",
     "BackendConfig",
+    "Place",
     "Wiring",
     "loopback_interface",
+    "machine_gpus",
     "only_config",
     "without_unasked_gpus",
 ]
+
+
+class Place(NamedTuple):
+    """What a rank announces: its machine, the port it serves, if it does, and its GPUs."""
+
+    address: str
+    port: int | None = None
+    gpus: str | None = None
+    """Which the engine gave it, as ``CUDA_VISIBLE_DEVICES`` has them."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,24 @@ def without_unasked_gpus(spec: GroupSpec, scaling: ScalingConfig) -> GroupSpec:
     if scaling.use_gpu or scaling.num_workers == 0:
         return spec
     return replace(spec, environment={"CUDA_VISIBLE_DEVICES": "", **spec.environment})
+
+
+def machine_gpus(places: Sequence[Place], rank: int) -> tuple[list[str], list[int]]:
+    """The GPUs of all ranks on this rank's machine, and which of them are its own.
+
+    For frameworks whose scripts take the GPU that their local rank is the index of. Nothing where
+    the engine gave out none.
+    """
+    machine = places[rank].address
+    given = {
+        other: place.gpus.split(",") if place.gpus else []
+        for other, place in enumerate(places)
+        if place.address == machine
+    }
+    if not all(given.values()):
+        return [], []
+    every = list(dict.fromkeys(gpu for gpus in given.values() for gpu in gpus))
+    return every, [every.index(gpu) for gpu in given[rank]]
 
 
 def loopback_interface() -> str:

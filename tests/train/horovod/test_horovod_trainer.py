@@ -13,10 +13,10 @@ import pytest
 from lockstep import train
 from lockstep.errors import TrainingFailedError
 from lockstep.train import RunConfig, ScalingConfig
-from lockstep.train.backend import Wiring
+from lockstep.train.backend import Place, Wiring
 from lockstep.train.context import TrainContext
 from lockstep.train.horovod import HorovodConfig, HorovodTrainer
-from lockstep.train.horovod.backend import HorovodBackend, Place
+from lockstep.train.horovod.backend import HorovodBackend
 from tests.integration.runs import run_script
 
 # The first worker of a session waits until torch and Horovod are imported, which takes a while on a

@@ -6,23 +6,15 @@ import os
 import socket
 import sys
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep import settings
-from lockstep.train.backend import Backend, Wiring, loopback_interface
+from lockstep.train.backend import Backend, Place, Wiring, loopback_interface, machine_gpus
 
-__all__ = ["HorovodBackend", "Layout", "Place"]
+__all__ = ["HorovodBackend", "Layout"]
 
 _BINDINGS = ("horovod.torch", "horovod.tensorflow", "horovod.keras", "horovod.mxnet")
 _LOOPBACK = "127.0.0.1"
-
-
-class Place(NamedTuple):
-    """What a rank announces: its machine, the server's port if it runs it, and its GPUs."""
-
-    address: str
-    port: int | None
-    gpus: str | None = None
 
 
 class HorovodBackend(Backend):
@@ -82,10 +74,9 @@ class HorovodBackend(Backend):
         interface = self._interface(wiring.master_address)
         if interface is not None:
             variables["HOROVOD_GLOO_IFACE"] = interface
-        gpus = [place.gpus for place in places if place.address == places[rank].address]
-        if wiring.use_gpu and all(gpus):
-            # By Horovod's custom a process takes the GPU that its local rank is the index of.
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        gpus, _ = machine_gpus(places, rank)
+        if wiring.use_gpu and gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         os.environ.update({name: str(value) for name, value in variables.items()})
         os.environ.setdefault("HOROVOD_LOG_LEVEL", self._log_level)
 

@@ -70,7 +70,7 @@ class WorkerStrategy:
 
     @property
     def root_device(self) -> Any:
-        """This worker's device; a worker sees no other, so its local rank is no index."""
+        """This worker's device, of those that Lightning has found."""
         device = self.parallel_devices[0]
         if device.type != "cuda":
             return device

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from lockstep import settings
-from lockstep.train.backend import Backend, Wiring, loopback_interface
+from lockstep.train.backend import Backend, Place, Wiring, loopback_interface, machine_gpus
 
 __all__ = ["TorchBackend"]
 
@@ -25,17 +25,19 @@ class TorchBackend(Backend):
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Any = None
 
-    def announce(self, rank: int, address: str) -> Any:
+    def announce(self, rank: int, address: str) -> Place:
         """Rank 0 opens the store and says on which port."""
-        if rank != 0 or self._url:
-            return None
+        port = None if rank != 0 or self._url else self._open_store(address)
+        return Place(address, port, settings.cuda_visible_devices())
+
+    def _open_store(self, address: str) -> int:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         # Bound here and handed over, so that no one else can take the port in between.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.bind((address, 0))
         listener.listen()
-        port = listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
         self._store = TCPStore(
             address,
             port,
@@ -55,6 +57,8 @@ class TorchBackend(Backend):
         import torch.distributed.nn
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+        from lockstep.train.torch import device as devices
+
         context = wiring.context
         variables = {
             "RANK": context.world_rank,
@@ -65,7 +69,8 @@ class TorchBackend(Backend):
             "GROUP_RANK": context.node_rank,
             "MASTER_ADDR": wiring.master_address,
         }
-        port = wiring.announcements[0]
+        places: tuple[Place, ...] = wiring.announcements
+        port = places[0].port
         if port is not None:
             variables["MASTER_PORT"] = port
         os.environ.update({name: str(value) for name, value in variables.items()})
@@ -75,14 +80,16 @@ class TorchBackend(Backend):
         threads = settings.omp_threads()
         if threads is not None:
             torch.set_num_threads(threads)  # torch was imported before this worker had a share
+        if wiring.use_gpu:
+            devices.see_all(*machine_gpus(places, context.world_rank))
         use_cuda = wiring.use_gpu and torch.cuda.is_available()
         if use_cuda:
-            torch.cuda.set_device(0)
+            torch.cuda.set_device(devices.own()[0])
         else:
             # Accelerate (and with it Transformers) takes a group of CPU workers only when told.
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         arguments: dict[str, Any] = {}
-        if self._url:
+        if port is None:
             arguments["init_method"] = self._url
         else:
             arguments["store"] = self._store or TCPStore(
@@ -100,9 +107,11 @@ class TorchBackend(Backend):
         """Leave the group, and torch as it was."""
         import torch.distributed as dist
 
+        from lockstep.train.torch import device as devices
         from lockstep.train.torch import reproducibility
 
         reproducibility.restore()
+        devices.see_all([], [])
 
         if dist.is_initialized():
             dist.destroy_process_group()

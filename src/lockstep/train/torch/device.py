@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lockstep import settings
 from lockstep.train import session as sessions
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["get_device", "get_devices"]
+
+_own: list[int] = []
+"""The indices of this worker's GPUs among those that it sees; empty if all are."""
 
 
 def get_device() -> torch.device:
@@ -28,8 +34,34 @@ def get_devices() -> list[torch.device]:
     """All devices of this worker: each GPU it was given, else the CPU."""
     import torch
 
-    count = torch.cuda.device_count() if _has_gpu() else 0
-    return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
+    if not _has_gpu():
+        return [torch.device("cpu")]
+    return [torch.device("cuda", index) for index in own()]
+
+
+def see_all(gpus: Sequence[str], mine: Sequence[int]) -> None:
+    """Let this process see the GPUs of its whole machine, of which some are its own.
+
+    Scripts for DDP take the one that their local rank is the index of, and so do libraries.
+    """
+    import torch
+
+    _own[:] = []
+    before = settings.cuda_visible_devices()
+    if not gpus or before is None:
+        return
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if torch.cuda.device_count() == len(gpus):
+        _own[:] = mine
+    else:  # torch has none, or has looked before, which it does only once
+        os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+def own() -> list[int]:
+    """The indices of this worker's GPUs."""
+    import torch
+
+    return _own or list(range(torch.cuda.device_count()))
 
 
 def _has_gpu() -> bool:
