@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -233,6 +234,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="main",
         help="which environment this is: run the tests marked for it, in main those without a mark",
     )
+
+
+def pytest_configure() -> None:
+    """Ctrl-C works in tests, also where pytest was started in the background, which ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -34,11 +34,12 @@ class Background:
                 self._thread.start()
         return future
 
-    def close(self) -> None:
-        """Wait for every call."""
+    def close(self, timeout_s: float) -> None:
+        """Forget the calls that have not begun, and wait so long for the one that has."""
+        self.abandon()
         thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(timeout_s)
 
     def abandon(self) -> None:
         """Forget the calls that have not begun; the one that has may end whenever it does."""

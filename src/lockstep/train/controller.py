@@ -205,7 +205,8 @@ class Controller:
         if self._group is not None:
             self._group.close()
             self._group = None
-        self._storage_thread.close()
+        # Nothing is under way, unless this is the way out of an error.
+        self._storage_thread.close(settings.stop_grace_seconds())
 
     # ------------------------------------------------------------------------------------ events
 
