@@ -71,13 +71,13 @@ def _plain_value(value: Any, key: str) -> Any:
     )
 
 
-def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(metrics: Mapping[str, Any], prefix: str = "", delimiter: str = "/") -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a/b": 1}``. An empty dict stays as it is."""
     flat: dict[str, Any] = {}
     for key, value in metrics.items():
         # The exact types first: asking whether something is a Mapping is slow.
         if type(value) not in _PLAIN and isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}/"))
+            flat.update(flatten(value, f"{prefix}{key}{delimiter}", delimiter))
         else:
             flat[f"{prefix}{key}" if prefix else key] = value
     return flat

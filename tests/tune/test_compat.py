@@ -201,7 +201,7 @@ def test_helpers_of_training_code() -> None:
     from lockstep.tune.utils import flatten_dict, validate_save_restore
 
     assert SyncConfig is tune.SyncConfig
-    assert flatten_dict({"a": {"b": 1}, "c": 2}, delimiter=".") == {"a.b": 1, "c": 2}
+    assert flatten_dict({"a": {"b": 1}, "c/d": 2}, delimiter=".") == {"a.b": 1, "c/d": 2}
     assert validate_save_restore(Steps)
     with pytest.raises(ValueError, match="after restoring is number 1"):
         validate_save_restore(Steps, {"forgets": True})

@@ -203,6 +203,23 @@ def test_boosted_trees(library: str, tmp_path: Path) -> None:
     assert stopped.checkpoint is not None
 
 
+def test_cross_validation(tmp_path: Path) -> None:
+    """Its models are several: their mean metrics are reported, and none of them is saved."""
+    xgboost = pytest.importorskip("xgboost")
+    integration = importlib.import_module("lockstep.tune.integration.xgboost")
+
+    def trial(config: dict[str, Any]) -> None:
+        parameters = {"objective": "binary:logistic", "eval_metric": "logloss", "nthread": 1}
+        callback = integration.TuneReportCheckpointCallback(frequency=2)
+        xgboost.cv(
+            parameters, xgboost.DMatrix(*table()), num_boost_round=3, nfold=2, callbacks=[callback]
+        )
+
+    (result,) = fit(trial, tmp_path)
+    assert len(result.metrics_dataframe["test-logloss"]) == 3
+    assert result.checkpoint is None
+
+
 def test_without_xgboost(monkeypatch: pytest.MonkeyPatch) -> None:
     from lockstep.tune.integration import xgboost as integration
 

@@ -216,7 +216,6 @@ class _Past:
         stopper: Any,
         metric: str | None,
     ) -> None:
-        self._records = records
         known = {trial.index for trial in records.trials.values()}
         self._gaps = deque(index for index in range(max(known, default=0)) if index not in known)
         self._metric = metric

@@ -24,7 +24,10 @@ __all__ = ["TuneReportCallback", "TuneReportCheckpointCallback"]
 
 
 class TuneReportCheckpointCallback(BoosterReporter):
-    """Reports after each iteration, and the model as a checkpoint. See ``BoosterReporter``."""
+    """Reports after each iteration, and the model as a checkpoint. See ``BoosterReporter``.
+
+    LightGBM does not say when it stops early: give a ``frequency`` then, to have the model saved.
+    """
 
     default_filename = "model.txt"
 

@@ -88,21 +88,23 @@ class BoosterReporter:
         self._postprocess = results_postprocessing_fn or dict
         self._is_saved = False
 
-    def report(self, iteration: int, found: dict[str, Any], save: Callable[[str], Any]) -> None:
-        """The iteration, from 0, is over; ``save`` writes the model to a path."""
+    def report(
+        self, iteration: int, found: dict[str, Any], save: Callable[[str], Any] | None
+    ) -> None:
+        """The iteration, from 0, is over; ``save`` writes the model, if it is one, to a path."""
         metrics = self._choice.of(self._postprocess(found))
         self._is_saved = self._frequency > 0 and (iteration + 1) % self._frequency == 0
-        if not self._is_saved or api.world_rank() != 0:
+        if save is None or not self._is_saved or api.world_rank() != 0:
             api.report(metrics)
             return
         with tempfile.TemporaryDirectory(prefix="lockstep-booster-") as directory:
             save(os.path.join(directory, self._filename))
             api.report(metrics, checkpoint=Checkpoint(directory))
 
-    def end(self, save: Callable[[str], Any]) -> None:
+    def end(self, save: Callable[[str], Any] | None) -> None:
         """That was the last one: the model belongs to the last report."""
         current = session.current()
-        if current is None or self._is_saved or not self._at_end:
+        if save is None or current is None or self._is_saved or not self._at_end:
             return
         with tempfile.TemporaryDirectory(prefix="lockstep-booster-") as directory:
             save(os.path.join(directory, self._filename))

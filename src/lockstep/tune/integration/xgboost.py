@@ -47,12 +47,12 @@ class TuneReportCheckpointCallback(BoosterReporter):
             for data, results in evals_log.items()
             for metric, values in results.items()
         }
-        self.report(epoch, found, model.save_model)
+        self.report(epoch, found, _save_of(model))
         return False
 
     def after_training(self, model: Any) -> Any:
         """Save the model."""
-        self.end(model.save_model)
+        self.end(_save_of(model))
         return model
 
     @classmethod
@@ -75,6 +75,10 @@ class TuneReportCallback(TuneReportCheckpointCallback):
         super().__init__(
             metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
         )
+
+
+def _save_of(model: Any) -> Callable[[str], Any] | None:
+    return getattr(model, "save_model", None)  # those of a cross-validation have none
 
 
 @cache

@@ -17,7 +17,7 @@ __all__ = ["flatten_dict", "validate_save_restore", "wait_for_gpu"]
 
 def flatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a/b": 1}``."""
-    return {key.replace("/", delimiter): value for key, value in flatten(dt).items()}
+    return flatten(dt, delimiter=delimiter)
 
 
 def wait_for_gpu(
