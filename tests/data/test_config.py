@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lockstep.data import (
     DatasetConfig,
     ExecutionOptions,
     ExecutionResources,
+    FileShuffleConfig,
 )
 
 
@@ -49,6 +51,26 @@ def test_what_rays_scripts_say_about_execution() -> None:
     assert DataConfig(execution_options=options) != DataConfig(
         execution_options=ExecutionOptions(verbose_progress=True)
     )
+    assert ExecutionOptions(label_selector={"pool": "a"}).label_selector == {"pool": "a"}
+    limits = ExecutionResources.for_limits(cpu=1)
+    assert (limits.cpu, limits.gpu, limits.memory) == (1, float("inf"), float("inf"))
+    changed = limits.copy(gpu=2)
+    assert (changed.cpu, changed.gpu, limits.gpu) == (1, 2, float("inf"))
+    assert ExecutionResources.zero() == ExecutionResources(0, 0, 0, 0)
+
+
+def test_a_setting_that_was_never_set() -> None:
+    context = DataContext()
+    assert context.target_max_block_size is None
+    context.target_max_block_size = 1
+    assert copy.deepcopy(context).target_max_block_size == 1
+    assert not hasattr(context, "_private")
+
+
+def test_a_shuffle_of_files_that_stays() -> None:
+    assert FileShuffleConfig(1, reseed_after_execution=True) == FileShuffleConfig(seed=1)
+    with pytest.raises(ValueError, match=r"reseed_after_execution=False.*shuffle the list"):
+        FileShuffleConfig(seed=1, reseed_after_execution=False)
 
 
 @pytest.mark.parametrize(

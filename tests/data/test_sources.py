@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.fs
 import pyarrow.parquet as pq
@@ -107,6 +108,18 @@ class TestPaths:
             assert column(last, "x") == ["c"]
             assert last.select_columns("path").take_all() == [{"path": files[1]}]
             assert read(tmp_path, include_paths=True, columns=["x"]).columns() == ["x", "path"]
+
+    @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+    def test_a_column_of_paths_that_is_there_already(self, kind: str, tmp_path: Path) -> None:
+        data = lockstep.data.from_items([{"path": "own", "x": i} for i in range(4)])
+        getattr(data, f"write_{kind}")(tmp_path, num_rows_per_file=2)
+        read = getattr(lockstep.data, f"read_{kind}")
+        assert read(tmp_path, filters="path == 'own'").count() == 4
+        for filters in (None, "path == 'own'", "x > 2"):
+            with pytest.raises(
+                ValueError, match=r"adds a column 'path', but '.*/part-0.*' has one"
+            ):
+                read(tmp_path, include_paths=True, filters=filters)
 
     def test_blocks_in_another_order_each_epoch(self, tmp_path: Path) -> None:
         lockstep.data.range(40).write_parquet(tmp_path, num_rows_per_file=4)
@@ -298,6 +311,27 @@ class TestPartitions:
         (tmp_path / "x=7").mkdir()
         pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "x=7" / "a.parquet")
         assert column(lockstep.data.read_parquet(tmp_path), "x") == [1, 2]
+        (tmp_path / "x=8").mkdir()
+        pq.write_table(pa.table({"x": [2, 8]}), tmp_path / "x=8" / "a.parquet")
+        assert column(lockstep.data.read_parquet(tmp_path, filters="x == 2"), "x") == [2, 2]
+        assert lockstep.data.read_parquet(tmp_path, filters="x == 8").count() == 1
+
+    def test_directories_of_paths(self, tmp_path: Path) -> None:
+        (tmp_path / "path=3").mkdir()
+        pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "path=3" / "a.parquet")
+        for filters in (None, "path == 3", "x > 1"):
+            with pytest.raises(ValueError, match=r"a.parquet' are named 'path=…'; rename that"):
+                lockstep.data.read_parquet(tmp_path, include_paths=True, filters=filters)
+        assert lockstep.data.read_parquet(tmp_path, filters="path == 3").count() == 2
+
+    def test_filters_that_do_not_fit_or_go_by_position(self, tree: Path) -> None:
+        def found(filters: Any) -> Dataset:
+            return lockstep.data.read_parquet(tree, filters=filters)
+
+        with pytest.raises(ValueError, match="The filter does not fit the columns x, year, kind"):
+            found(pc.field("year") == "new").take_all()
+        assert column(found(pc.field(0) == 2023), "x") == [2023, 2023]
+        assert found(pc.field(1) == 2024).count() == 4
 
 
 class TestCsv:
@@ -652,5 +686,9 @@ class TestMemory:
         assert column(lockstep.data.from_huggingface(source), "x") == list(range(10))
         chosen = source.select([3, 1])
         assert column(lockstep.data.from_huggingface(chosen), "x") == [3, 1]
+        assert (
+            lockstep.data.from_huggingface(source, parallelism=4, concurrency=2).num_blocks() == 4
+        )
+        assert lockstep.data.from_huggingface(chosen, parallelism=2).num_blocks() == 2
         with pytest.raises(ValueError, match="choose one of them"):
             lockstep.data.from_huggingface(datasets.DatasetDict({"train": source}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,7 @@ class TestMapBatches:
             ({"x": 3}, r"returned 3 for column 'x'; return an array"),
             ({"x": "abc"}, r"returned 'abc' for column 'x'"),
             ({"x": [1], "y": [1, 2]}, r"columns of different lengths: \{'x': 1, 'y': 2\}"),
+            ({"x": ["\ud800"]}, r"column 'x': 'utf-8' codec can't encode"),
             ({"x": np.array(3)}, r"column 'x': a column cannot be the single value"),
         ],
     )
@@ -291,6 +293,33 @@ class TestRows:
             blocks(20).filter(expr=7)
         with pytest.raises(ValueError, match="does not fit the columns id"):
             blocks(20).filter(expr="nope > 3")
+
+    @pytest.mark.parametrize(
+        "expression",
+        [
+            (pc.field("b") >= 10) & (pc.field(0) >= 2),
+            (pc.field(0) >= 2) & (pc.field("b") >= 10),
+            pc.if_else(pc.field("b") >= 10, pc.coalesce(pc.field((0,)), pc.field("b")), 0) >= 2,
+            ~pc.field("b").isin([99]) & ~(pc.field(0).cast("int8") + 0).isin([1]),
+        ],
+    )
+    def test_an_expression_with_columns_by_position(self, expression: Any, tmp_path: Path) -> None:
+        table = pa.table({"a": [1, 2, 3], "b": [30, 20, 10], "c": [5, 6, 7]})
+        pq.write_table(table, tmp_path / "1.parquet")
+        pq.write_table(table.select(["c", "b", "a"]), tmp_path / "2.parquet")
+        kept = lockstep.data.read_parquet(tmp_path).filter(expr=expression)
+        assert kept.take_all() == 2 * table.slice(1).to_pylist()
+        assert ids(kept.select_columns(["c"]), "c") == [6, 7, 6, 7]
+        assert kept.sum("c") == 26
+        assert kept.count() == 4
+
+    def test_a_position_counts_the_columns_that_were_chosen(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"a": [1, 2, 3], "b": [30, 20, 10]}), tmp_path / "1.parquet")
+        pq.write_table(pa.table({"b": [30, 20, 10], "a": [1, 2, 3]}), tmp_path / "2.parquet")
+        chosen = lockstep.data.read_parquet(tmp_path, columns=["b"])
+        assert chosen.filter(expr=pc.field(0) > 15).count() == 4
+        assert lockstep.data.read_parquet(tmp_path, filters=pc.field(0) > 5).count() == 0
+        assert lockstep.data.read_parquet(tmp_path, filters=pc.field(0) < 5).count() == 6
 
 
 class TestColumns:
@@ -625,7 +654,8 @@ class TestOutputs:
         dataset = lockstep.data.from_items([{"x": i, "s": f"é{i}"} for i in range(100)])
         write = getattr(dataset.repartition(7), f"write_{kind}")
         names = write(tmp_path / "out", num_rows_per_file=40)
-        assert names == [f"part-{number:05d}.{kind}" for number in range(3)]
+        token = names[0][11:19]
+        assert names == [f"part-{number:05d}-{token}.{kind}" for number in range(3)]
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
         read = getattr(lockstep.data, f"read_{kind}")
         assert read(tmp_path / "out").take_all() == dataset.take_all()
@@ -638,17 +668,44 @@ class TestOutputs:
 
         blocks(3).write_parquet(tmp_path, num_rows_per_file=2)
         (tmp_path / "notes.txt").write_text("not ours")
-        assert blocks(2).write_parquet(tmp_path, concurrency=2) == ["part-00002.parquet"]
+        (added,) = blocks(2).write_parquet(tmp_path, concurrency=2)
+        assert re.fullmatch(r"part-00002-[0-9a-f]{8}\.parquet", added)
         assert rows() == [0, 0, 1, 1, 2]
         assert blocks(9).write_parquet(tmp_path, mode="ignore") == []
-        with pytest.raises(FileExistsError, match=r"'part-00000\.parquet' of an earlier write"):
-            blocks(9).write_parquet(tmp_path, mode="error")
+        for mode in ("error", "create"):
+            with pytest.raises(
+                FileExistsError, match=r"'part-00000-\w+\.parquet' of an earlier wr"
+            ):
+                blocks(9).write_parquet(tmp_path, mode=mode)
         assert rows() == [0, 0, 1, 1, 2]
         blocks(4).write_parquet(tmp_path, mode="overwrite", min_rows_per_file=3)
         assert rows() == [0, 1, 2, 3]
         assert len(list(tmp_path.iterdir())) == 3
         with pytest.raises(ValueError, match="mode='new' is not known; give 'append'"):
             blocks(4).write_parquet(tmp_path, mode="new")
+
+    def test_files_of_another_format_and_of_an_older_name(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"id": [5]}), tmp_path / "part-00007.parquet")
+        assert blocks(2).write_csv(tmp_path, mode="ignore") == []
+        with pytest.raises(FileExistsError, match=r"'part-00007\.parquet' of an earlier write"):
+            blocks(2).write_json(tmp_path, mode="error")
+        names = blocks(2).write_csv(tmp_path, mode="overwrite")
+        assert [path.name for path in tmp_path.iterdir()] == names
+        assert names[0].startswith("part-00008-")
+
+    @pytest.mark.parametrize("mode", ["append", "overwrite"])
+    def test_two_writes_at_a_time_keep_both(self, mode: str, tmp_path: Path) -> None:
+        blocks(3).write_parquet(tmp_path)
+
+        def meanwhile(batch: dict[str, Any]) -> dict[str, Any]:
+            lockstep.data.range(7).write_parquet(tmp_path, mode=mode)
+            return batch
+
+        outer = lockstep.data.range(5, override_num_blocks=1).map_batches(meanwhile)
+        outer.write_parquet(tmp_path, mode=mode)
+        rows = sorted(ids(lockstep.data.read_parquet(tmp_path)))
+        kept = [0, 1, 2] if mode == "append" else []
+        assert rows == sorted([*kept, *range(7), *range(5)])
 
     def test_numbers_in_json_keep_their_digits(self, tmp_path: Path) -> None:
         numbers = [1 / 3, 1e-20, 12345.678901234567]
@@ -662,7 +719,7 @@ class TestOutputs:
         again = lockstep.data.read_parquet(tmp_path / "p")
         np.testing.assert_array_equal(again.to_numpy("data"), dataset.to_numpy("data"))
         lockstep.data.range_tensor(2, shape=(2,)).write_json(tmp_path / "j")
-        rows = (tmp_path / "j" / "part-00000.json").read_text().split()
+        rows = next((tmp_path / "j").iterdir()).read_text().split()
         assert [json.loads(row) for row in rows] == [{"data": [0, 0]}, {"data": [1, 1]}]
 
     def test_a_write_that_fails_leaves_no_half_file(self, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
@@ -53,9 +53,18 @@ def only_hints(doing: str, given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class FileShuffleConfig:
-    """``read_*(shuffle=…)`` with a seed."""
+    """``read_*(shuffle=…)`` with a seed; each epoch has another order that follows from it."""
 
     seed: int | None = None
+    reseed_after_execution: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.reseed_after_execution:
+            raise ValueError(
+                f"FileShuffleConfig(reseed_after_execution={self.reseed_after_execution!r}): each "
+                "epoch has an order of its own here, the same in each run with a seed; leave it "
+                "out, or shuffle the list of paths for one order in all epochs."
+            )
 
 
 @dataclass
@@ -66,6 +75,27 @@ class ExecutionResources:
     gpu: float | None = None
     object_store_memory: float | None = None
     memory: float | None = None
+
+    @classmethod
+    def zero(cls) -> ExecutionResources:
+        """Nothing of each."""
+        return cls(0.0, 0.0, 0.0, 0.0)
+
+    @classmethod
+    def for_limits(
+        cls,
+        cpu: float | None = None,
+        gpu: float | None = None,
+        object_store_memory: float | None = None,
+        memory: float | None = None,
+    ) -> ExecutionResources:
+        """As limits: what is not given has none."""
+        given = (cpu, gpu, object_store_memory, memory)
+        return cls(*(float("inf") if limit is None else limit for limit in given))
+
+    def copy(self, **changes: float | None) -> ExecutionResources:
+        """Another one, with those that are given (and are not None) changed."""
+        return replace(self, **{k: v for k, v in changes.items() if v is not None})
 
 
 @dataclass
@@ -78,10 +108,11 @@ class ExecutionOptions:
     preserve_order: bool = True
     actor_locality_enabled: bool = True
     verbose_progress: bool | None = None
+    label_selector: Mapping[str, str] | None = None
 
 
 class DataContext:
-    """Ray's settings: what scripts set is kept and changes nothing."""
+    """Ray's settings: what scripts set is kept and changes nothing; what they did not is None."""
 
     _current: DataContext | None = None
 
@@ -95,8 +126,11 @@ class DataContext:
             DataContext._current = cls()
         return DataContext._current
 
-    if TYPE_CHECKING:  # any name may be set, and those that were may be read
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"DataContext has no attribute {name!r}.")
+        return None
 
-        def __getattr__(self, name: str) -> Any: ...
+    if TYPE_CHECKING:  # any name may be set
 
         def __setattr__(self, name: str, value: Any) -> None: ...

@@ -165,7 +165,7 @@ def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
 
 
 def from_huggingface(
-    dataset: Any, *, override_num_blocks: int | None = None, **hints: Any
+    dataset: Any, *, parallelism: int = -1, override_num_blocks: int | None = None, **hints: Any
 ) -> Dataset:
     """A dataset of a Hugging Face ``datasets.Dataset``; its Arrow table is used as it is.
 
@@ -173,9 +173,10 @@ def from_huggingface(
 
     Args:
         dataset: it.
-        override_num_blocks: how many pieces to read it in.
-        hints: of Ray's scheduler (``parallelism``, ``concurrency``): accepted, nothing needs them.
+        parallelism, override_num_blocks: as in ``from_items``.
+        hints: of Ray's scheduler (``concurrency``): accepted, nothing needs them.
     """
+    blocks = _blocks(override_num_blocks, parallelism)
     only_hints("from_huggingface", hints)
     if hasattr(dataset, "keys") and not hasattr(dataset, "features"):
         raise ValueError(
@@ -185,10 +186,10 @@ def from_huggingface(
     data = getattr(dataset, "data", None)
     table = getattr(data, "table", None)
     if table is None:
-        return from_items(list(dataset), override_num_blocks=override_num_blocks)
+        return from_items(list(dataset), override_num_blocks=blocks)
     if getattr(dataset, "_indices", None) is not None:  # selected or shuffled: other rows
-        return from_huggingface(dataset.flatten_indices(), override_num_blocks=override_num_blocks)
-    return from_arrow(table.replace_schema_metadata(None), override_num_blocks=override_num_blocks)
+        return from_huggingface(dataset.flatten_indices(), override_num_blocks=blocks)
+    return from_arrow(table.replace_schema_metadata(None), override_num_blocks=blocks)
 
 
 def from_tf(dataset: Any) -> Dataset:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-__all__ = ["as_expression", "from_filters"]
+__all__ = ["as_expression", "by_position", "from_filters"]
 
 
 def as_expression(value: Any) -> Any:
@@ -25,6 +25,11 @@ def as_expression(value: Any) -> Any:
         return _build(ast.parse(value.strip(), mode="eval").body, value)
     except SyntaxError as error:
         raise ValueError(f"The filter {value!r} cannot be read: {error.msg}.") from error
+
+
+def by_position(expression: Any) -> bool:
+    """Whether an expression has columns by number in it: what they are depends on the table."""
+    return "FieldPath(" in str(expression)
 
 
 def _build(node: ast.expr, text: str) -> Any:

@@ -112,7 +112,8 @@ def _column(values: Any, name: str, doing: str) -> pa.Array | pa.ChunkedArray:
     try:
         return to_arrow(values)
     except (pa.ArrowException, ValueError, TypeError) as error:
-        kind = type(error) if isinstance(error, (ValueError, TypeError)) else ValueError
+        # Not the error's own class: Unicode errors, for one, are not made from a sentence.
+        kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{doing}, column {name!r}: {error}") from error
 
 

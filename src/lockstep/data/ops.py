@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.expressions import by_position
 from lockstep.data.formats import described, from_rows, to_format, to_rows, to_table
 from lockstep.data.whole import whole
 
@@ -252,6 +253,8 @@ class FilterExpression(Operation):
         # Arrow does not say; what it misses in a table without columns, one by one, it does.
         import pyarrow as pa
 
+        if by_position(self.expression):
+            return None
         found: list[str] = []
         while True:
             try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["Outputs"]
 
 _ROWS_OF_A_FILE = 1 << 20
+_NAME = re.compile(r"part-(\d+)(-[0-9a-f]{8})?\.(parquet|csv|json)")
+_MODES = {"create": "error", **{m: m for m in ("append", "overwrite", "ignore", "error")}}
 
 
 class Outputs(DatasetBase):
     """``to_pandas``, ``to_arrow``, ``to_numpy``, ``write_parquet``, ``write_csv``, ``write_json``.
 
-    ``write_*`` makes a directory of files, each whole or not there at all.
+    ``write_*`` makes a directory of files, each whole or not there at all. Their names sort in the
+    order of the rows, and no two writes have the same ones: several may go on at a time.
     """
 
     def to_arrow(self, limit: int | None = None) -> pa.Table:
@@ -80,9 +85,9 @@ class Outputs(DatasetBase):
             filesystem: that ``path`` is on.
             num_rows_per_file: None is about a million.
             min_rows_per_file: another name of it.
-            mode: what happens to files of earlier writes: ``"append"`` keeps them and numbers the
-                new ones after them, ``"overwrite"`` removes them once the new ones are there,
-                ``"ignore"`` writes nothing, ``"error"`` raises.
+            mode: what happens to files of earlier writes, of any format: ``"append"`` keeps them
+                and numbers the new ones after them, ``"overwrite"`` removes them once the new ones
+                are there, ``"ignore"`` writes nothing, ``"error"`` (or ``"create"``) raises.
             concurrency, ray_remote_args: of Ray's scheduler: accepted, nothing here needs them.
             arrow_parquet_args: for ``pyarrow.parquet.write_table``.
 
@@ -172,28 +177,29 @@ class Outputs(DatasetBase):
         if rows is not None:
             rows = whole(f"num_rows_per_file={rows!r}", rows, 1)
         mode = str(getattr(mode, "value", mode)).lower()
-        if mode not in ("append", "overwrite", "ignore", "error"):
+        if mode not in _MODES:
             raise ValueError(
                 f"mode={mode!r} is not known; give 'append', 'overwrite', 'ignore' or 'error'."
             )
+        mode = _MODES[mode]
         storage = open_storage(path, filesystem)
         storage.make_directory()
-        pattern = re.compile(rf"part-(\d+)\.{ending}")
         earlier = {
-            int(found[1]): name for name in storage.listdir() if (found := pattern.fullmatch(name))
+            name: int(found[1]) for name in storage.listdir() if (found := _NAME.fullmatch(name))
         }
         if earlier and mode == "error":
             raise FileExistsError(
-                f"{os.fspath(path)!r} has {earlier[min(earlier)]!r} of an earlier write; write to "
+                f"{os.fspath(path)!r} has {min(earlier)!r} of an earlier write; write to "
                 "another directory, or give mode='append' or 'overwrite'."
             )
         if earlier and mode == "ignore":
             return []
-        first = max(earlier, default=-1) + 1
+        first = max(earlier.values(), default=-1) + 1
+        token = secrets.token_hex(4)
         names: list[str] = []
         with tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
             for number, table in enumerate(self._files(rows or _ROWS_OF_A_FILE), first):
-                name = f"part-{number:05d}.{ending}"
+                name = f"part-{number:05d}-{token}.{ending}"
                 file = os.path.join(scratch, name)
                 write(_plain(table) if ending != "parquet" else table, file)
                 staged = f".lockstep-tmp-{name}" if storage.is_local else name
@@ -202,8 +208,9 @@ class Outputs(DatasetBase):
                     os.replace(storage.path(staged), storage.path(name))
                 names.append(name)
         if mode == "overwrite":
-            for name in earlier.values():
-                storage.filesystem.delete_file(storage.path(name))
+            for name in earlier:
+                with contextlib.suppress(FileNotFoundError):  # another write's overwrite did it
+                    storage.filesystem.delete_file(storage.path(name))
         return names
 
     def _files(self, rows: int) -> Iterator[pa.Table]:

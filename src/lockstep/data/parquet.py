@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.expressions import by_position
 from lockstep.data.paths import File, check_unchanged, open_input, unreadable
 from lockstep.data.source import BLOCK_BYTES, Block, Source
 
@@ -103,7 +104,7 @@ class ParquetSource(Source):
 
     def _row_groups(self, file: File, metadata: Any) -> Sequence[int]:
         everything = range(metadata.num_row_groups)
-        if self._expression is None:
+        if self._expression is None or by_position(self._expression):
             return everything
         import pyarrow as pa
         import pyarrow.dataset
@@ -123,6 +124,8 @@ class ParquetSource(Source):
 
     def count_matching(self, block: Block, expression: Any) -> int | None:
         """Reads the columns only that the expression names."""
+        if by_position(expression):  # of the columns chosen, which are not the file's
+            return None
         import pyarrow.dataset
 
         number, group = block.where

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from lockstep.data.expressions import by_position
 from lockstep.data.paths import File
 from lockstep.data.source import Block, Source
 
@@ -43,13 +44,26 @@ def partitions_of(files: Sequence[File]) -> pa.Table | None:
 
 
 def paths_of(files: Sequence[File], partitions: pa.Table | None = None) -> pa.Table:
-    """A row for each file with its path, beside other columns."""
+    """A row for each file with its path, beside other columns.
+
+    Raises:
+        ValueError: the directories have a column ``"path"`` already.
+    """
     import pyarrow as pa
 
+    if partitions is not None and "path" in partitions.column_names:
+        raise _path_is_taken(f"the directories of {files[0].path!r} are named 'path=…'")
     paths = pa.array([file.path for file in files], pa.string())
     if partitions is None:
         return pa.table({"path": paths})
     return partitions.append_column("path", paths)
+
+
+def _path_is_taken(why: str) -> ValueError:
+    return ValueError(
+        f"include_paths=True adds a column 'path', but {why}; rename that, or leave out "
+        "include_paths."
+    )
 
 
 def _values(file: File) -> dict[str, str | None]:
@@ -74,10 +88,12 @@ def pruned(
     import numpy as np
     import pyarrow as pa
 
+    if by_position(expression):
+        return list(files), partitions
     numbered = partitions.append_column("", pa.array(np.arange(len(files))))
     try:
         kept = numbered.filter(expression)[""].to_pylist()
-    except pa.ArrowInvalid:  # it names columns of the files, too
+    except pa.ArrowException:  # it names columns of the files, too, or does not fit these
         return list(files), partitions
     kept = kept or [0]  # one, for the columns; its rows are ruled out later
     return [files[place] for place in kept], partitions.take(kept)
@@ -87,10 +103,19 @@ class PartitionedSource(Source):
     """The rows of files, with the columns that their directories' names add.
 
     A column that is in the files themselves is taken from there.
+
+    Args:
+        source: the rows.
+        files: that they are in.
+        partitions: a row for each file, from ``partitions_of`` or ``paths_of``.
+        paths: whether there is a column of paths among them, which no file may have.
     """
 
-    def __init__(self, source: Source, files: Sequence[File], partitions: pa.Table) -> None:
+    def __init__(
+        self, source: Source, files: Sequence[File], partitions: pa.Table, paths: bool = False
+    ) -> None:
         self._source = source
+        self._paths = paths
         self._rows = {file.path: place for place, file in enumerate(files)}
         self._partitions = partitions
 
@@ -100,7 +125,13 @@ class PartitionedSource(Source):
 
     def _added(self) -> list[str]:
         inside = self._source.schema().names
+        if self._paths and "path" in inside:
+            raise _path_is_taken(f"{self._source.files()[0]!r} has one")
         return [name for name in self._partitions.column_names if name not in inside]
+
+    def adds_all(self) -> bool:
+        """Whether every column of the directories is added, so that it can be told from them."""
+        return len(self._added()) == len(self._partitions.column_names)
 
     def schema(self) -> pa.Schema:
         """The files' columns, then those of the directories."""

@@ -55,7 +55,7 @@ def read_parquet(
             ``"x > 3"``, or Arrow's lists of tuples. Row groups that cannot have such rows are not
             read.
         file_extensions: of the files that count in a directory.
-        include_paths: add a column ``"path"``: the file a row is from.
+        include_paths: add a column ``"path"``: the file a row is from; the files may have none.
         ignore_missing_paths: leave out paths where there is nothing, rather than raise.
         shuffle: ``"files"``, or a ``FileShuffleConfig`` with a seed: the blocks (row groups) in a
             random order, another one in each epoch; see ``Dataset.randomize_block_order``.
@@ -175,7 +175,7 @@ def read_text(
     files = _files("read_text", paths, filesystem, file_extensions, ignore_missing_paths, hints)
     source: Source = TextSource(files, encoding, drop_empty_lines)
     if include_paths:
-        source = PartitionedSource(source, files, paths_of(files))
+        source = PartitionedSource(source, files, paths_of(files), paths=True)
     return _shuffled(dataset_of(source), shuffle)
 
 
@@ -300,9 +300,14 @@ def _read(
         columns = None if columns is None else list(dict.fromkeys([*columns, "path"]))
     if partitions is None:
         return _filtered(dataset_of(make(files)), columns, expression)
+    source = PartitionedSource(make(files), files, partitions, include_paths)
     if expression is not None:
-        files, partitions = pruned(files, partitions, expression)
-    source = PartitionedSource(make(files), files, partitions)
+        kept, rows = pruned(files, partitions, expression)
+        if len(kept) < len(files):
+            fewer = PartitionedSource(make(kept), kept, rows, include_paths)
+            source = fewer if fewer.adds_all() else source
+    if include_paths:
+        source.schema()  # raises where the files have such a column
     return _filtered(dataset_of(source), columns, expression)
 
 
