@@ -90,6 +90,7 @@ ENVIRONMENT_WRITERS = {
     "train/horovod/backend.py",
     "train/tensorflow/backend.py",
     "train/torch/backend.py",
+    "train/torch/device.py",
     "train/torch/reproducibility.py",
 }
 

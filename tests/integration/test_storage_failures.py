@@ -285,6 +285,29 @@ class TestGivenUp:
         finally:
             shutil.rmtree(kept)
 
+    def test_an_old_journal_that_gets_through_late(
+        self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A write that was given up ends after the run has: the newest journal stays."""
+        original = remote.RemoteStorage.write
+        go_on = threading.Event()
+        late: list[threading.Thread] = []
+
+        def write(self: remote.RemoteStorage, name: str, data: bytes) -> None:
+            if name == "journal.jsonl" and b'"report"' in data and not late:
+                late.append(threading.current_thread())
+                go_on.wait(50)
+            original(self, name, data)
+
+        monkeypatch.setattr(remote.RemoteStorage, "write", write)
+        fit(count, config={}, workers=1, max_failures=1, storage_timeout_s=STALL_S, **options)
+        go_on.set()
+        late[0].join()
+        result = Result.from_path(
+            f"runs/{options['name']}", storage_filesystem=options["storage_filesystem"]
+        )
+        assert (result.state, newest_step(result)) == ("finished", 3)
+
     @pytest.mark.parametrize("when", ["from the beginning", "at the end"])
     def test_by_ctrl_c(
         self,

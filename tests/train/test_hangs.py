@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.train.events import Phase
+from lockstep.config import CheckpointUploadMode
+from lockstep.train.events import Phase, Save
 from lockstep.train.hangs import HangWatch
 from lockstep.train.state import RunState
 
@@ -44,6 +45,22 @@ def test_nobody_waiting_is_no_hang() -> None:
 
 def test_switched_off() -> None:
     assert HangWatch(None, None).interval_s is None
+
+
+def saving(number: int) -> RunState:
+    save = Save("best", number, CheckpointUploadMode.SYNC, (), 1, frozenset(), frozenset({0}))
+    return state(saves=(save,))
+
+
+def test_a_save_of_the_same_name_has_a_clock_of_its_own() -> None:
+    watch = HangWatch(warning_s=None, timeout_s=None, storage_s=4.0)
+    assert watch.stalled(saving(0), 0.0) is None
+    given_up = watch.stalled(saving(0), 4.0)
+    assert given_up is not None
+    assert given_up.fatal
+    assert watch.stalled(saving(1), 5.0) is None
+    assert watch.stalled(saving(1), 8.9) is None
+    assert watch.stalled(saving(1), 9.0) is not None
 
 
 def running(**fields: Any) -> RunState:

@@ -101,3 +101,4 @@ def test_the_gpus_of_a_machine() -> None:
     assert machine_gpus(places, 2) == (["4", "6", "5", "7"], [2, 3])
     assert machine_gpus(places, 3) == ([], [])
     assert machine_gpus([Place("a", gpus="3"), Place("a", gpus="3")], 1) == (["3"], [0])
+    assert machine_gpus([Place("a", gpus="MIG-1"), Place("a", gpus="MIG-2")], 1) == ([], [])

@@ -294,7 +294,18 @@ class TestSync:
         machine.saved(name_of(machine.report(SYNC, SYNC)), 0, 1)
         machine.feed(e.Interrupt())
         assert machine.gone(0, 1, exitcode=130) == []
-        assert machine.feed(e.Interrupt()) == [e.End(Phase.INTERRUPTED, ())]
+        assert e.End not in [type(action) for action in machine.feed(e.Interrupt())]
+        assert machine.feed(e.Interrupt(gives_up=True)) == [e.End(Phase.INTERRUPTED, ())]
+
+    def test_an_interrupted_run_stays_interrupted(self) -> None:
+        machine = Machine().run()
+        name = name_of(machine.report(ASYNC, ASYNC))
+        machine.snapshotted(name, 0, 1)
+        machine.feed(e.Recorded(False), e.Interrupt())
+        machine.saved(name, 0, 1)
+        machine.feed(e.Returned(0), e.Returned(1))
+        assert machine.gone(0, 1) == []
+        assert machine.feed(e.Interrupt(gives_up=True)) == [e.End(Phase.INTERRUPTED, ())]
 
     def test_a_run_that_finished_has_finished_without_its_last_commit(self) -> None:
         machine = Machine().run()
@@ -303,7 +314,7 @@ class TestSync:
         machine.feed(e.Recorded(False))
         machine.saved(name, 0, 1)
         assert machine.stop() == []
-        assert machine.feed(e.Interrupt()) == [e.End(Phase.FINISHED, ())]
+        assert machine.feed(e.Interrupt(gives_up=True)) == [e.End(Phase.FINISHED, ())]
 
     def test_a_commit_that_took_too_long_may_be_the_last_thing(self) -> None:
         machine = Machine(max_failures=1).run()
@@ -524,6 +535,17 @@ class TestFailures:
         machine = Machine(2).run()
         machine.feed(e.Holding(0), report(0, SYNC), report(1, SYNC))
         assert machine.feed(e.Raised(1, ERROR)) == [e.SetTimer("collect")]
+
+    def test_who_only_waits_for_a_save_is_let_go(self) -> None:
+        machine = Machine(2).run()
+        name = name_of(machine.report(ASYNC, ASYNC))
+        machine.snapshotted(name, 0, 1)
+        machine.feed(e.Recorded(False), e.Holding(0), report(0))
+        assert machine.feed(e.Raised(1, ERROR)) == [e.LetGo((0,)), e.SetTimer("collect")]
+        # An error that the driver found is told as the first rank's, which is there all the same.
+        machine = Machine(2).run()
+        machine.feed(e.Holding(0), report(0), report(1))
+        assert machine.feed(e.Raised(0, ERROR)) == [e.LetGo((0,)), e.SetTimer("collect")]
 
     def test_a_death_says_how(self) -> None:
         machine = Machine(1)

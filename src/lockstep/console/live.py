@@ -73,18 +73,17 @@ class LiveDisplay(Display):
 
         if self._live is not None:
             return
+        console = Console(highlight=False, markup=False, emoji=False)
+        # Errors sent to a file belong there; on the terminal they must not hit the panel.
+        errors = sys.stderr is not None and sys.stderr.isatty()
+        live = Live(self._frame, console=console, auto_refresh=False, redirect_stderr=errors)
         if not _terminal.acquire(blocking=False):
             self._beside = self._plain_kind(every_report=self._every_report, clock=self._clock)
             self._beside.start(status)
             return
+        self._live = live
         self._progress = Progress(status, self._clock)
-        console = Console(highlight=False, markup=False, emoji=False)
         with self._lock:
-            # Errors sent to a file belong there; on the terminal they must not hit the panel.
-            errors = sys.stderr is not None and sys.stderr.isatty()
-            self._live = Live(
-                self._frame, console=console, auto_refresh=False, redirect_stderr=errors
-            )
             with self._giving_up_without_terminal():
                 self._live.start()
                 # A killed driver cannot bring a hidden cursor back, so it never stays hidden.

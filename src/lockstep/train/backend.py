@@ -119,7 +119,8 @@ def machine_gpus(places: Sequence[Place], rank: int) -> tuple[list[str], list[in
         for other, place in enumerate(places)
         if place.address == machine
     }
-    if not all(given.values()):
+    sliced = any(gpu.startswith("MIG-") for gpus in given.values() for gpu in gpus)
+    if sliced or not all(given.values()):  # a process sees one slice of a GPU, at most
         return [], []
     every = list(dict.fromkeys(gpu for gpus in given.values() for gpu in gpus))
     return every, [every.index(gpu) for gpu in given[rank]]

@@ -108,6 +108,8 @@ class Controller:
         self.ended = False
         """Nothing is left to do, in storage either."""
         self._stalled = False
+        # Without warnings nobody would ever be told.
+        self._storage_is_late = run_config.hang_warning_s is None
         self._sync_waits = False
         self._give_up: Callable[[str], None] = lambda why: None
         self._events: deque[e.Event] = deque()
@@ -164,16 +166,17 @@ class Controller:
 
         self._loop.call_soon(tell)
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, by_user: bool = True) -> None:
         """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler.
 
-        Where only storage is waited for, it gives that up.
+        Where only storage is waited for, and it has been said to be late, the user's gives it up.
         """
 
         def tell() -> None:
+            gives_up = by_user and self._storage_is_late
             only_storage = len(self.state.gone) == self.state.world_size
-            self._feed(e.Interrupt())
-            if only_storage:
+            self._feed(e.Interrupt(gives_up))
+            if gives_up and only_storage:
                 self._give_up("until Ctrl-C")
 
         self._loop.call_soon(tell)
@@ -375,7 +378,7 @@ class Controller:
     def _published(
         self, save: e.Save, record: CheckpointRecord, error: BaseException | None
     ) -> None:
-        if all(save.name != awaited.name for awaited in self.state.saves):
+        if all(save.id != awaited.id for awaited in self.state.saves):
             return  # it was given up, and may be there now all the same
         if error is not None:
             self._feed(e.SaveFailed(save.name, pack_error(error)))
@@ -513,7 +516,12 @@ class Controller:
         self._give_up = give_up
         if warning_s is not None:
             text = unanswered_note(where, warning_s)
-            self._later(warning_s, lambda: self._warn_once("end", text))
+
+            def warn() -> None:
+                self._storage_is_late = True
+                self._warn_once("end", text)
+
+            self._later(warning_s, warn)
         if timeout_s is not None:
             self._later(timeout_s, lambda: give_up(f"within {timeout_s:g} s"))
 
@@ -624,9 +632,11 @@ class Controller:
     def _tell_stalled(self, stalled: Stalled) -> None:
         text = stalled_note(stalled, self._run.storage.uri)
         if not stalled.fatal:
+            self._storage_is_late = True
             self._warn_once(f"stalled {stalled.name}", f"{stalled.name} {text}.")
             return
         self._abandon_storage()
+        self._run.discard(stalled.name, later=True)
         error = StorageError(f"gave {stalled.name} up: it {text} (RunConfig(storage_timeout_s=…)).")
         self._feed(e.SaveFailed(stalled.name, pack_error(error)))
 

@@ -93,9 +93,12 @@ def _put_away(run: Run, phase: Phase, display: Display, config: RunConfig) -> No
     where, warning_s, timeout_s = run.storage.uri, config.hang_warning_s, config.storage_timeout_s
     job = Background("lockstep-storage").submit(put_away)
     try:
-        if warning_s is not None and not wait([job], timeout=warning_s).done:
-            display.message(unanswered_note(where, warning_s), "warning")
-        job.result(timeout_s)
+        left_s = timeout_s
+        if warning_s is not None and (timeout_s is None or warning_s < timeout_s):
+            if not wait([job], timeout=warning_s).done:
+                display.message(unanswered_note(where, warning_s), "warning")
+            left_s = None if timeout_s is None else timeout_s - warning_s
+        job.result(left_s)
         return
     except FutureTimeout:
         how_long = f"within {timeout_s:g} s"

@@ -187,7 +187,9 @@ class Gone(NamedTuple):
 
 
 class Interrupt(NamedTuple):
-    """Ctrl-C."""
+    """Ctrl-C. ``gives_up``: where only commits are waited for, it ends that."""
+
+    gives_up: bool = False
 
 
 class Preempt(NamedTuple):

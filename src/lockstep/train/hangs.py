@@ -42,7 +42,7 @@ class HangWatch:
         self._stuck_at: tuple[int, int, bool] | None = None
         self._stuck_since = 0.0
         self._told = False
-        self._saving: str | None = None
+        self._saving: int | None = None
         self._saving_since = 0.0
         self._attempt = 0
         self._rows = (0, 0)
@@ -89,9 +89,8 @@ class HangWatch:
     def stalled(self, state: RunState, now: float) -> Stalled | None:
         """A checkpoint that has been under way for too long, and what it waits for."""
         save = state.saves[0] if state.saves else None
-        name = None if save is None else save.name
-        if save is None or name != self._saving:
-            self._saving, self._saving_since = name, now
+        if save is None or save.id != self._saving:
+            self._saving, self._saving_since = None if save is None else save.id, now
             return None
         seconds = now - self._saving_since
         fatal = self._storage_s is not None and seconds >= self._storage_s

@@ -68,6 +68,7 @@ class Run:
         """Whether somebody else is to go on from a checkpoint, so that it stays for now."""
         self._stale: set[str] = set()
         self._lost: StorageError | None = None
+        self._newest_journal = b""
         self._copied: dict[str, tuple[int, int]] = {}
         with ExitStack() as undo:
             self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=SPOOL_PREFIX)
@@ -444,10 +445,16 @@ class Run:
                 self._stale.add(name)
 
     def _sync_journal(self) -> None:
-        if self._spool is not None:
-            with open(os.path.join(self._spool, JOURNAL_FILE), "rb") as file:
-                # Replaced as a whole: a driver killed meanwhile leaves the old one.
-                self.storage.write(JOURNAL_FILE, file.read())
+        if self._spool is None:
+            return
+        with open(os.path.join(self._spool, JOURNAL_FILE), "rb") as file:
+            self._newest_journal = file.read()
+        written = None
+        # A write that was given up may get through after the next one: then that is repeated.
+        while written is not self._newest_journal:
+            written = self._newest_journal
+            # Replaced as a whole: a driver killed meanwhile leaves the old one.
+            self.storage.write(JOURNAL_FILE, written)
 
     def _remove_spool(self) -> None:
         if self._spool is not None:

@@ -394,8 +394,7 @@ def _holding(state: RunState, event: Holding) -> tuple[RunState, list[Action]]:
 
 def _let_go(state: RunState, waiting: set[int]) -> tuple[RunState, list[Action]]:
     """Of the ranks that wait at a report after another's failure, let some end what is open."""
-    told = {failure.rank for failure in state.failures}
-    ranks = (waiting & state.holding) - state.ending - told
+    ranks = (waiting & state.holding) - state.ending - state.gone
     if not ranks or not state.failures or state.killed or state.interrupted:
         return state, []
     return state._replace(ending=state.ending | ranks), [LetGo(tuple(sorted(ranks)))]
@@ -475,9 +474,7 @@ def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Actio
         failures=(*state.failures, failure),
         history=_note(state, f"rank {failure.rank} failed"),
     )
-    # While a checkpoint is being saved, a rank is not just waiting.
-    waiting = set() if state.saves else _waiting(state)
-    state, let_go = _let_go(state, waiting)
+    state, let_go = _let_go(state, _waiting(state))
     state, actions = _check_stopped(state)
     if timer and state.phase is Phase.STOPPING and not state.killed and not state.interrupted:
         return state, [*let_go, timer, *actions]
@@ -488,9 +485,9 @@ def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action
     if state.phase.ended:
         return state, []
     finished = state.phase is Phase.STOPPING and len(state.returned) == state.world_size
-    if len(state.gone) == state.world_size:
-        # Only commits are waited for, and storage keeps them from coming to an end.
-        return _check_stopped(state._replace(saves=(), interrupted=not finished))
+    if event.gives_up and len(state.gone) == state.world_size:
+        interrupted = state.interrupted or not finished
+        return _check_stopped(state._replace(saves=(), interrupted=interrupted))
     if finished:
         return state._replace(killed=True), [KillWorkers()]  # all the same
     again = state.interrupted or state.phase is Phase.STOPPING
@@ -580,7 +577,15 @@ def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Act
 
 
 def _waiting(state: RunState) -> set[int]:
-    return {rank for rank, report in enumerate(state.waiting) if report is not None}
+    """The ranks that wait at a report, and have nothing to do there."""
+    busy = {rank for save in state.saves for rank in _busy_with(save)}
+    return {rank for rank, report in enumerate(state.waiting) if report is not None} - busy
+
+
+def _busy_with(save: Save) -> frozenset[int]:
+    """The ranks that write their parts of a checkpoint before they hear of anything else."""
+    asynchronous = save.mode is CheckpointUploadMode.ASYNC
+    return save.snapshots_due if asynchronous else save.parts_due
 
 
 def _silent(state: RunState) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import pickle
 import re
@@ -348,7 +349,7 @@ def check_space(trainable: Any, space: Mapping[str, Any]) -> None:
 
 
 def _check_scaling_config(own: Any) -> None:
-    known = [field.name for field in fields(ScalingConfig)]
+    known = list(inspect.signature(ScalingConfig).parameters)
     if not isinstance(own, Mapping) or not set(own) <= set(known):
         raise ValueError(
             f"param_space['scaling_config']={own!r}: expected a ScalingConfig or a dict of "

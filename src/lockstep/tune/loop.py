@@ -200,7 +200,7 @@ class TuneLoop:
     def interrupt(self) -> None:
         """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler."""
         self.interrupted = self._leave_unfinished = True
-        self._loop.call_soon(lambda: self._interrupt_all("interrupted"))
+        self._loop.call_soon(lambda: self._interrupt_all("interrupted", by_user=True))
 
     def preempt(self) -> None:
         """SIGTERM: every trial saves and stops. Safe in a signal handler."""
@@ -214,11 +214,11 @@ class TuneLoop:
 
         self._loop.call_soon(tell)
 
-    def _interrupt_all(self, why: str) -> None:
+    def _interrupt_all(self, why: str, *, by_user: bool = False) -> None:
         self._ending = self._ending or why
         for live in self._live.values():
             if live.controller is not None:
-                live.controller.interrupt()
+                live.controller.interrupt(by_user=by_user)
 
     def _end_all(self, why: str) -> None:
         """Let every trial stop at its next report; those that do not come to one are ended."""

@@ -12,7 +12,7 @@ from lockstep.train import session as sessions
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["get_device", "get_devices"]
+__all__ = ["get_device", "get_devices", "own", "see_all"]
 
 _own: list[int] = []
 """The indices of this worker's GPUs among those that it sees; empty if all are."""
@@ -50,11 +50,11 @@ def see_all(gpus: Sequence[str], mine: Sequence[int]) -> None:
     before = settings.cuda_visible_devices()
     if not gpus or before is None:
         return
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    os.environ.update(CUDA_VISIBLE_DEVICES=",".join(gpus))
     if torch.cuda.device_count() == len(gpus):
         _own[:] = mine
     else:  # torch has none, or has looked before, which it does only once
-        os.environ["CUDA_VISIBLE_DEVICES"] = before
+        os.environ.update(CUDA_VISIBLE_DEVICES=before)
 
 
 def own() -> list[int]:
