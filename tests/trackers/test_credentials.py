@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,15 @@ import pytest
 
 import lockstep
 from lockstep import train
-from lockstep.callback import Callback
+from lockstep.air.integrations.comet import setup_comet
+from lockstep.callback import Callback, Trial
 from lockstep.trackers import (
     CometLoggerCallback,
     MLflowLoggerCallback,
     TBXLoggerCallback,
     WandbLoggerCallback,
 )
+from lockstep.trackers.mlflow_client import Login
 from lockstep.trackers.wandb import wandb_settings
 from tests.integration.runs import trainer
 from tests.trackers import readers
@@ -162,7 +167,105 @@ def test_callbacks_use_what_init_has_set_for_workers(
     with zipfile.ZipFile(archive) as file:
         assert json.loads(file.read("experiment.json"))["project_name"] == "from init"
     assert list(tmp_path.glob("mlruns/0/*/metrics/loss"))
-    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "secret"
+    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == ""
+    assert os.environ["MLFLOW_TRACKING_URI"] == "file:nowhere"
+
+
+@pytest.fixture
+def logins() -> Iterator[tuple[str, list[str | None]]]:
+    """A server that refuses everybody: its address, and how each request has logged in."""
+    seen: list[str | None] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("Authorization"))
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", seen
+        server.shutdown()
+        thread.join()
+
+
+def test_a_login_of_mlflow_ends_with_what_it_is_for(
+    logins: tuple[str, list[str | None]], libraries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, seen = logins
+    trial = Trial("4913f_00000", "train", "/results/run", "experiment")
+    before = dict(os.environ)
+
+    def ask(callback: MLflowLoggerCallback) -> str | None:
+        with pytest.raises(Exception, match="403"):
+            callback.open_run(trial)
+        assert dict(os.environ) == before
+        return seen[-1]
+
+    init(MLFLOW_TRACKING_URI=uri, MLFLOW_TRACKING_TOKEN="first", MLFLOW_EXPERIMENT_NAME="e")
+    assert ask(MLflowLoggerCallback()) == "Bearer first"
+    lockstep.shutdown()
+    init(MLFLOW_TRACKING_URI=uri)
+    assert ask(MLflowLoggerCallback(experiment_name="e")) is None
+    assert ask(MLflowLoggerCallback(experiment_name="e", tracking_token="own")) == "Bearer own"
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "the driver's")
+    before["MLFLOW_TRACKING_TOKEN"] = "the driver's"
+    assert ask(MLflowLoggerCallback(experiment_name="e")) == "Bearer the driver's"
+
+
+def test_logins_that_overlap_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "MLFLOW_TRACKING_TOKEN"
+    monkeypatch.delenv(name, raising=False)
+    first, second, third = Login("1"), Login("2"), Login(None)
+    with ExitStack() as one, ExitStack() as two:
+        one.enter_context(first)
+        two.enter_context(second)
+        assert os.environ[name] == "2"
+        one.close()
+        assert os.environ[name] == "2"
+        one.enter_context(third)
+        one.enter_context(first)
+        two.close()
+        assert os.environ[name] == "1"
+    assert name not in os.environ
+
+
+def test_a_variable_that_somebody_changes_during_a_login_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "MLFLOW_TRACKING_TOKEN"
+    monkeypatch.setenv(name, "before")
+    with Login("own"):
+        monkeypatch.setenv(name, "theirs")
+    assert os.environ[name] == "theirs"
+    with Login("theirs"):
+        monkeypatch.delenv(name)
+    assert name not in os.environ
+
+
+def test_arguments_that_comet_does_not_know_are_refused_before_the_run() -> None:
+    wrong = r"\(display_summary=False\): Comet's .* no such argument; .*display_summary_level.*work"
+    callback = CometLoggerCallback(online=False, display_summary=False)
+    refused(callback, TypeError, f"CometLoggerCallback{wrong}")
+    with pytest.raises(TypeError, match=f"setup_comet{wrong}"):
+        setup_comet(online=False, display_summary=False)
+    twice = CometLoggerCallback(online=False, project="a", project_name="b")
+    refused(twice, TypeError, "both project and project_name")
+
+
+def test_comets_other_name_for_a_project(tmp_path: Path, libraries: None) -> None:
+    callback = CometLoggerCallback(online=False, offline_directory=str(tmp_path), project="mine")
+    callback.check_before_run()
+    trial = Trial("4913f_00000", "train", "/results/run", "experiment")
+    callback.open_run(trial).end("finished")
+    (archive,) = tmp_path.glob("*.zip")
+    with zipfile.ZipFile(archive) as file:
+        assert json.loads(file.read("experiment.json"))["project_name"] == "mine"
 
 
 @pytest.mark.parametrize(

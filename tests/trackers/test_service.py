@@ -14,11 +14,13 @@ import pytest
 
 import lockstep.trackers.service as module
 from lockstep import train
-from lockstep.callback import Trial
+from lockstep.callback import RunContext, Trial
 from lockstep.checkpoint import Checkpoint
+from lockstep.config import RunConfig, ScalingConfig
 from lockstep.errors import LockstepError
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
 from lockstep.trackers.values import Outcome, numbers_in
+from lockstep.train.callbacks import CallbackDispatcher
 from tests.integration.runs import fit
 
 TRIAL = Trial("4913f_00000", "TorchTrainer", "/results/run", "experiment")
@@ -122,8 +124,9 @@ def test_what_waits_is_bounded_and_that_is_said_once(monkeypatch: pytest.MonkeyP
         report(service, 4)
     report(service, 5, 6)
     service.up = True
+    service.log_trial_end(TRIAL)
     with pytest.raises(LockstepError, match=r"3 of the run's reports are not at the service; pro"):
-        service.log_trial_end(TRIAL)
+        service.on_experiment_end([TRIAL])
     assert service.steps == [1, 2, 3]
 
 
@@ -133,8 +136,28 @@ def test_an_end_without_the_service_says_what_is_missing_and_why() -> None:
     report(service, 1, 2)
     service.up = False
     reason = r"2 of the run's reports are not .* \(ConnectionError: the service is down\); progress"
+    service.log_trial_end(TRIAL)
     with pytest.raises(LockstepError, match=reason):
-        service.log_trial_end(TRIAL)
+        service.on_experiment_end([TRIAL])
+    service.on_experiment_end([TRIAL])  # the next experiment lacks nothing
+
+
+def test_what_is_missing_is_told_once_for_all_trials() -> None:
+    problems: list[str] = []
+    service = Service(up=False)
+    dispatcher = CallbackDispatcher([service], problems.append, 30.0, trials=[])
+    dispatcher.begin(None, 3)
+    context = RunContext(RunConfig(), "", "", "", None, ScalingConfig())
+    for number in range(3):
+        trial = Trial(f"4913f_0000{number}", "train", "/results/run", "experiment")
+        dispatcher.start(trial, context)
+        for step in range(number + 1):
+            dispatcher.report(step, trial, {}, [{}], None)
+        dispatcher.end(number, trial, failed=number == 1)
+    dispatcher.finish([])
+    dispatcher.close()
+    (problem,) = [problem for problem in problems if "are not at the service" in problem]
+    assert "6 reports of 3 runs are not at the service" in problem
 
 
 def test_only_the_rows_that_are_refused_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +172,73 @@ def test_only_the_rows_that_are_refused_are_left_out(monkeypatch: pytest.MonkeyP
         service.flush_batch()
     assert service.steps == [1, 2, 4, 5, 6]
     report(service, 7, 8, 9, 10)
+    service.log_trial_end(TRIAL)
     with pytest.raises(LockstepError, match=r"2 of the run's reports are not at the service; prog"):
-        service.log_trial_end(TRIAL)
+        service.on_experiment_end([TRIAL])
     assert service.steps == [1, 2, 4, 5, 6, 7, 8, 10]
     assert service.outcome == "finished"
+
+
+def test_refused_rows_that_follow_each_other_hold_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    service = Service()
+    service.refused = (3, 4, 5)
+    service.log_trial_start(TRIAL)
+    report(service, *range(1, 11))
+    with pytest.raises(ValueError, match="not"):
+        service.flush_batch()
+    for _ in range(6):
+        service.flush_batch()
+    assert sorted(service.steps) == [1, 2, 6, 7, 8, 9, 10]
+    service.log_trial_end(TRIAL)
+    with pytest.raises(LockstepError, match=r"3 of the run's reports"):
+        service.on_experiment_end([TRIAL])
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 4])
+def test_a_service_that_comes_back_while_it_is_asked_has_every_row(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+
+    class Unsteady(Service):
+        left = 0
+
+        def need(self) -> None:
+            if self.left:
+                self.left -= 1
+                raise ConnectionError("reset by peer")
+
+    service = Unsteady()
+    service.log_trial_start(TRIAL)
+    report(service, *range(1, 6))
+    service.left = failures
+    with pytest.raises(ConnectionError):
+        service.flush_batch()
+    for _ in range(3):
+        service.flush_batch()
+    service.log_trial_end(TRIAL)
+    service.on_experiment_end([TRIAL])
+    assert sorted(service.steps) == [1, 2, 3, 4, 5]
+
+
+def test_a_full_queue_is_told_of_after_a_refused_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROWS", 3)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    service = Service()
+    service.refused = (1,)
+    service.log_trial_start(TRIAL)
+    report(service, 1, 2)
+    with pytest.raises(ValueError, match="not"):
+        service.flush_batch()
+    service.flush_batch()
+    assert service.steps == [2]
+    service.up = False
+    report(service, 3, 4, 5)
+    with pytest.raises(OverflowError, match=r"3 rows wait"):
+        report(service, 6)
 
 
 def test_what_is_opened_again_may_be_there_already(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +258,9 @@ def test_other_news_is_told() -> None:
         service.log_trial_start(TRIAL)
     service.up, service.refused = True, (1,)
     report(service, 1)
+    service.log_trial_end(TRIAL)
     with pytest.raises(LockstepError, match=r"1 of the run's .*ValueError: not"):
-        service.log_trial_end(TRIAL)
+        service.on_experiment_end([TRIAL])
 
 
 def test_one_end_that_fails_leaves_no_other_run_open() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -612,6 +613,38 @@ def test_a_directory_waits_a_while_only(blocked: Blocked) -> None:
     assert gone == [0]
 
 
+def test_a_callback_that_was_late_is_not_waited_for_again_until_it_has_caught_up(
+    blocked: Blocked,
+) -> None:
+    problems = Problems()
+    dispatcher = CallbackDispatcher([blocked, Batched()], problems, 0.2)
+    dispatcher.start(TRIAL, CONTEXT)
+    report(dispatcher)
+    assert blocked.entered.wait(10)
+
+    def goes_within(seconds: float) -> bool:
+        gone = threading.Event()
+        dispatcher.after_files(gone.set)
+        return gone.wait(seconds)
+
+    assert goes_within(20)  # after the 0.2 s
+    dispatcher._flush_s = 60.0
+    assert goes_within(20)
+    assert goes_within(20)
+    blocked.go.set()
+    deadline = time.monotonic() + 30
+    while dispatcher._lanes[0].is_late and time.monotonic() < deadline:
+        time.sleep(0.01)
+    blocked.go.clear()
+    blocked.entered.clear()
+    report(dispatcher)
+    assert blocked.entered.wait(10)
+    assert not goes_within(0.2)
+    blocked.go.set()
+    dispatcher.close()
+    assert problems == []
+
+
 class Counting(Callback):
     """Counts results over restores; each of two in a list has its own count."""
 
@@ -665,3 +698,42 @@ def test_a_state_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
 
     (problem,) = run_at(tmp_path, False, Unpicklable(0))
     assert "Unpicklable.get_state raised TypeError" in problem
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_state_that_comes_too_soon_is_kept_later(tmp_path: Path, more: bool) -> None:
+    counting = Counting(0)
+    dispatcher = CallbackDispatcher([counting], pytest.fail, 30.0, trials=[], states=str(tmp_path))
+    dispatcher.begin(None, 1)
+    trial = Trial("4913f_00000", "train", str(tmp_path))
+    dispatcher.start(trial, CONTEXT)
+    for iteration in (1, 2):
+        dispatcher.report(iteration, trial, {}, [{}], None)
+        dispatcher.checkpoint(iteration, trial, CHECKPOINT)
+    file = tmp_path / "callback_Counting_0.pkl"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if file.exists() and pickle.loads(file.read_bytes())["count"] >= 2:
+            break
+        if more:  # it is never without events
+            dispatcher.report(3, trial, {}, [{}], None)
+        time.sleep(0.01)
+    assert pickle.loads(file.read_bytes())["count"] >= 2
+    dispatcher.close()
+
+
+def test_a_postponed_state_is_kept_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STATE_S", 600.0)
+    dispatcher = CallbackDispatcher(
+        [Counting(0)], pytest.fail, 30.0, trials=[], states=str(tmp_path)
+    )
+    dispatcher.begin(None, 1)
+    trial = Trial("4913f_00000", "train", str(tmp_path))
+    dispatcher.start(trial, CONTEXT)
+    for iteration in (1, 2):
+        dispatcher.report(iteration, trial, {}, [{}], None)
+        dispatcher.checkpoint(iteration, trial, CHECKPOINT)
+    dispatcher.close()  # without an end: it was interrupted
+    assert pickle.loads((tmp_path / "callback_Counting_0.pkl").read_bytes()) == {"count": 2}

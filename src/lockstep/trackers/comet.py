@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,13 @@ from lockstep.trackers.credentials import check_comet_key, read_key, require, va
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
 from lockstep.trackers.values import Outcome, numbers_in, parameters_in, run_key
 
-__all__ = ["CometLoggerCallback", "end_experiment", "open_experiment", "quiet_comet"]
+__all__ = [
+    "CometLoggerCallback",
+    "comet_arguments",
+    "end_experiment",
+    "open_experiment",
+    "quiet_comet",
+]
 
 _OURS = ("experiment_key", "previous_experiment")
 # What Comet logs by itself is about this process, and this process does not train.
@@ -44,7 +51,8 @@ class CometLoggerCallback(ServiceLoggerCallback):
         tags: added to each experiment.
         save_checkpoints: upload each checkpoint as a model.
         **experiment_kwargs: for Comet, such as ``api_key``, ``project_name``, ``workspace`` and,
-            offline, ``offline_directory``; else those of its ``ExperimentConfig``.
+            offline, ``offline_directory``; else those of its ``ExperimentConfig``. One that Comet
+            does not know is an error of ``fit()``, before anything starts.
 
     Raises:
         ImportError: comet_ml is not installed.
@@ -77,7 +85,8 @@ class CometLoggerCallback(ServiceLoggerCallback):
         self.experiment_kwargs = experiment_kwargs
 
     def check_before_run(self) -> None:
-        """Refuses to go online without a key."""
+        """Refuses to go online without a key, and arguments that Comet does not know."""
+        comet_arguments("CometLoggerCallback", self.experiment_kwargs)
         if self.online and self.api_key is None:
             check_comet_key()
 
@@ -99,7 +108,7 @@ class _CometRun(TrackedRun):
                 key=run_key(trial.experiment_name, trial.trial_id),
                 goes_on=trial.restored,
                 api_key=callback.api_key,
-                **{**_DRIVER, **callback.experiment_kwargs},
+                **_DRIVER | comet_arguments("CometLoggerCallback", callback.experiment_kwargs),
             )
         self._experiment.set_name(str(trial))
         if callback.tags:
@@ -124,6 +133,29 @@ class _CometRun(TrackedRun):
 
     def end(self, outcome: Outcome) -> None:
         end_experiment(self._experiment, outcome)
+
+
+def comet_arguments(who: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for Comet under the names that ``open_experiment`` takes.
+
+    Raises:
+        TypeError: Comet does not know one of them, or it was given twice.
+    """
+    import comet_ml
+
+    named = dict(arguments)
+    if "project" in named:
+        if "project_name" in named:
+            raise TypeError(f"{who}() got both project and project_name; give one of them.")
+        named["project_name"] = named.pop("project")
+    known = {"project_name", "workspace", *inspect.signature(comet_ml.ExperimentConfig).parameters}
+    for name, value in named.items():
+        if name not in known:
+            raise TypeError(
+                f"{who}({name}={value!r}): Comet's ExperimentConfig has no such argument; leave "
+                f"it out, or use one of {', '.join(sorted(known))}."
+            )
+    return named
 
 
 def open_experiment(

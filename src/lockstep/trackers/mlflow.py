@@ -24,13 +24,13 @@ from lockstep.trackers.csv import PROGRESS_FILE
 from lockstep.trackers.json import RESULT_FILE
 from lockstep.trackers.mlflow_client import (
     MLFLOW_STATUS,
+    Login,
     earlier_run,
     experiment_id_of,
     file_store_allowed,
     mlflow_name,
     mlflow_parameters,
     run_tags,
-    use_login,
 )
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
 from lockstep.trackers.values import Outcome, numbers_in
@@ -54,7 +54,7 @@ class MLflowLoggerCallback(ServiceLoggerCallback):
         experiment_name: made if there is none; without: ``MLFLOW_EXPERIMENT_NAME``, or MLflow's
             default experiment.
         tags: set on each run.
-        tracking_token: sets ``MLFLOW_TRACKING_TOKEN`` in this process when the run starts.
+        tracking_token: in place of ``MLFLOW_TRACKING_TOKEN``.
         save_artifact: upload each checkpoint when it is committed, and at the end the run's small
             files.
         log_params_on_trial_end: log the parameters at the end instead of at the start.
@@ -94,8 +94,12 @@ class MLflowLoggerCallback(ServiceLoggerCallback):
 
     def open_run(self, trial: Trial) -> TrackedRun:
         """Creates the run, or finds the one of a restored trial."""
-        use_login(self.tracking_token)
-        return _MLflowRun(self, trial)
+        with self.login():
+            return _MLflowRun(self, trial)
+
+    def login(self) -> Login:
+        """To be entered while MLflow is talked to, and no longer."""
+        return Login(self.tracking_token)
 
     def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
         """The numbers."""
@@ -108,11 +112,12 @@ class _MLflowRun(TrackedRun):
 
         self._callback = callback
         self._trial = trial
-        self._last_step: int | None = None
+        self._last: Row | None = None
         self._uri = callback.tracking_uri or variable("MLFLOW_TRACKING_URI")
         self._check_reachable()
         with file_store_allowed(self._uri):
-            self._client = mlflow.MlflowClient(self._uri, callback.registry_uri)
+            registry = callback.registry_uri or variable("MLFLOW_REGISTRY_URI")
+            self._client = mlflow.MlflowClient(self._uri, registry)
             experiment = experiment_id_of(self._client, None, callback.experiment_name, create=True)
         earlier = (
             earlier_run(self._client, experiment, trial.experiment_name, trial.trial_id)
@@ -138,20 +143,23 @@ class _MLflowRun(TrackedRun):
         from mlflow.entities import Metric
 
         self._check_reachable()
-        self._last_step = rows[-1].step
+        newest = max(rows, key=lambda row: row.time)
+        if self._last is None or newest.time >= self._last.time:
+            self._last = newest
         metrics = [
             Metric(mlflow_name(key), float(value), round(row.time * 1000), row.step)
             for row in rows
             for key, value in row.values.items()
         ]
         for start in range(0, len(metrics), _METRICS_AT_ONCE):
-            self._client.log_batch(self._id, metrics[start : start + _METRICS_AT_ONCE])
+            with self._callback.login():
+                self._client.log_batch(self._id, metrics[start : start + _METRICS_AT_ONCE])
 
     def save(self, checkpoint: Checkpoint) -> None:
         if not self._callback.save_artifact or checkpoint.path is None:
             return
         try:
-            with checkpoint.as_directory() as directory:
+            with checkpoint.as_directory() as directory, self._callback.login():
                 name = Path(checkpoint.path).name
                 self._client.log_artifacts(self._id, directory, artifact_path=name)
         except (FileNotFoundError, StorageError):
@@ -159,13 +167,16 @@ class _MLflowRun(TrackedRun):
 
     def end(self, outcome: Outcome) -> None:
         self._check_reachable()
-        if self._callback.log_params_on_trial_end:
-            self._log_parameters()
-        try:
-            if self._callback.save_artifact:
-                self._save_small_files()
-        finally:
-            self._client.set_terminated(self._id, MLFLOW_STATUS[outcome])
+        if self._callback.save_artifact and self._last is not None:
+            _wait_for_rows(Path(self._trial.path), self._last.step)
+        with self._callback.login():
+            if self._callback.log_params_on_trial_end:
+                self._log_parameters()
+            try:
+                if self._callback.save_artifact:
+                    self._save_small_files()
+            finally:
+                self._client.set_terminated(self._id, MLFLOW_STATUS[outcome])
 
     def _log_parameters(self) -> None:
         from mlflow.entities import Param
@@ -178,7 +189,6 @@ class _MLflowRun(TrackedRun):
 
     def _save_small_files(self) -> None:
         run_directory = Path(self._trial.path)
-        _wait_for_rows(run_directory, self._last_step)
         for path in sorted(run_directory.rglob("*")):
             relative = path.relative_to(run_directory)
             top = run_directory / relative.parts[0]
@@ -205,10 +215,10 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / MANIFEST).exists()
 
 
-def _wait_for_rows(run_directory: Path, step: int | None) -> None:
+def _wait_for_rows(run_directory: Path, step: int) -> None:
     """Wait, for a moment at most, until the last report is in the files: others write them."""
     deadline = time.monotonic() + FILES_S
-    while step is not None and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
         with suppress(OSError, ValueError, IndexError, KeyError):
             with open(run_directory / PROGRESS_FILE, newline="") as rows:
                 newest = deque(csv.DictReader(rows), maxlen=1)[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from lockstep import settings
@@ -15,13 +16,14 @@ from lockstep.trackers.values import Outcome, parameters_in, run_key
 
 __all__ = [
     "MLFLOW_STATUS",
+    "Login",
     "earlier_run",
     "experiment_id_of",
     "file_store_allowed",
+    "log_in",
     "mlflow_name",
     "mlflow_parameters",
     "run_tags",
-    "use_login",
 ]
 
 MLFLOW_STATUS: dict[Outcome, str] = {
@@ -38,14 +40,57 @@ _LONGEST_VALUE = 6000
 _NOT_IN_NAMES = re.compile(r"[^\w\-./ ]")
 
 
-def use_login(token: str | None) -> None:
-    """Make MLflow log in with what ``lockstep.init()`` has set, and with ``token``.
+_LOGIN = ("MLFLOW_TRACKING_", "MLFLOW_HTTP_", "MLFLOW_S3_", "DATABRICKS_")
+_NO_LOGIN = "MLFLOW_TRACKING_URI"
 
-    It takes that from this process's environment, each time it needs it.
-    """
+
+def log_in(token: str | None) -> None:
+    """Make all of this process's MLflow log in with what ``lockstep.init()`` has set, for good."""
     os.environ.update(init_variables("MLFLOW_", "DATABRICKS_"))
     if token is not None:
         os.environ["MLFLOW_TRACKING_TOKEN"] = token
+
+
+class Login:
+    """``with`` it, MLflow logs in with what ``lockstep.init()`` has set, and with ``token``.
+
+    MLflow takes that from this process's environment, each time it needs it. Afterwards that is as
+    it was, once no other login is under way.
+    """
+
+    _lock = threading.Lock()
+    _under_way: ClassVar[list[Login]] = []
+    _before: ClassVar[dict[str, str | None]] = {}
+
+    def __init__(self, token: str | None) -> None:
+        self._values = init_variables(*_LOGIN)
+        self._values.pop(_NO_LOGIN, None)
+        if token is not None:
+            self._values["MLFLOW_TRACKING_TOKEN"] = token
+        self._set: dict[str, str] = {}
+
+    def __enter__(self) -> None:
+        with self._lock:
+            for name, value in self._values.items():
+                if name in self._before or os.environ.get(name) != value:
+                    self._set[name] = value
+                    self._before.setdefault(name, os.environ.get(name))
+            self._under_way.append(self)
+            os.environ.update(self._set)
+
+    def __exit__(self, *details: object) -> None:
+        with self._lock:
+            self._under_way.remove(self)
+            for name, own in self._set.items():
+                others = [login._set[name] for login in self._under_way if name in login._set]
+                value = others[-1] if others else self._before.pop(name)
+                if not others and os.environ.get(name) != own:
+                    continue  # somebody else has changed it meanwhile
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+            self._set = {}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from lockstep.callback import LoggerCallback, Trial
@@ -58,7 +58,7 @@ class TrackedRun(ABC):
 class ServiceLoggerCallback(LoggerCallback, ABC):
     """Follows each trial with a ``TrackedRun``; where opening one failed, it is tried again.
 
-    A row that the service refuses, while it takes the one after it, is left out.
+    A row that the service refuses twice, while it takes a later one, is left out.
     """
 
     batched: ClassVar[bool] = True
@@ -69,6 +69,7 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}
         self._told: set[type[Exception]] = set()
+        self._missing = _Missing()
 
     @abstractmethod
     def open_run(self, trial: Trial) -> TrackedRun:
@@ -115,6 +116,7 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Ends the runs of trials that were interrupted or paused for good."""
         with ExitStack() as ends:  # every one of them, whichever fails
+            ends.callback(self._tell_what_is_missing)
             while self._followed:
                 _, followed = self._followed.popitem()
                 ends.callback(self._end, followed, "stopped")
@@ -128,10 +130,12 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
                 raise
             why = f" ({type(error).__name__}: {error})"
         if followed.missing:
-            raise LockstepError(
-                f"{followed.missing} of the run's reports are not at the service{why}; "
-                "progress.csv has every report"
-            )
+            self._missing.add(followed.missing, why)
+
+    def _tell_what_is_missing(self) -> None:
+        missing, self._missing = self._missing, _Missing()
+        if missing.runs:
+            raise LockstepError(str(missing))
 
     def _attempt(self, action: Callable[..., object], *arguments: Any) -> None:
         try:
@@ -142,8 +146,30 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
                 raise
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {**vars(self), "_followed": {}, "_told": set()}
+        kept = {**vars(self), "_followed": {}, "_told": set(), "_missing": _Missing()}
         return {**kept, **dict.fromkeys(self.secrets)}
+
+
+@dataclass
+class _Missing:
+    """What the runs that have ended lack, told once for all of them."""
+
+    runs: int = 0
+    reports: int = 0
+    why: str = ""
+
+    def add(self, reports: int, why: str) -> None:
+        self.runs += 1
+        self.reports += reports
+        self.why = self.why or why
+
+    def __str__(self) -> str:
+        if self.runs == 1:
+            whose, where = "of the run's reports", "progress.csv has every report"
+        else:
+            whose = f"reports of {self.runs} runs"
+            where = "the progress.csv of each run has every report"
+        return f"{self.reports} {whose} are not at the service{self.why}; {where}"
 
 
 class _Followed:
@@ -157,6 +183,7 @@ class _Followed:
         self._at_once: int | None = None
         self._refused_alone = False
         self._left_out = 0
+        self._was_full = False
 
     @property
     def missing(self) -> int:
@@ -168,7 +195,8 @@ class _Followed:
             self.rows.append(row)
             return
         self._left_out += 1
-        if self._left_out == 1:
+        if not self._was_full:
+            self._was_full = True
             raise OverflowError(
                 f"{MAX_ROWS} rows wait for the service and no more are kept for it; progress.csv "
                 "has every report"
@@ -211,14 +239,28 @@ class _Followed:
             self._at_once, self._refused_alone = 1, count == 1
             if count > 1 or len(self.rows) == 1:
                 raise
-            run.log([self.rows[1]])  # raises where it is not about the row
-            del self.rows[1]
-            self._left_out += 1
+            self._log_another(run)
+            try:
+                run.log([self.rows[0]])  # the service may have come back in between
+            except Exception:
+                self._left_out += 1
         else:
             if self._at_once is not None:
                 self._at_once = 2 * count if 2 * count < run.rows_at_once else None
         for _ in range(count):
             self.rows.popleft()
+
+    def _log_another(self, run: TrackedRun) -> None:
+        """Send the second row, or else the last; raises where it is not about the rows."""
+        try:
+            run.log([self.rows[1]])
+        except Exception:
+            if len(self.rows) == 2:
+                raise
+            run.log([self.rows[-1]])
+            del self.rows[-1]
+        else:
+            del self.rows[1]
 
     @contextmanager
     def _leaving_alone_on_error(self) -> Iterator[None]:

@@ -18,7 +18,8 @@ class CallbackState:
 
     Kept after each checkpoint, at the end of a trial and at the end of all, from the callback's own
     thread: what a restored run starts with is usually as new as its checkpoint, older if the
-    callback was behind. ``interval_s``: how long to leave it as it is, the last time excepted.
+    callback was behind. ``interval_s``: how long to leave it as it is, the last time excepted; what
+    comes sooner is postponed.
     """
 
     def __init__(self, callback: Callback, number: int, interval_s: float = 0.0) -> None:
@@ -26,13 +27,26 @@ class CallbackState:
         self._file = f"callback_{type(callback).__name__}_{number}.pkl"
         self._interval_s = interval_s
         self._not_before = 0.0
+        self._postponed: str | None = None
         self.is_used = type(callback).get_state is not Callback.get_state
+
+    @property
+    def postponed(self) -> str | None:
+        """The directory of what is still to be kept."""
+        return self._postponed
+
+    @property
+    def wait_s(self) -> float:
+        """In how many seconds the state may be kept again."""
+        return max(0.0, self._not_before - time.monotonic())
 
     def keep(self, directory: str, last: bool = False) -> None:
         """Ask for the state and write it, unless it is None."""
         now = time.monotonic()
         if now < self._not_before and not last:
+            self._postponed = directory
             return
+        self._postponed = None
         self._not_before = now + self._interval_s
         state = self._callback.get_state()
         if state is not None:

@@ -172,17 +172,18 @@ class CallbackDispatcher:
     def after_files(self, done: Callable[[], None]) -> None:
         """Call ``done``, in another thread, when those that use a run's directory are up to date.
 
-        The run's own files hold everything so far then. Other callbacks have ``flush_s`` for that.
+        The run's own files hold everything so far then. Other callbacks have ``flush_s`` for that;
+        one that needed longer is not waited for again before it has caught up.
         """
-        waiting = [lane for lane in self._lanes if lane.uses_directory and lane.thread.is_alive()]
-        if not waiting:
-            done()
-            return
+        users = [lane for lane in self._lanes if lane.uses_directory and lane.thread.is_alive()]
+        waiting = [lane for lane in users if not lane.is_late]
         patience = _Patience(waiting, done)
         if not all(lane.is_file for lane in waiting):
             patience.limit(self._flush_s)
-        for lane in waiting:
-            lane.put((_Lane.passed, patience.arrived))
+        for lane in users:
+            lane.ask(patience.arrived)
+        if not waiting:
+            done()
 
     def close(self) -> None:
         """Waits up to ``flush_s`` for what is queued, names the callbacks that are not done.
@@ -229,10 +230,16 @@ class _Patience:
         self._timer: threading.Timer | None = None
 
     def limit(self, seconds: float) -> None:
-        others = [lane for lane in self._awaited if not lane.is_file]
-        self._timer = threading.Timer(seconds, self.arrived, others)
+        self._timer = threading.Timer(seconds, self._give_up)
         self._timer.daemon = True
         self._timer.start()
+
+    def _give_up(self) -> None:
+        with self._lock:
+            late = [lane for lane in self._awaited if not lane.is_file]
+        for lane in late:
+            lane.was_late = True
+        self.arrived(*late)
 
     def arrived(self, *lanes: _Lane) -> None:
         with self._lock:
@@ -296,6 +303,8 @@ class _Lane:
         self.batched = isinstance(callback, Callback) and callback.batched
         self.is_file = self.batched and self._limit is None
         self.uses_directory = getattr(callback, "uses_directory", Callback.uses_directory)
+        self.was_late = False
+        self._asked = self._answered = 0
         self._on_problem = on_problem
         self._told: set[tuple[str, str]] = set()
         self._closing = threading.Event()
@@ -312,6 +321,18 @@ class _Lane:
             what = f"is {self._limit} events behind and misses some; progress.csv has every report"
             trial_hook = isinstance(self.callback, Callback)
             self._tell("late", "on_trial_result" if trial_hook else "after_report", what)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is still behind with what it was once too late for."""
+        if self._answered == self._asked:
+            self.was_late = False
+        return self.was_late
+
+    def ask(self, arrived: Callable[[_Lane], None]) -> None:
+        """Calls ``arrived`` when everything before is delivered."""
+        self._asked += 1
+        self.put((_Lane.passed, arrived))
 
     def finish(self) -> None:
         """Lets the thread end once the queue is drained."""
@@ -397,6 +418,7 @@ class _Lane:
     def passed(self, arrived: Callable[[_Lane], None]) -> None:
         if self.batched:
             self._call("flush_batch")
+        self._answered += 1
         arrived(self)
 
     def _all(self, trial: Trial) -> Sequence[Trial]:
@@ -405,12 +427,13 @@ class _Lane:
     def _run(self) -> None:
         event: tuple[Any, ...] | None = ()
         while event is not None and not self._abandoned:
-            event = self._queue.get()
+            event = self._next()
             if self.batched:
                 self._closing.wait(BATCH_S)
             delivered = 0
             while event is not None and not self._abandoned:
                 event[0](self, *event[1:])
+                self._keep_postponed()
                 delivered += 1
                 if self.batched and delivered % _PAUSE_EVERY == 0:
                     if delivered % _FLUSH_EVERY == 0:
@@ -422,6 +445,22 @@ class _Lane:
                     break
             if self.batched:
                 self._call("flush_batch")
+        self._keep_postponed(last=True)
+
+    def _next(self) -> tuple[Any, ...] | None:
+        while self._state is not None and self._state.postponed is not None:
+            try:
+                return self._queue.get(timeout=self._state.wait_s)
+            except Empty:
+                if self._abandoned:
+                    return None
+                self._keep_postponed()
+        return self._queue.get()
+
+    def _keep_postponed(self, last: bool = False) -> None:
+        state = self._state
+        if state is not None and state.postponed is not None and (last or not state.wait_s):
+            self._with_state("get_state", state.postponed, last=last)
 
     def _with_state(self, hook: str, directory: str, **options: Any) -> None:
         """Keep the callback's state, or give it back."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.trackers.comet import end_experiment, open_experiment
+from lockstep.trackers.comet import comet_arguments, end_experiment, open_experiment
 from lockstep.trackers.credentials import check_comet_key, read_key, require
 from lockstep.trackers.values import Outcome, parameters_in, run_key
 from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
@@ -41,12 +41,14 @@ def setup_comet(
 
     Raises:
         ImportError: comet_ml is not installed.
+        TypeError: Comet does not know an argument.
         ValueError: there is no key, and one is needed.
     """
     require("comet_ml", "comet", "setup_comet()")
     parameters = parameters_in(checked_config(config, "setup_comet"))
     if isinstance(tags, str):
         raise TypeError(f"setup_comet(tags={tags!r}): expected a list.")
+    named = comet_arguments("setup_comet", experiment_kwargs)
     worker = tracked_worker(rank_zero_only)
     if worker is None:
         return StandIn()
@@ -57,7 +59,7 @@ def setup_comet(
         "auto_output_logging": False,
         "auto_log_co2": False,
         "display_summary_level": 0,
-        **experiment_kwargs,
+        **named,
     }
     experiment = open_experiment(
         online=online,

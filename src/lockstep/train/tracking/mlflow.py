@@ -11,9 +11,9 @@ from lockstep.trackers.mlflow_client import (
     earlier_run,
     experiment_id_of,
     file_store_allowed,
+    log_in,
     mlflow_parameters,
     run_tags,
-    use_login,
 )
 from lockstep.trackers.values import Outcome
 from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
@@ -64,7 +64,7 @@ def setup_mlflow(
     check_databricks(tracking_uri)
     import mlflow
 
-    use_login(tracking_token)
+    log_in(tracking_token)
     if tracking_uri is not None:
         mlflow.set_tracking_uri(tracking_uri)
     if registry_uri is not None:
@@ -83,7 +83,9 @@ def setup_mlflow(
     if earlier is None:
         own = run_tags(*identity) if worker.trial_id else {}
         run = mlflow.start_run(
-            experiment_id=experiment, run_name=run_name or worker.name, tags={**own, **(tags or {})}
+            experiment_id=experiment,
+            run_name=run_name or worker.name,
+            tags={**own, **(tags or {})},
         )
     else:
         run = mlflow.start_run(run_id=earlier.info.run_id)
