@@ -149,15 +149,21 @@ def test_what_is_not_gone_on_with_stays_over(tmp_path: Path) -> None:
 
 
 class CountsJournals(BasicVariantGenerator):
-    """Notes how many journals in ``within`` are in memory while it is told what had happened."""
+    """Notes how many journals in ``within`` are in memory while it is told what had happened.
+
+    Those of other tests' results may be, too. An attribute of the class would not do for
+    ``within``: a class that is sent by value comes back with what it had then.
+    """
 
     most = 0
-    within = ""
+
+    def __init__(self, within: str) -> None:
+        super().__init__(random_state=1)
+        self._within = within
 
     def on_trial_result(self, trial_id: str, result: Any) -> None:
-        # Results of earlier tests may still be alive: theirs do not count.
         journals = [thing for thing in gc.get_objects() if type(thing) is RunRecords]
-        alive = sum(journal._path.startswith(self.within) for journal in journals)
+        alive = sum(journal._path.startswith(self._within) for journal in journals)
         CountsJournals.most = max(CountsJournals.most, alive)
 
 
@@ -166,10 +172,10 @@ def test_restoring_holds_the_journals_of_few_trials(tmp_path: Path) -> None:
         for i in range(3):
             tune.report({"i": i})
 
-    searcher: Searcher = CountsJournals(random_state=1)
+    searcher: Searcher = CountsJournals(str(tmp_path))
     run = {"storage_path": tmp_path, "name": "e"}
     fit(trial, search_alg=searcher, num_samples=12, max_concurrent_trials=1, run=run)
-    CountsJournals.most, CountsJournals.within = 0, str(tmp_path)
+    CountsJournals.most = 0
     grid = Tuner.restore(tmp_path / "e").fit()
     assert grid.num_terminated == 12
     assert 1 <= CountsJournals.most <= 3
