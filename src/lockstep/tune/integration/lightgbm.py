@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lockstep.tune.integration.reporting import BoosterReporter, Metrics
+from lockstep.tune.integration.reporting import BoosterReporter, WithoutModel
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
@@ -52,14 +51,5 @@ class TuneReportCheckpointCallback(BoosterReporter):
             return importlib.import_module("lightgbm").Booster(model_file=path)
 
 
-class TuneReportCallback(TuneReportCheckpointCallback):
+class TuneReportCallback(WithoutModel, TuneReportCheckpointCallback):
     """Reports after each iteration, and no model."""
-
-    def __init__(
-        self,
-        metrics: Metrics | None = None,
-        results_postprocessing_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-    ) -> None:
-        super().__init__(
-            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
-        )

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.checkpoint import Checkpoint
 from lockstep.train import api, session
 
-__all__ = ["BoosterReporter", "Metrics", "MetricsChoice"]
+__all__ = ["BoosterReporter", "Metrics", "MetricsChoice", "WithoutModel"]
 
 Metrics = str | Sequence[str] | Mapping[str, str]
 """A name, names, or a dict from the name to report to the library's own."""
@@ -109,3 +109,16 @@ class BoosterReporter:
         with tempfile.TemporaryDirectory(prefix="lockstep-booster-") as directory:
             save(os.path.join(directory, self._filename))
             current.save_checkpoint(Checkpoint(directory), of_last_report=True)
+
+
+class WithoutModel(BoosterReporter):
+    """The part of a callback that reports metrics only."""
+
+    def __init__(
+        self,
+        metrics: Metrics | None = None,
+        results_postprocessing_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(
+            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
+        )

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from lockstep.tune.integration.reporting import BoosterReporter, Metrics
+from lockstep.tune.integration.reporting import BoosterReporter, WithoutModel
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
@@ -64,17 +64,8 @@ class TuneReportCheckpointCallback(BoosterReporter):
         return booster
 
 
-class TuneReportCallback(TuneReportCheckpointCallback):
+class TuneReportCallback(WithoutModel, TuneReportCheckpointCallback):
     """Reports after each iteration, and no model."""
-
-    def __init__(
-        self,
-        metrics: Metrics | None = None,
-        results_postprocessing_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-    ) -> None:
-        super().__init__(
-            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
-        )
 
 
 def _save_of(model: Any) -> Callable[[str], Any] | None:
