@@ -26,9 +26,11 @@ from lockstep.train import (
     get_context,
     get_dataset_shard,
 )
+from lockstep.train.controller import Controller
 from lockstep.tune import Callback, ResultGrid, TuneConfig, Tuner
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
+from tests.faulty import Faults, faulty_filesystem
 from tests.integration.tuning import fit, note, notes, tuner
 
 
@@ -465,6 +467,42 @@ def test_fail_fast(tmp_path: Path) -> None:
     assert len(notes(tmp_path, "ran")) <= 3
     with pytest.raises(ValueError, match="at once"):
         fit(fail, space, fail_fast="raise")
+
+
+def test_fail_fast_lets_a_trial_that_is_done_finish_its_uploads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage stalls under the first trial; the second fails when the first has left."""
+    faults = Faults(tmp_path / "faults")
+    faults.add("move", kind="stall", path="x=0")
+
+    real_interrupt = Controller.interrupt
+
+    def interrupt(self: Controller, **how: Any) -> None:
+        real_interrupt(self, **how)
+        self._loop.call_soon(faults.clear)  # after the interrupt itself, which waits there, too
+
+    monkeypatch.setattr(Controller, "interrupt", interrupt)
+
+    def fail(config: dict[str, Any]) -> None:
+        if config["x"] == 0:
+            tune.report({"a": 1})
+            note(tmp_path, "pid", str(os.getpid()))
+            return
+        while not notes(tmp_path, "pid"):
+            time.sleep(0.005)
+        while os.path.exists(f"/proc/{notes(tmp_path, 'pid')[0]}"):
+            time.sleep(0.005)
+        raise ValueError("at last")
+
+    storage = {
+        "storage_path": "runs",
+        "storage_filesystem": faulty_filesystem(tmp_path / "remote", faults),
+    }
+    grid = fit(fail, {"x": tune.grid_search([0, 1])}, fail_fast=True, run=storage)
+    done, failed = grid
+    assert (done.error, done.metrics["a"]) == (None, 1)
+    assert "at last" in str(failed.error)
 
 
 def test_what_cannot_be_sent_is_said_before_anything_runs() -> None:
