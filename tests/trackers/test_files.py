@@ -284,17 +284,50 @@ class TestBoth:
         callback.log_trial_end(trial)
         assert self.rows(tmp_path) == [0, 1, 2, 3]
 
+    def through_dispatcher(
+        self, callback: LoggerCallback, trial: Trial, results: Json
+    ) -> list[str]:
+        """One run that reports ``results``; what the user was told."""
+        context = RunContext(RunConfig(), trial.trial_id, trial.path, "x", None, ScalingConfig())
+        problems: list[str] = []
+        dispatcher = CallbackDispatcher([callback], problems.append, 30.0)
+        dispatcher.start(trial, context)
+        for iteration, result in enumerate(results, 1):
+            dispatcher.report(iteration, trial, result, [result], None)
+        dispatcher.end(len(results), trial, failed=False)
+        dispatcher.close()
+        return problems
+
     def test_five_thousand_reports_through_the_dispatcher(
         self, tmp_path: Path, kind: type[LoggerCallback]
     ) -> None:
-        trial = make_trial(tmp_path)
-        context = RunContext(RunConfig(), trial.trial_id, trial.path, "x", None, ScalingConfig())
-        problems: list[str] = []
-        dispatcher = CallbackDispatcher([kind()], problems.append, 30.0)
-        dispatcher.start(trial, context)
-        for epoch in range(5000):
-            dispatcher.report(epoch + 1, trial, {"epoch": epoch}, [{"epoch": epoch}], None)
-        dispatcher.end(5000, trial, failed=False)
-        dispatcher.close()
-        assert problems == []
+        results: Json = [{"epoch": epoch} for epoch in range(5000)]
+        assert self.through_dispatcher(kind(), make_trial(tmp_path), results) == []
         assert self.rows(tmp_path) == list(range(5000))
+
+    @pytest.mark.parametrize("hook", ["log_trial_result", "on_trial_result"])
+    def test_a_subclass_sees_the_results_and_may_change_what_is_written(
+        self, tmp_path: Path, kind: type[LoggerCallback], hook: str
+    ) -> None:
+        def later(self: LoggerCallback, iteration: int, *args: Any, **info: Any) -> None:
+            result = info.pop("result", None) or args[-1]
+            changed = {"epoch": result["epoch"] + 10}
+            kind.log_trial_result(self, iteration, make_trial(tmp_path), changed)
+
+        subclass = type("Mine", (kind,), {hook: later})
+        results: Json = [{"epoch": epoch} for epoch in range(3)]
+        assert self.through_dispatcher(subclass(), make_trial(tmp_path), results) == []
+        assert self.rows(tmp_path) == [10, 11, 12]
+
+    def test_a_row_that_cannot_be_written_costs_no_other(
+        self, tmp_path: Path, kind: type[LoggerCallback]
+    ) -> None:
+        class Nameless:
+            def __repr__(self) -> str:
+                raise RuntimeError("no words")
+
+        results: Json = [{"epoch": epoch, "odd": 1} for epoch in range(4)]
+        results[1]["odd"] = results[2]["odd"] = Nameless()
+        (problem,) = self.through_dispatcher(kind(), make_trial(tmp_path), results)
+        assert f"{kind.__name__}.on_trial_result raised RuntimeError: no words" in problem
+        assert self.rows(tmp_path) == [0, 3]

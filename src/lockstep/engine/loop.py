@@ -16,15 +16,44 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["EventLoop", "Timer"]
+__all__ = ["BriskWait", "EventLoop", "Timer"]
 
 
 BRISK_S = 2e-4
 BRISK_WAITS = 16
 """After so many waits that were shorter than ``BRISK_S``, the next one does not sleep at once."""
 
-# Lets the workers run that are waited for, where there are fewer cores than processes.
+# Lets those run that are waited for, where there are fewer cores than processes.
 _yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
+class BriskWait:
+    """Waits for files as ``poll`` does; when the last waits were all short, without sleeping first.
+
+    To fall asleep and be woken takes longer than what is waited for, where one report follows the
+    other.
+    """
+
+    __slots__ = ("_poll", "_short_waits")
+
+    def __init__(self, poll: Callable[..., list[tuple[int, int]]]) -> None:
+        self._poll = poll
+        self._short_waits = 0
+
+    def __call__(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        """What is ready, after ``timeout`` at the latest."""
+        if self._short_waits >= BRISK_WAITS and timeout != 0:
+            patience = time.perf_counter() + BRISK_S
+            while time.perf_counter() < patience:
+                found = self._poll(0)
+                if found:
+                    return found
+                _yield_cpu()
+            self._short_waits = 0
+        begun = time.perf_counter()
+        found = self._poll(timeout)
+        self._short_waits = self._short_waits + 1 if time.perf_counter() - begun < BRISK_S else 0
+        return found
 
 
 class Timer:
@@ -53,7 +82,7 @@ class EventLoop:
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
-        self._short_waits = 0
+        self._wait = BriskWait(self._poller.poll)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -98,7 +127,8 @@ class EventLoop:
 
     def run_once(self) -> None:
         """Wait for something to happen and handle it."""
-        ready = [(fd, mask, self._watched[fd]) for fd, mask in self._poll() if fd in self._watched]
+        found = self._wait(self._timeout())
+        ready = [(fd, mask, self._watched[fd]) for fd, mask in found if fd in self._watched]
         for fd, mask, callbacks in ready:
             on_read, on_write = callbacks
             # A callback before this one may have closed the file, and opened another in its place.
@@ -129,23 +159,6 @@ class EventLoop:
             self._poller.close()
         for fd in pipe:
             os.close(fd)
-
-    def _poll(self) -> list[tuple[int, int]]:
-        timeout = self._timeout()
-        if self._short_waits >= BRISK_WAITS and timeout != 0:
-            # To fall asleep and be woken would take longer than what is waited for: reports come
-            # one after the other.
-            patience = time.perf_counter() + BRISK_S
-            while time.perf_counter() < patience:
-                found: list[tuple[int, int]] = self._poller.poll(0)
-                if found:
-                    return found
-                _yield_cpu()
-            self._short_waits = 0
-        begun = time.perf_counter()
-        found = self._poller.poll(timeout)
-        self._short_waits = self._short_waits + 1 if time.perf_counter() - begun < BRISK_S else 0
-        return found
 
     def _timeout(self) -> float | None:
         if self._soon:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from lockstep.engine.base import Channel, Posted
-from lockstep.engine.loop import EventLoop
+from lockstep.engine.loop import BriskWait, EventLoop
 
 __all__ = [
     "Connection",
@@ -205,8 +205,9 @@ class SocketChannel(Channel):
         self._unread: deque[Any] = deque()
         self._busy = False
         self._interrupted = False
-        self._incoming = select.poll()
-        self._incoming.register(sock.fileno(), select.POLLIN)
+        incoming = select.poll()
+        incoming.register(sock.fileno(), select.POLLIN)
+        self._wait = BriskWait(incoming.poll)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
         self._closing = threading.Event()
@@ -238,7 +239,7 @@ class SocketChannel(Channel):
     def receive(self) -> Any:
         """See :class:`Channel`."""
         if not self._unread:
-            self._incoming.poll()
+            self._wait()
             self._undisturbed(self._read)
         return self._unread.popleft()
 

@@ -40,8 +40,8 @@ STATE_S = 1.0
 BATCH_S = 0.25
 # A long batch would hold the interpreter lock for 5 ms and more at a time, and the driver's answers
 # to the workers would wait for it: pause now and then, and do not leave all the writing to the end.
-_PAUSE_EVERY = 16
-_FLUSH_EVERY = 64
+# Not too often: each pause has the driver's thread wait once more.
+_PAUSE_EVERY = 64
 _PAUSE_S = 1e-4
 
 
@@ -372,12 +372,7 @@ class _Lane:
         metrics_by_rank: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
-        if self.batched:
-            # Our own: it changes nothing, so it needs no copies, and it only takes the row.
-            self._call(
-                "on_trial_result", iteration=iteration, trials=(), trial=trial, result=result
-            )
-        elif isinstance(self.callback, Callback):
+        if isinstance(self.callback, Callback):
             trial = _own(trial)
             self._call(
                 "on_trial_result",
@@ -425,27 +420,53 @@ class _Lane:
         return [trial] if self._trials is None else self._trials
 
     def _run(self) -> None:
-        event: tuple[Any, ...] | None = ()
+        event = self._next()
         while event is not None and not self._abandoned:
-            event = self._next()
             if self.batched:
                 self._closing.wait(BATCH_S)
-            delivered = 0
-            while event is not None and not self._abandoned:
-                event[0](self, *event[1:])
+            while event and not self._abandoned:
+                if self.batched and event[0] is _Lane.reported:
+                    event = self._take_rows(event)
+                else:
+                    event[0](self, *event[1:])
+                    event = self._waiting()
                 self._keep_postponed()
-                delivered += 1
-                if self.batched and delivered % _PAUSE_EVERY == 0:
-                    if delivered % _FLUSH_EVERY == 0:
-                        self._call("flush_batch")
-                    time.sleep(_PAUSE_S)
-                try:
-                    event = self._queue.get_nowait()
-                except Empty:
-                    break
             if self.batched:
                 self._call("flush_batch")
+            if event is not None:
+                event = self._next()
         self._keep_postponed(last=True)
+
+    def _take_rows(self, event: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        """Hand ``event`` and some of the reports behind it to a batched callback, then pause.
+
+        It is our own: it changes nothing, so it needs no copies, and it only takes the row. Returns
+        the event that comes then.
+        """
+        assert isinstance(self.callback, Callback)
+        take = self.callback.on_trial_result
+        for _ in range(_PAUSE_EVERY):
+            if not event or event[0] is not _Lane.reported or self._abandoned:
+                return event
+            _, _, iteration, trial, result, _, _ = event
+            self._enter("on_trial_result")
+            try:
+                take(iteration=iteration, trials=(), trial=trial, result=result)
+            except BaseException as error:
+                self._tell("raised", "on_trial_result", f"raised {_describe(error)}")
+            finally:
+                self._running = None
+            event = self._waiting()
+        self._call("flush_batch")
+        time.sleep(_PAUSE_S)
+        return event
+
+    def _waiting(self) -> tuple[Any, ...] | None:
+        """The next event if it is there already, else an empty one."""
+        try:
+            return self._queue.get_nowait()
+        except Empty:
+            return ()
 
     def _next(self) -> tuple[Any, ...] | None:
         while self._state is not None and self._state.postponed is not None:
@@ -471,15 +492,18 @@ class _Lane:
     def _call(self, hook: str, action: Callable[..., None] | None = None, **arguments: Any) -> None:
         if self._abandoned:
             return
-        self._running = (hook, time.monotonic())
-        if self._timer is None:
-            self._watch(SLOW_HOOK_S)
+        self._enter(hook)
         try:
             (action or getattr(self.callback, hook))(**arguments)
         except BaseException as error:
             self._tell("raised", hook, f"raised {_describe(error)}")
         finally:
             self._running = None
+
+    def _enter(self, hook: str) -> None:
+        self._running = (hook, time.monotonic())
+        if self._timer is None:
+            self._watch(SLOW_HOOK_S)
 
     def _watch(self, seconds: float) -> None:
         # One timer serves every hook called while it runs: starting a thread for each call would

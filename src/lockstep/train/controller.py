@@ -70,6 +70,10 @@ SYNC_INTERVAL_S = 10.0
 """How old the journal on remote storage may get between two checkpoints."""
 
 
+# One object for all: an engine packs a message that it has just sent only once.
+_GO_ON = m.Answer(False, [])
+
+
 class Controller:
     """Drives one run. Everything here runs on the loop's thread; many controllers may share one."""
 
@@ -413,7 +417,9 @@ class Controller:
 
     def _answer(self, action: e.Answer) -> None:
         known = len(self._reported)
-        answer = m.Answer(action.stop, [], action.notice)
+        answer = _GO_ON
+        if action.stop or action.notice is not None:
+            answer = m.Answer(action.stop, [], action.notice)
         for rank in action.ranks:
             if self._known_to[rank] < known:
                 news = self._reported[self._known_to[rank] :]
