@@ -342,6 +342,8 @@ def test_what_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for name, words in (
         ("no_such_run", "is neither a directory nor a name or trial id below "),
         (str(tmp_path), "is not the directory of a run"),
+        (str(tmp_path / "none"), "is neither a directory nor a name or trial id below "),
+        ("../none", "is neither a directory nor a name or trial id below "),
         ("nope://bucket/run", "unknown scheme"),
     ):
         assert cli.main(["show", name]) == 1
@@ -358,6 +360,21 @@ def test_a_results_root_that_is_not_there(
     monkeypatch.setenv("LOCKSTEP_STORAGE", str(tmp_path / "none"))
     assert cli.main(["stack", "x"]) == 1
     assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    result = fit(lambda: train.report({"x": 1}), workers=1, storage_path=str(tmp_path))
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep", "show", result.path],
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            timeout=50,
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize("arguments", [[], ["stack"], ["stack", "a", "b"], ["dance", "a"]])

@@ -43,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         code: int = options.command(options.run)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who reads (less, head) has seen enough; what is buffered has nowhere to go at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
     except (LockstepError, OSError, ValueError) as error:
         print(f"lockstep {options.name}: {error}", file=sys.stderr)
         return 1
@@ -79,7 +86,7 @@ def _find_run(text: str) -> Storage:
     root = open_storage(settings.results_root())
     if "://" in text or os.path.isdir(os.path.expanduser(text)):
         place = open_storage(text)
-    elif root.is_directory(text):
+    elif not os.path.isabs(text) and ".." not in Path(text).parts and root.is_directory(text):
         place = root.child(text)
     else:
         found = next(chain(_runs_named(root, text), _runs_elsewhere(text)), None)

@@ -157,6 +157,10 @@ class TrainingInterrupted(KeyboardInterrupt):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.result)
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: it was asked for, so where it happened says nothing."""
+        return [str(self)]
+
 
 class TrainingPreempted(SystemExit):
     """The driver got a SIGTERM during ``fit()``; the run was saved and stopped, and restores.

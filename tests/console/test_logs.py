@@ -176,11 +176,39 @@ def test_nothing_is_lost_reordered_or_late(seed: int) -> None:
     assert shown == said
 
 
-def test_a_flood_is_held_in_a_bounded_number_of_lines() -> None:
+@pytest.mark.parametrize("length", [10, 9_000])
+def test_a_flood_is_held_in_a_bounded_number_of_lines(length: int) -> None:
     collapser = LineCollapser(2)
     out: list[Line] = []
-    for number in range(5000):
-        out += collapser.feed(0, f"line {number}", 0.0)
-    assert len(out) > 4000
+    lines = [f"line {number:<{length - 5}}" for number in range(12_000)]
+    for line in lines:
+        out += collapser.feed(0, line, 0.0)
+    assert len(lines) - len(out) <= min(8_192, 1_000_000 // length)
     out += collapser.flush(math.inf)
-    assert [line.text for line in out] == [f"line {number}" for number in range(5000)]
+    assert [line.text for line in out] == lines
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_as_much_as_is_read_at_once_is_collapsed(world_size: int) -> None:
+    collapser = LineCollapser(world_size)
+    out: list[Line] = []
+    everyone = tuple(range(world_size))
+    for chunk in range(3):
+        for rank in everyone:
+            for number in range(5_000):
+                out += collapser.feed(rank, f"line {chunk} {number}", 0.01 * chunk)
+    assert out == [
+        Line(everyone, f"line {chunk} {number}") for chunk in range(3) for number in range(5_000)
+    ]
+
+
+def test_a_rank_that_repeats_itself_without_end_is_held_briefly() -> None:
+    collapser = LineCollapser(2)
+    out: list[Line] = []
+    for _ in range(1_000):
+        out += collapser.feed(0, "again", 0.0)
+    assert len(out) > 900
+    out += collapser.feed(1, "again", 0.0)
+    assert out.count(Line((0, 1), "again")) == 1
+    out += collapser.flush(math.inf)
+    assert len(out) == 1_000

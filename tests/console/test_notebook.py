@@ -25,11 +25,11 @@ def run_cell(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
-    def run(source: str) -> list[Any]:
+    def run(source: str, *, raises: bool = False) -> list[Any]:
         v4: Any = nbformat.v4
         sources = SETUP.format(src=str(SRC)), source
         notebook = v4.new_notebook(cells=[v4.new_code_cell(text) for text in sources])
-        NotebookClient(notebook, timeout=50, kernel_name="python3").execute()
+        NotebookClient(notebook, timeout=50, kernel_name="python3", allow_errors=raises).execute()
         outputs: list[Any] = notebook.cells[1].outputs
         return outputs
 
@@ -96,3 +96,17 @@ display.start(status("starting", num_workers=0))
     )
     assert [output.output_type for output in outputs] == ["stream"]
     assert "run directory /results/exp/<my_run>" in outputs[0].text
+
+
+def test_an_interrupted_run_shows_its_sentence_and_no_traceback(run_cell: Any) -> None:
+    (error,) = run_cell(
+        """
+from lockstep.errors import TrainingInterrupted
+def fit():
+    raise TrainingInterrupted("Interrupted: 3 report(s) are kept.")
+fit()
+""",
+        raises=True,
+    )
+    assert (error.output_type, error.ename) == ("error", "TrainingInterrupted")
+    assert error.traceback == ["Interrupted: 3 report(s) are kept."]

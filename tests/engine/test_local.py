@@ -15,9 +15,11 @@ import pytest
 
 from lockstep.engine import GroupSpec
 from lockstep.engine.base import Engine
+from lockstep.engine.forkserver import CLOSE_SIGNAL
 from lockstep.engine.local import LocalEngine
 from lockstep.errors import EngineError, InsufficientResourcesError
-from tests.engine.driving import driven, lives, wait_until
+from lockstep.settings import THREAD_VARIABLES
+from tests.engine.driving import driven, lives, members, wait_until
 
 shared = LocalEngine()  # its fork server serves all tests of this module
 
@@ -126,7 +128,7 @@ def test_random_generators_differ_between_ranks_and_runs(engine: Engine) -> None
 
 
 def test_threads_per_worker(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with driven(engine, "facts", size=2, payload=b"OMP_NUM_THREADS") as run:
         run.until_ended()
@@ -136,6 +138,19 @@ def test_threads_per_worker(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
     with driven(engine, "facts", size=2, payload=b"OMP_NUM_THREADS") as run:
         run.until_ended()
         assert run.messages[1][0]["environment"] == {"OMP_NUM_THREADS": "7"}
+
+
+@pytest.mark.parametrize("share", [1, 3])
+def test_threads_of_a_library_that_was_loaded_before(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, share: int
+) -> None:
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with driven(engine, "blas_threads", size=2, preload=("numpy",), cpus_per_worker=share) as run:
+        run.until_ended()
+    (found,), (other,) = run.messages
+    assert found == other
+    assert set(found) == {share}
 
 
 def test_gpus_that_are_not_there(engine: Engine) -> None:
@@ -167,6 +182,13 @@ def test_exit_handlers_and_threads_run_at_the_end(engine: Engine) -> None:
     with driven(engine, "at_exit") as run:
         assert run.until_ended() == [0]
         assert run.text() == "function\nthread\nhandler 2\nhandler 1\n"
+
+
+def test_a_thread_that_holds_the_end_up_is_named(engine: Engine) -> None:
+    with driven(engine, "leave_a_thread") as run:
+        wait_until(lambda: b"its thread(s) endless go on" in run.output[0])
+        run.group.kill()
+        assert run.until_ended() == [-9]
 
 
 def test_streams(engine: Engine) -> None:
@@ -353,10 +375,29 @@ def test_closing_does_not_wait_for_a_slow_import(
     (tmp_path / "slow_import.py").write_text("import time; time.sleep(60)")
     monkeypatch.syspath_prepend(str(tmp_path))
     with driven(fresh, "facts", preload=("slow_import",)):
-        pass
-    started = time.monotonic()
+        (server,) = fresh._servers.values()
     fresh.close()
-    assert time.monotonic() - started < 4  # by its signal: it is killed only after 5
+    # Had it not listened, it would have been killed in the end.
+    assert server.ending() == f"killed by signal {int(CLOSE_SIGNAL)}"
+
+
+@pytest.mark.parametrize(("how", "code"), [("interrupt", 130), ("kill", -9)])
+def test_stopping_does_not_wait_for_a_slow_import(
+    fresh: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, code: int
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (tmp_path / "slow_import.py").write_text(f"open({str(gate)!r}).close()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with driven(fresh, "facts", size=2, preload=("slow_import",)) as run:
+        getattr(run.group, how)()
+        assert run.until_ended() == [code, code]
+        with open(gate, "w"):  # the import goes on, and the server finds what was asked of it
+            pass
+    with driven(fresh, "facts", size=2, preload=("slow_import",)) as run:
+        assert run.until_ended() == [0, 0]
+        server = run.messages[0][0]["server"]
+    wait_until(lambda: members(server) == [server])
 
 
 def test_groups_from_several_threads(engine: Engine) -> None:

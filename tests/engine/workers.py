@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import multiprocessing
 import os
 import random
@@ -75,6 +76,15 @@ def randoms(channel: Channel) -> int:
 
 def _double(number: int) -> int:
     return 2 * number
+
+
+def blas_threads(channel: Channel) -> int:
+    """Tell how many threads NumPy's linear algebra uses."""
+    channel.receive()
+    assert "numpy" in sys.modules, "preloaded"
+    pools = importlib.import_module("threadpoolctl").threadpool_info()
+    channel.send([pool["num_threads"] for pool in pools if pool["user_api"] == "blas"])
+    return 0
 
 
 def use_multiprocessing(channel: Channel) -> int:
@@ -172,6 +182,13 @@ def at_exit(channel: Channel) -> int:
     atexit.register(print, "handler 2")
     threading.Timer(0.05, print, ("thread",)).start()
     print("function")
+    return 0
+
+
+def leave_a_thread(channel: Channel) -> int:
+    """Leave a thread that does not end."""
+    channel.receive()
+    threading.Thread(target=time.sleep, args=(FOREVER_S,), name="endless").start()
     return 0
 
 

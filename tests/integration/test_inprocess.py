@@ -24,6 +24,7 @@ from lockstep.train import (
 )
 from lockstep.train.session import current
 from lockstep.tune import Callback
+from tests.console.terminal import on_terminal
 from tests.integration.runs import failure, fit, run_script
 
 
@@ -167,6 +168,46 @@ def test_what_the_function_prints_is_shown_as_it_is(capsys: pytest.CaptureFixtur
     assert (result.log_dir / "logs" / "rank_0.log").read_text() == "plainly\n"
 
 
+def test_without_standard_streams_it_goes_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+
+    def function() -> None:
+        print("unseen", flush=True)
+        sys.stderr.write("too\n")
+
+    result = fit(function, workers=0)
+    assert sys.stdout is sys.stderr is None
+    assert (result.log_dir / "logs" / "rank_0.log").read_text() == "unseen\ntoo\n"
+
+
+def test_a_function_may_remove_the_directory_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def function() -> None:
+        os.environ["LEFT_BEHIND"] = "1"
+        os.chdir("/")
+        here.rmdir()
+
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert fit(function, workers=0).state == "finished"
+    assert "LEFT_BEHIND" not in os.environ
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_current_directory_that_is_gone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    error = failure(lambda: None, workers=workers, storage_path=str(tmp_path))
+    assert "he current directory, in which workers would start, has been removed" in str(error)
+
+
 def test_breakpoint_stops_in_the_function(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,
@@ -244,3 +285,21 @@ def test_torch_works_in_process() -> None:
     with pytest.raises(WorkerGroupError, match="once"):
         trainer(failing).fit()
     assert trainer(failing, max_failures=1).fit().metrics["shape"] == [3, 1]
+
+
+def test_an_engine_in_this_process_leaves_the_terminal_to_the_function(tmp_path: Path) -> None:
+    code = f"""
+import lockstep
+from lockstep.train import DataParallelTrainer, RunConfig
+def train_func():
+    breakpoint()
+lockstep.init(engine="inprocess")
+DataParallelTrainer(train_func, run_config=RunConfig(storage_path={str(tmp_path)!r})).fit()
+"""
+    with on_terminal(code) as terminal:
+        terminal.wait_for("(Pdb)")
+        terminal.type_line("p 6 * 7")
+        terminal.wait_for("42")
+        terminal.type_line("c")
+        assert terminal.wait() == 0
+    assert "╭" not in terminal.text

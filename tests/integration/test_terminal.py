@@ -43,6 +43,7 @@ DataParallelTrainer(
 HANG = """
     import pathlib, time
     try:
+        print(f"rank {{rank}} hangs")
         time.sleep(1e6)
     finally:
         pathlib.Path(config.get("mark", {mark!r}) + str(rank)).write_text("cleaned up")
@@ -88,8 +89,8 @@ def test_the_live_panel_ends_with_the_outcome(tmp_path: Path) -> None:
 def test_ctrl_c_once_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     ending = HANG.format(mark=str(tmp_path / "mark"))
     with on_terminal(script(tmp_path, ending)) as terminal:
-        terminal.wait_for("rank 1 is at the end")
-        terminal.wait_for("rank 0 is at the end")
+        terminal.wait_for("rank 1 hangs")
+        terminal.wait_for("rank 0 hangs")
         pids = workers_of(tmp_path)
         terminal.press_ctrl_c()
         code = terminal.wait()
@@ -108,6 +109,43 @@ def test_ctrl_c_once_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None
     assert len(result.metrics_dataframe) == 3
     assert result.checkpoint is not None
     assert result.checkpoint.to_dict()["epoch"] == 2
+
+
+PROMPT = """
+import os, signal
+from lockstep import train
+from lockstep.train import DataParallelTrainer, RunConfig, ScalingConfig
+driver = os.getpid()
+class Kept:
+    value = 42
+
+def train_func():
+    train.report({{"value": Kept.value}})
+    if train.get_context().get_world_rank() == 0:
+        os.kill(driver, signal.SIGINT)
+    signal.pause()
+
+two = ScalingConfig(num_workers=2)
+quiet = RunConfig(verbose=0, storage_path={storage!r}, name="exp")
+DataParallelTrainer(train_func, scaling_config=two, run_config=quiet).fit()
+print("still here,", Kept.value)
+"""
+
+
+def test_ctrl_c_at_a_prompt_leaves_the_session(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-q", "-i"],
+        input=PROMPT.format(storage=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        timeout=50,
+    )
+    assert "still here, 42" in done.stdout, done.stderr
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "Interrupted: 1 report(s)" in done.stderr
+    assert Result.from_path(tmp_path / "exp").metrics["value"] == 42
 
 
 def test_ctrl_c_twice_kills_workers_that_do_not_listen(tmp_path: Path) -> None:

@@ -18,7 +18,13 @@ from lockstep.console.status import Progress, RunStatus
 from lockstep.console.text import encodable, without_controls
 
 if TYPE_CHECKING:
-    from rich.console import ConsoleDimensions, RenderableType
+    from rich.console import (
+        Console,
+        ConsoleDimensions,
+        ConsoleOptions,
+        RenderableType,
+        RenderResult,
+    )
     from rich.live import Live
     from rich.text import Text
 
@@ -38,6 +44,27 @@ class _Frame:
 
     def __rich__(self) -> RenderableType:
         return self.panel
+
+
+class _Lines:
+    """Lines above the panel, as they are: thousands a second may come, and none is wrapped."""
+
+    def __init__(self, lines: list[tuple[str, str | Text]]) -> None:
+        self._lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+        from rich.style import Style
+
+        dim = Style(dim=True)
+        for label, line in self._lines:
+            if label:
+                yield Segment(label, dim)
+            if isinstance(line, str):
+                yield Segment(line)
+            else:
+                yield from line.render(console)
+            yield Segment.line()
 
 
 class LiveDisplay(Display):
@@ -63,7 +90,7 @@ class LiveDisplay(Display):
         self._frame = _Frame()
         self._drawn: RunStatus | None = None
         self._drawn_at = -math.inf
-        self._lines: list[Text] = []
+        self._lines: list[tuple[str, str | Text]] = []
         self._lock = threading.RLock()
 
     def start(self, status: RunStatus) -> None:
@@ -122,7 +149,7 @@ class LiveDisplay(Display):
                 return
             from rich.text import Text
 
-            self._lines.append(Text(encodable(text), style=_LEVEL_STYLES[level]))
+            self._lines.append(("", Text(encodable(text), style=_LEVEL_STYLES[level])))
             self._print_lines()
 
     def labelled(self, label: str, line: str) -> None:
@@ -131,11 +158,13 @@ class LiveDisplay(Display):
             if self._live is None:
                 write_line(f"{label} {line}")
                 return
+            line = encodable(without_controls(line))
+            if "\x1b" not in line:
+                self._add(f"{label} ", line)
+                return
             from rich.ansi import AnsiDecoder
-            from rich.text import Text
 
-            text = AnsiDecoder().decode_line(encodable(without_controls(line)))
-            self._add(Text.assemble((f"{label} ", "dim"), text))
+            self._add(f"{label} ", AnsiDecoder().decode_line(line))
 
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Prints a line above the panel, with ``verbose=2``."""
@@ -162,15 +191,12 @@ class LiveDisplay(Display):
             self._add_plain(self._reports.flush(now))
 
     def _add_plain(self, lines: list[str]) -> None:
-        if lines:
-            from rich.text import Text
+        for line in lines:
+            self._add(line, "")
 
-            for line in lines:
-                self._add(Text(line, style="dim"))
-
-    def _add(self, line: Text) -> None:
+    def _add(self, label: str, line: str | Text) -> None:
         with self._lock:
-            self._lines.append(line)
+            self._lines.append((label, line))
             if len(self._lines) >= _MAX_BUFFERED_LINES:
                 self._print_lines()
 
@@ -179,7 +205,7 @@ class LiveDisplay(Display):
         if self._live is None or not lines:
             return
         with self._giving_up_without_terminal():
-            self._live.console.print(*lines, sep="\n", soft_wrap=True)
+            self._live.console.print(_Lines(lines), soft_wrap=True)
 
     def _draw(self, *, last: bool = False) -> None:
         if self._live is None or self._progress is None:

@@ -54,6 +54,8 @@ def encodable(text: str) -> str:
 
 def without_controls(line: str) -> str:
     """``line`` without what could move the cursor or reset the terminal; colours and tabs stay."""
+    if line.isprintable():
+        return line
     return _CONTROLS.sub(lambda found: found["colour"] or "", line)
 
 

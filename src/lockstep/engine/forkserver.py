@@ -40,6 +40,7 @@ from lockstep.engine.processes import (
     oom_kills,
     process_handle,
 )
+from lockstep.engine.resources import blas_thread_setters, use_own_threads
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
 
 __all__ = [
@@ -55,6 +56,9 @@ __all__ = [
 
 LEFTOVER_GRACE_S = 1.0
 """How long processes that a cleanly exited worker left behind may take to end by themselves."""
+
+THREADS_LATE_S = 3.0
+"""How long the end of a worker waits for threads of the user's before it says so."""
 
 PARENT_CHECK_S = 1.0
 """How often to look whether the driver lives, where the system does not tell."""
@@ -118,7 +122,7 @@ def main(control_fd: int, driver_pid: int, preload: list[str]) -> None:
     gc.collect()
     gc.freeze()  # pages of what is imported stay shared with the workers
     _adopt_orphans()
-    _Server(socket.socket(fileno=control_fd), driver_pid).run()
+    _Server(socket.socket(fileno=control_fd), driver_pid, blas_thread_setters()).run()
 
 
 def _adopt_orphans() -> None:
@@ -132,7 +136,13 @@ def _adopt_orphans() -> None:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, driver_pid: int) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        driver_pid: int,
+        thread_setters: list[Callable[[int], object]],
+    ) -> None:
+        self.thread_setters = thread_setters
         self._control = control
         self._driver_pid = driver_pid
         self._selector = selectors.DefaultSelector()
@@ -306,6 +316,7 @@ def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -
     try:
         server.forget()
         _become_worker(spawn, output_fd)
+        use_own_threads(server.thread_setters)
         channel = SocketChannel(spawn.rank, socket.socket(fileno=socket_fd), _end_own_group)
         _handle_signals(channel)
         try:
@@ -396,9 +407,28 @@ def _load_entry(name: str) -> Callable[[SocketChannel], int]:
     return entry
 
 
+def _threads_to_wait_for() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+
+
+def _tell_threads(threads: list[threading.Thread]) -> None:
+    names = ", ".join(thread.name for thread in threads if thread.is_alive())
+    if names:
+        print(
+            f"lockstep: the function is over, but its thread(s) {names} go on, and are waited for: "
+            "end them in the function, or make them daemon threads.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def _exit_cleanly(exitcode: int) -> NoReturn:
     """What the interpreter does at exit, as far as users notice, without tearing modules down."""
     try:
+        if threads := _threads_to_wait_for():
+            late = threading.Timer(THREADS_LATE_S, _tell_threads, (threads,))
+            late.daemon = True
+            late.start()
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     finally:

@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, TextIO
 
@@ -31,6 +31,7 @@ from lockstep.engine.base import (
     WorkerMessage,
 )
 from lockstep.engine.loop import EventLoop
+from lockstep.engine.processes import current_directory
 from lockstep.engine.resources import check_fits
 from lockstep.errors import InsufficientResourcesError
 
@@ -83,6 +84,7 @@ class _InProcessGroup(WorkerGroup):
         output: OutputSink,
     ) -> None:
         self._spec = spec
+        self._directory = current_directory()
         self._emit = emit
         self._output = output
         self._killed = False
@@ -117,7 +119,7 @@ class _InProcessGroup(WorkerGroup):
             return
         module, _, function = self._spec.entry.partition(":")
         exitcode = 1
-        surroundings = _surroundings(self._spec.environment)
+        surroundings = _surroundings(self._spec.environment, self._directory)
         with surroundings, _copied_output(self._print), self._channel.interruptible():
             try:
                 entry = getattr(importlib.import_module(module), function)
@@ -211,14 +213,15 @@ class _LoopChannel(Channel):
 
 
 @contextlib.contextmanager
-def _surroundings(extra: Any) -> Iterator[None]:
+def _surroundings(extra: Mapping[str, str], directory: str) -> Iterator[None]:
     """The function may change variables and directory; afterwards they are as they were."""
-    before, directory = dict(os.environ), os.getcwd()
+    before = dict(os.environ)
     os.environ.update(extra)
     try:
         yield
     finally:
-        os.chdir(directory)
+        with contextlib.suppress(OSError):  # the function may have removed it
+            os.chdir(directory)
         os.environ.clear()
         os.environ.update(before)
 
@@ -226,11 +229,15 @@ def _surroundings(extra: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _copied_output(copy: Callable[[bytes], None]) -> Iterator[None]:
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Tee(sys.stdout, copy), _Tee(sys.stderr, copy)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+    with open(os.devnull, "w", encoding="utf-8", errors="replace") as nowhere:
+        # A process may have none (a service): what is printed goes to the log then.
+        sys.stdout, sys.stderr = (
+            _Tee(nowhere if stream is None else stream, copy) for stream in before
+        )
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
 
 
 class _Tee:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from lockstep.engine.forkserver import (
 )
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.output import OutputThread
-from lockstep.engine.processes import kill_family
+from lockstep.engine.processes import current_directory, kill_family
 from lockstep.engine.resources import check_fits, room_for, worker_environment
 from lockstep.engine.wire import Connection, Terminating, make_frame, send_with_files
 from lockstep.errors import EngineError
@@ -193,6 +194,7 @@ class _LocalGroup(WorkerGroup):
         output: OutputSink,
         server: _ForkServer,
     ) -> None:
+        self._loop = loop
         self._emit = emit
         self._server = server
         self._alive = set(range(spec.size))
@@ -217,7 +219,7 @@ class _LocalGroup(WorkerGroup):
                             environment=settings.child_environment(worker_environment(spec, rank)),
                             sys_path=_import_path(),
                             argv=sys.argv,
-                            cwd=os.getcwd(),
+                            cwd=current_directory(),
                         )
                         send_with_files(session, spawn, [worker_end.fileno(), write_end])
                     finally:
@@ -237,14 +239,17 @@ class _LocalGroup(WorkerGroup):
 
     def interrupt(self) -> None:
         self._session.send(Interrupt())
+        self._loop.call_soon(lambda: self._forget_unborn(130))
 
     def dump_stacks(self, rank: int) -> None:
         self._session.send(DumpStacks(rank))
 
     def kill(self) -> None:
         self._session.send(Kill())
+        self._loop.call_soon(lambda: self._forget_unborn(-signal.SIGKILL))
 
     def close(self) -> None:
+        self._alive.clear()
         self._session.close()  # the server kills what is left of this session
         for connection in self._workers:
             connection.close()
@@ -263,7 +268,21 @@ class _LocalGroup(WorkerGroup):
 
         return forward
 
+    def _forget_unborn(self, exitcode: int) -> None:
+        """A server that imports still has forked nobody, and may take a minute: no one waits.
+
+        Whoever it forks later finds its socket closed, and ends.
+        """
+        for rank in sorted(self._alive):
+            self._workers[rank].drain()  # it may have started just now
+            if rank in self._alive and rank not in self._pids:
+                self._alive.discard(rank)
+                self._workers[rank].hang_up()
+                self._emit(WorkerExited(rank, exitcode, "it had not been started yet"))
+
     def _ended(self, message: Ended) -> None:
+        if message.rank not in self._alive:
+            return
         # What the worker sent before it died is read first: it may say why.
         self._workers[message.rank].drain()
         self._alive.discard(message.rank)

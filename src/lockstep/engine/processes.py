@@ -1,4 +1,4 @@
-"""Ending processes together with what they have started, and what the kernel says of their end."""
+"""Where processes start, ending them with what they started, what the kernel says of their end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import signal
 import time
 
+from lockstep.errors import EngineError
+
 __all__ = [
     "STACK_SIGNAL",
+    "current_directory",
     "descendants",
     "group_exists",
     "kill_children",
@@ -24,6 +27,21 @@ STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SI
 
 GIVE_UP_S = 1.0
 """How long to go on with processes that cannot be killed."""
+
+
+def current_directory() -> str:
+    """Where this process is, and workers are to be.
+
+    Raises:
+        EngineError: it has been removed.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise EngineError(
+            "the current directory, in which workers would start, has been removed; change to "
+            "one that exists (os.chdir)."
+        ) from None
 
 
 def process_handle(pid: int) -> int | None:

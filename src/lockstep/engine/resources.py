@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 
 from lockstep import runtime, settings
 from lockstep.engine.base import GroupSpec
 from lockstep.errors import InsufficientResourcesError
 
-__all__ = ["available_cpus", "check_fits", "room_for", "visible_gpus", "worker_environment"]
+__all__ = [
+    "available_cpus",
+    "blas_thread_setters",
+    "check_fits",
+    "room_for",
+    "use_own_threads",
+    "visible_gpus",
+    "worker_environment",
+]
+
+_BLAS_SETTERS = [
+    f"{prefix}openblas_set_num_threads{suffix}"
+    for prefix in ("", "scipy_")
+    for suffix in ("", "64_")
+]
 
 
 def available_cpus() -> int:
@@ -92,3 +107,28 @@ def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
         mine = devices[first : first + spec.gpus_per_worker]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
     return environment
+
+
+def blas_thread_setters() -> list[Callable[[int], object]]:
+    """For each OpenBLAS in this process (NumPy's, SciPy's): what sets its number of threads."""
+    import ctypes
+
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in file if "openblas" in line}
+    except OSError:  # only Linux tells
+        return []
+    found: list[Callable[[int], object]] = []
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(path)
+            found += [getattr(library, name) for name in _BLAS_SETTERS if hasattr(library, name)]
+    return found
+
+
+def use_own_threads(setters: Iterable[Callable[[int], object]]) -> None:
+    """In a forked worker: OpenBLAS has read the variables where it was loaded, in the server."""
+    threads = settings.omp_threads()
+    if threads is not None and settings.library_variable("OPENBLAS_NUM_THREADS") is None:
+        for set_threads in setters:
+            set_threads(threads)

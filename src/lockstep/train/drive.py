@@ -163,7 +163,9 @@ def install_quiet_excepthook() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, TrainingInterrupted):
             print(f"\n{error}", file=sys.stderr)
-            _die_of_ctrl_c()
+            # At a prompt, or before one (python -i), the session goes on.
+            if not (hasattr(sys, "ps1") or sys.flags.inspect):
+                _die_of_ctrl_c()
         else:
             before(kind, error, trace)
 

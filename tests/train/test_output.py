@@ -1,0 +1,101 @@
+"""What ranks print on its way to their files and to the display."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.console.display import SilentDisplay
+from lockstep.train.output import OutputRouter, log_file
+
+
+class Shown(SilentDisplay):
+    """Keeps the lines of workers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def labelled(self, label: str, line: str) -> None:
+        self.lines.append(f"{label} {line}")
+
+
+class Routed:
+    """A router on a clock that is set by hand."""
+
+    def __init__(self, directory: Path, world_size: int) -> None:
+        self.now = 0.0
+        self.shown = Shown()
+        self.router = OutputRouter(str(directory), world_size, self.shown, lambda: self.now)
+
+    def write(self, data: bytes, rank: int = 0) -> None:
+        self.router.write(rank, data)
+        self.router.tick()
+
+    def pass_time(self, seconds: float) -> None:
+        """As the engine's thread does: it calls when it was asked to."""
+        end = self.now + seconds
+        while (wait := self.router.tick()) is not None and self.now + wait <= end:
+            self.now += wait
+        self.now = end
+        self.router.tick()
+
+
+@contextlib.contextmanager
+def routed(directory: Path, world_size: int = 1) -> Iterator[Routed]:
+    run = Routed(directory, world_size)
+    try:
+        yield run
+    finally:
+        run.router.close()
+
+
+def test_a_progress_bar_is_shown_now_and_then(tmp_path: Path) -> None:
+    with routed(tmp_path) as run:
+        for step in range(90):  # one percent in half a second
+            run.write(b"\r%d%%" % step)
+            run.pass_time(0.5)
+        assert run.shown.lines == ["[rank 0] 19%", "[rank 0] 39%", "[rank 0] 59%", "[rank 0] 79%"]
+        run.write(b"\r100%\n")
+        assert run.shown.lines[4:] == ["[rank 0] 100%"]
+        run.pass_time(3600)
+        assert len(run.shown.lines) == 5
+    assert (tmp_path / log_file(0)).read_bytes().endswith(b"\r89%\r100%\n")
+
+
+def test_in_a_long_run_once_a_minute(tmp_path: Path) -> None:
+    with routed(tmp_path) as run:
+        run.pass_time(86_400)
+        for second in range(600):
+            run.write(b"\r%d s" % second)
+            run.pass_time(1)
+        assert 9 <= len(run.shown.lines) <= 10
+
+
+def test_one_that_stands_still_is_shown_once(tmp_path: Path) -> None:
+    with routed(tmp_path) as run:
+        run.write(b"loading the model ... ")
+        run.pass_time(9)
+        assert run.shown.lines == []
+        run.pass_time(3600)
+        assert run.shown.lines == ["[rank 0] loading the model ... "]
+        assert run.router.tick() is None  # nothing to wake up for
+        run.write(b"done\n")
+        assert run.shown.lines[1:] == ["[rank 0] loading the model ... done"]
+
+
+def test_alike_on_several_ranks_it_is_one_line(tmp_path: Path) -> None:
+    with routed(tmp_path, 2) as run:
+        for rank in (0, 1):
+            run.write(b"waiting", rank)
+        run.pass_time(20)
+        assert run.shown.lines == ["[all ranks] waiting"]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_what_has_no_end_is_shown_at_the_end(tmp_path: Path, end: bytes) -> None:
+    with routed(tmp_path) as run:
+        run.write(b"a\nb" + end)
+    assert run.shown.lines == ["[rank 0] a", "[rank 0] b"]
