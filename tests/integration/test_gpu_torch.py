@@ -186,6 +186,31 @@ def test_batches_arrive_on_the_gpu_whole_and_in_order(processes: int, auto_trans
     assert metrics["devices"] == ["cuda:0"]
 
 
+def sparse(rows: list[dict[str, Any]]) -> torch.Tensor:
+    return torch.stack([row["x"] for row in rows]).to_sparse()
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_sparse_batches_arrive_whole(processes: int) -> None:
+    def function(config: dict[str, Any]) -> None:
+        loader = prepare_data_loader(
+            DataLoader(Rows(), batch_size=4, num_workers=config["processes"], collate_fn=sparse)
+        )
+        work = torch.randn(2048, 2048, device=get_device())
+        totals = []
+        for batch in loader:
+            assert batch.is_sparse
+            assert batch.is_cuda
+            for _ in range(20):
+                work @ work  # so that the batch is used later than the next one arrives
+            totals.append(batch.to_dense().sum(dim=(1, 2)) / 256**2)
+            del batch
+        train.report({"totals": torch.cat(totals).tolist()})
+
+    totals = fit(function, {"processes": processes}).metrics["totals"]
+    assert totals == [float(index) for index in range(40)]
+
+
 def test_a_dataset_that_is_on_the_gpu_already() -> None:
     def function() -> None:
         data = torch.arange(6.0, device=get_device())

@@ -12,9 +12,13 @@ from lockstep import train
 from lockstep.train import RunConfig, ScalingConfig
 from lockstep.train.torch import TorchTrainer
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("accelerate") is None, reason="Accelerate is not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("accelerate") is None, reason="Accelerate is not installed"
+    ),
+    # Importing Accelerate in two workers takes most of it.
+    pytest.mark.timeout(300),
+]
 
 
 def test_accelerator_uses_the_process_group(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from lockstep import train
 from lockstep.train import (
     Checkpoint,
+    CheckpointUploadMode,
     FailureConfig,
     Result,
     RunConfig,
@@ -30,7 +31,7 @@ pytestmark = [
         reason="Lightning is not installed",
     ),
     # Importing Lightning in two workers takes most of it.
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
 ]
 
 
@@ -224,6 +225,29 @@ def test_a_plain_trainer_is_left_to_itself(tmp_path: Path) -> None:
     assert "loss" in _only(tmp_path.glob("csv/version_*/metrics.csv")).read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="MLflow is not installed")
+def test_mlflow_logs_a_plain_trainer_by_itself(tmp_path: Path) -> None:
+    def function(config: dict[str, Any]) -> None:
+        import mlflow
+        import pytorch_lightning as pl
+
+        module, loader = regression(pl)
+        first = train.get_context().get_world_rank() == 0
+        if first:
+            mlflow.set_tracking_uri(f"sqlite:///{config['directory']}/mlflow.db")
+            mlflow.set_experiment("by itself")
+            mlflow.pytorch.autolog(log_models=False, checkpoint=False)
+        quiet(pl, max_epochs=2).fit(module, loader)
+        run = mlflow.last_active_run() if first else None
+        found = {} if run is None else {"status": run.info.status, "loss": run.data.metrics["loss"]}
+        train.report(found)
+
+    first, second = fit(function, tmp_path).metrics_by_rank
+    assert (first["status"], second) == ("FINISHED", {})
+    assert first["loss"] > 0
+
+
 def test_the_other_package_the_old_names_and_an_early_stop(tmp_path: Path) -> None:
     def function(config: dict[str, Any]) -> None:
         import pytorch_lightning as pl
@@ -247,14 +271,20 @@ def test_the_other_package_the_old_names_and_an_early_stop(tmp_path: Path) -> No
 
         with pytest.raises(RuntimeError, match="SingleDeviceStrategy, which does not train across"):
             prepare_trainer(quiet(pl))
+        with pytest.raises(ValueError, match=r"expected CheckpointUploadMode\.SYNC or ASYNC"):
+            RayTrainReportCallback(CheckpointUploadMode.NO_UPLOAD)
+        with pytest.warns(UserWarning, match="start_method='spawn'.*changes nothing.*TorchConfig"):
+            strategy = RayDDPStrategy(
+                find_unused_parameters=True, process_group_backend="mpi", start_method="spawn"
+            )
 
         module, loader = regression(pl)
         trainer = quiet(
             pl,
             max_epochs=50,
-            strategy=RayDDPStrategy(find_unused_parameters=True),
+            strategy=strategy,
             plugins=[RayLightningEnvironment()],
-            callbacks=[RayTrainReportCallback()],
+            callbacks=[RayTrainReportCallback(CheckpointUploadMode.ASYNC)],
         )
         prepare_trainer(trainer).fit(module, loader)
         raise AssertionError("the run stops at the second report")

@@ -13,14 +13,14 @@ import lockstep.data
 from lockstep import train
 from lockstep.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from lockstep.train.huggingface.transformers import prepare_trainer
-from lockstep.train.torch import TorchTrainer
+from lockstep.train.torch import TorchTrainer, accelerate, backward, prepare_model
 
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("transformers") is None, reason="Transformers is not installed"
     ),
     # Importing Transformers in two workers takes most of it.
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
 ]
 
 
@@ -217,6 +217,37 @@ def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = second.metrics_dataframe
     assert table is not None
     assert list(table["step"].dropna()) == [12]  # the third epoch only
+
+
+def test_mixed_precision_of_a_transformers_model(tmp_path: Path) -> None:
+    """Its outputs are dicts of a kind that cannot be updated."""
+
+    def function() -> None:
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        accelerate(amp=True)
+        config = GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+        model = prepare_model(GPT2LMHeadModel(config))
+        tokens = torch.arange(8)[None]
+        output = model(input_ids=tokens, labels=tokens, output_hidden_states=True)
+        backward(output.loss)
+        train.report(
+            {
+                "kind": type(output).__name__,
+                "types": [str(output.logits.dtype), str(output["hidden_states"][-1].dtype)],
+                "learns": all(weight.grad is not None for weight in model.parameters()),
+            }
+        )
+
+    result = TorchTrainer(
+        function, run_config=RunConfig(storage_path=str(tmp_path), verbose=0)
+    ).fit()
+    assert result.reported_metrics == {
+        "kind": "CausalLMOutputWithCrossAttentions",
+        "types": ["torch.float32"] * 2,
+        "learns": True,
+    }
 
 
 def test_prepare_trainer_without_a_process_group(tmp_path: Path) -> None:

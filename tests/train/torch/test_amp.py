@@ -100,6 +100,14 @@ def test_called_late_is_an_error_that_names_what_came_first() -> None:
                 accelerate(amp=True)
 
 
+def test_what_cannot_be_used_is_named() -> None:
+    with as_rank():
+        with pytest.raises(TypeError, match=r"prepare_optimizer\(0\.1\): expected a torch\.optim"):
+            prepare_optimizer(0.1)  # type: ignore[type-var]
+        with pytest.raises(TypeError, match=r"backward\(0\.5\): expected the loss as a tensor"):
+            backward(0.5)  # type: ignore[arg-type]
+
+
 def test_outside_a_training_function_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="outside a training function"):
         accelerate(amp=True)
@@ -169,6 +177,31 @@ def test_a_compiled_model() -> None:
     metrics = fit(function, 1).metrics
     assert metrics["output"] == "torch.float32"
     assert set(metrics["inside"]) == {"torch.bfloat16"}
+
+
+def test_compiled_after_it_was_prepared_into_one_graph() -> None:
+    def function() -> None:
+        accelerate(amp=True)
+
+        class Nested(nn.Linear):
+            def forward(self, x: torch.Tensor) -> Any:
+                y = super().forward(x)
+                return {"dict": y, "list": [y]}
+
+        prepared = prepare_model(Nested(4, 1))
+        model = torch.compile(prepared, backend="eager", fullgraph=True)
+        x = torch.rand(8, 4)
+        found, expected = model(x), prepared(x)
+        torch.testing.assert_close(found, expected)
+        exact = nn.functional.linear(x, *prepared.parameters())
+        train.report(
+            {
+                "types": [str(found["dict"].dtype), str(found["list"][0].dtype)],
+                "rounded": not torch.equal(found["dict"], exact),
+            }
+        )
+
+    assert fit(function, 1).reported_metrics == {"types": ["torch.float32"] * 2, "rounded": True}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -262,6 +295,37 @@ def test_a_step_that_overflowed_is_skipped(fused: bool) -> None:
         assert scaler.get_scale() == 4.0
         optimizer.step()
         assert weight.item() == 0.5
+
+
+@pytest.mark.parametrize("options", [{}, {"use_orig_params": True}])
+def test_ranks_with_shards_skip_a_step_together(options: dict[str, Any]) -> None:
+    def function() -> None:
+        amp.acceleration().scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        torch.manual_seed(0)
+        model = prepare_model(
+            nn.Linear(4, 4, bias=False),
+            parallel_strategy="fsdp",
+            parallel_strategy_kwargs=options,
+        )
+        optimizer = prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        [weight] = model.parameters()
+        before = shard(weight).clone()
+        rows = torch.tensor([float("inf"), 1.0, 1.0, 1.0])  # the first is in rank 0's shard
+        backward((model(torch.ones(1, 4)) * rows).sum())
+        finite = bool(shard(weight.grad).isfinite().all())
+        optimizer.step()
+        scaler = get_grad_scaler()
+        assert scaler is not None
+        moved = not torch.equal(shard(weight), before)
+        train.report({"finite": finite, "moved": moved, "scale": scaler.get_scale()})
+
+    def shard(tensor: Any) -> torch.Tensor:
+        local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        return local.detach()
+
+    ranks = fit(function).metrics_by_rank
+    assert [rank["finite"] for rank in ranks] == [False, True]
+    assert [(rank["moved"], rank["scale"]) for rank in ranks] == [(False, 4.0)] * 2
 
 
 def test_gradients_can_be_clipped_between_backward_and_step() -> None:

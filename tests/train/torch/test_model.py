@@ -67,19 +67,21 @@ def test_both_versions_of_the_arguments() -> None:
         train.report(
             {
                 "flags": [m.find_unused_parameters for m in (old, new, named)],
-                "plain": [kind(wrap_ddp=False), kind(parallel_strategy=None)],
+                "plain": [kind(wrap_ddp=False), kind(parallel_strategy=None), kind(True, None)],
                 "sharded": [
                     kind(parallel_strategy="fsdp"),
                     kind(wrap_ddp=False, parallel_strategy="fsdp"),
                     kind(True, "fsdp"),
                 ],
+                "sharded as before": [kind(True, "fsdp", {"sync_module_states": False})],
             }
         )
 
     assert fit(function).reported_metrics == {
         "flags": [True] * 3,
-        "plain": ["Linear"] * 2,
+        "plain": ["Linear"] * 3,
         "sharded": ["FSDPLinear"] * 3,
+        "sharded as before": ["FullyShardedDataParallel"],
     }
 
 

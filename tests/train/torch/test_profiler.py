@@ -37,6 +37,20 @@ def test_traces_of_every_rank_are_kept_with_the_run() -> None:
     assert result.metrics["profiler_traces"] == ["worker_0_epoch_2.pt.trace.json"]
 
 
+def test_profiles_without_steps_do_not_replace_each_other() -> None:
+    def function() -> None:
+        for _ in range(2):
+            profiler = TorchWorkerProfiler()
+            with profile(activities=[ProfilerActivity.CPU], on_trace_ready=profiler.trace_handler):
+                torch.ones(2).sum()
+            train.report(profiler.get_and_clear_profile_traces())
+
+    result = fit(function, 1)
+    names = ["worker_0_epoch_0.pt.trace.json", "worker_0_epoch_0_2.pt.trace.json"]
+    assert sorted(p.name for p in Path(result.path, "pytorch_profiler").iterdir()) == names
+    assert list(result.metrics_dataframe["profiler_traces"]) == [[name] for name in names]
+
+
 def test_outside_a_run_it_needs_a_directory(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as done:
         torch.ones(2).sum()

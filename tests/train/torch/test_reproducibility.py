@@ -84,6 +84,12 @@ def test_torch_is_told() -> None:
     assert not torch.backends.cudnn.deterministic
 
 
+@pytest.mark.parametrize("seed", ["1", 1.5, None, True, 2**62])
+def test_what_is_no_seed_is_named(seed: Any) -> None:
+    with pytest.raises(ValueError, match=rf"seed={seed!r}\): expected a whole number below 2"):
+        enable_reproducibility(seed)
+
+
 def test_a_worker_init_fn_is_kept() -> None:
     def function() -> None:
         def init(worker: int) -> None:

@@ -81,6 +81,34 @@ def test_reported_from_workers(make: str) -> None:
     assert model.weight.tolist() == [[1.0, 1.0]]
 
 
+@pytest.mark.parametrize("make", ["from_model", "from_state_dict"])
+@pytest.mark.parametrize("options", [{}, {"use_orig_params": True}])
+def test_a_shard_is_not_taken_for_the_model(make: str, options: dict[str, Any]) -> None:
+    def function() -> None:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        model = prepare_model(
+            nn.Linear(2, 2), parallel_strategy="fsdp", parallel_strategy_kwargs=options
+        )
+        refused = ""
+        try:
+            if make == "from_model":
+                TorchCheckpoint.from_model(model)
+            elif not options:  # FullyShardedDataParallel's own state dict is the whole one
+                TorchCheckpoint.from_state_dict(model.state_dict())
+        except ValueError as error:
+            refused = str(error)
+        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        train.report({"refused": refused}, checkpoint=TorchCheckpoint.from_state_dict(whole))
+
+    result = fit(function)
+    if make == "from_model" or not options:
+        for part in (f"TorchCheckpoint.{make}: of ", "only a shard", "full_state_dict=True"):
+            assert part in result.metrics["refused"]
+    assert result.checkpoint is not None
+    TorchCheckpoint.from_checkpoint(result.checkpoint).get_model(nn.Linear(2, 2))
+
+
 def sharded(config: dict[str, Any]) -> None:
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load

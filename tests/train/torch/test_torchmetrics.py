@@ -15,6 +15,9 @@ from tests.train.torch.ranks import fit
 
 torchmetrics = pytest.importorskip("torchmetrics")
 
+# Importing TorchMetrics in two workers takes most of it.
+pytestmark = pytest.mark.timeout(300)
+
 
 def test_a_module_metric_counts_every_rank() -> None:
     def function() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
+import warnings
 from types import ModuleType
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
+from lockstep.config import CheckpointUploadMode
 from lockstep.train import api
 from lockstep.train.session import SNAPSHOT_PREFIX, current
 
@@ -50,12 +52,27 @@ class WorkerEnvironment:
         """Leaves the worker's variables as they are."""
 
 
+_THE_RUNS = ("process_group_backend", "timeout", "start_method")
+
+
 class WorkerStrategy:
     """The part of a Lightning strategy that fits it to one worker, one device."""
 
     parallel_devices: Any
     _make_environment: Any
     _environment: Any = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        unused = {name: options.pop(name) for name in _THE_RUNS if name in options}
+        if unused:
+            given = ", ".join(f"{name}={value!r}" for name, value in unused.items())
+            warnings.warn(
+                f"{type(self).__name__}({given}) changes nothing, since the run has started the "
+                "workers and their process group; give TorchConfig(backend=…, timeout_s=…) to the "
+                "TorchTrainer.",
+                stacklevel=2,
+            )
+        super().__init__(*args, **options)
 
     @property
     def cluster_environment(self) -> Any:
@@ -104,6 +121,19 @@ class _Reporter:
 
     CHECKPOINT_NAME = "checkpoint.ckpt"
 
+    _mode = CheckpointUploadMode.SYNC
+
+    def __init__(self, checkpoint_upload_mode: CheckpointUploadMode | None = None) -> None:
+        if checkpoint_upload_mode is None:
+            return
+        if checkpoint_upload_mode not in (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC):
+            raise ValueError(
+                f"LockstepReportCallback(checkpoint_upload_mode={checkpoint_upload_mode!r}): "
+                "expected CheckpointUploadMode.SYNC or ASYNC; the callback writes the checkpoint, "
+                "so there is none that lies where it should already."
+            )
+        self._mode = checkpoint_upload_mode
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the epoch's metrics and a checkpoint."""
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -112,6 +142,7 @@ class _Reporter:
         api.report(
             metrics,
             checkpoint=self._save(trainer),
+            checkpoint_upload_mode=self._mode,
             delete_local_checkpoint_after_upload=True,
         )
 
@@ -167,6 +198,10 @@ def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
 
         The metrics are ``trainer.callback_metrics`` as floats, with ``epoch`` and ``step``; the
         checkpoint is a directory with Lightning's own file, ``checkpoint.ckpt``.
+
+        Args:
+            checkpoint_upload_mode: when to go on training, see ``report``; after the upload by
+                default.
         """
 
     made: dict[str, type] = {}

@@ -28,6 +28,7 @@ __all__ = [
     "backward",
     "get_grad_scaler",
     "prepare_optimizer",
+    "share_scaler",
     "unscale",
     "wrap",
 ]
@@ -128,12 +129,32 @@ def _dtype(wanted: torch.dtype | str | None, device: torch.device) -> torch.dtyp
     return dtype
 
 
+def share_scaler(device: torch.device) -> None:
+    """Let the ranks skip a step together, where each has but a shard of the gradients to look at.
+
+    ``DistributedDataParallel`` gives all of them the same, and the tensors of ``fully_shard`` see
+    to it by themselves.
+    """
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    state = acceleration()
+    if state.scaler is not None:
+        before = state.scaler.state_dict()
+        state.scaler = ShardedGradScaler(device.type)
+        state.scaler.load_state_dict(before)
+
+
 def prepare_optimizer(optimizer: _Optimizer) -> _Optimizer:
     """Make the optimizer undo the scaling that ``backward`` applies, where there is one.
 
     It is the same object: its state, parameter groups and schedulers are untouched. A step whose
     gradients overflowed is skipped.
+
+    Raises:
+        TypeError: it has no ``step``.
     """
+    if not callable(getattr(optimizer, "step", None)):
+        raise TypeError(f"prepare_optimizer({optimizer!r}): expected a torch.optim.Optimizer.")
     scaler = acceleration("prepare_optimizer").scaler
     if scaler is not None and not hasattr(optimizer.step, "_lockstep_unscaled"):
         step = _scaled_step(_Unscaled(optimizer), scaler)
@@ -146,7 +167,14 @@ def backward(loss: torch.Tensor) -> None:
     """``loss.backward()``, scaled where mixed precision needs that.
 
     With float16, gradients are scaled between this and ``optimizer.step()``.
+
+    Raises:
+        TypeError: the loss is something else than a tensor, such as what ``item()`` returns.
     """
+    import torch
+
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(f"backward({loss!r}): expected the loss as a tensor.")
     state = acceleration("backward")
     if state.scaler is None:
         loss.backward()  # type: ignore[no-untyped-call]

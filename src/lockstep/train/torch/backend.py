@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from lockstep import settings
 from lockstep.train.backend import Backend, Place, Wiring, loopback_interface, machine_gpus
@@ -27,6 +29,8 @@ class TorchBackend(Backend):
 
     def announce(self, rank: int, address: str) -> Place:
         """Rank 0 opens the store and says on which port."""
+        if rank == 0 and self._url:
+            _forget_rendezvous(self._url)
         port = None if rank != 0 or self._url else self._open_store(address)
         return Place(address, port, settings.cuda_visible_devices())
 
@@ -116,3 +120,10 @@ class TorchBackend(Backend):
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
+
+
+def _forget_rendezvous(url: str) -> None:
+    """Remove a rendezvous' file: an attempt that failed has left it, with its addresses in it."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        Path(parts.path).unlink(missing_ok=True)

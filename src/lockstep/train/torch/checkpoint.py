@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,20 +31,35 @@ class TorchCheckpoint(Checkpoint):
 
     @classmethod
     def from_model(cls, model: torch.nn.Module) -> TorchCheckpoint:
-        """A checkpoint of the whole model; where it is read its class must be importable."""
+        """A checkpoint of the whole model; where it is read its class must be importable.
+
+        Raises:
+            ValueError: this worker has but a shard of it.
+        """
         import torch
 
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"TorchCheckpoint.from_model({model!r}): expected a torch.nn.Module.")
-        return cls(data_dict={_KEY: unwrap_model(model)})
+        model = unwrap_model(model)
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        for name, part in model.named_modules():
+            if fsdp is not None and isinstance(part, fsdp.FullyShardedDataParallel):
+                raise _shard_error("from_model", name or type(model).__name__)
+        _refuse_shards("from_model", dict(model.named_parameters()))
+        return cls(data_dict={_KEY: model})
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Any]) -> TorchCheckpoint:
-        """A checkpoint of what ``model.state_dict()`` returned."""
+        """A checkpoint of what ``model.state_dict()`` returned.
+
+        Raises:
+            ValueError: this worker has but a shard of it.
+        """
         if not isinstance(state_dict, Mapping):
             raise TypeError(
                 f"TorchCheckpoint.from_state_dict({state_dict!r}): expected a state dict."
             )
+        _refuse_shards("from_state_dict", state_dict)
         return cls(data_dict={_KEY: _without_prefix(state_dict)})
 
     @classmethod
@@ -98,3 +114,18 @@ def _without_prefix(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     if state_dict and all(name.startswith(_PREFIX) for name in state_dict):
         return {name[len(_PREFIX) :]: value for name, value in state_dict.items()}
     return dict(state_dict)
+
+
+def _refuse_shards(maker: str, state_dict: Mapping[str, Any]) -> None:
+    """Of the dicts of all ranks one is kept: the other ranks' shards would be lost."""
+    for name, value in state_dict.items():
+        if hasattr(value, "full_tensor"):  # a DTensor, whose module is not the same in every torch
+            raise _shard_error(maker, name)
+
+
+def _shard_error(maker: str, name: str) -> ValueError:
+    return ValueError(
+        f"TorchCheckpoint.{maker}: of {name!r} this worker has only a shard; save it with "
+        "torch.distributed.checkpoint, or gather it first: get_model_state_dict(model, "
+        "options=StateDictOptions(full_state_dict=True))."
+    )

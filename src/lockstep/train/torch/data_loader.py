@@ -139,7 +139,7 @@ def _distributed(loader: DataLoader[Any]) -> dict[str, Any]:
 def _share(loader: DataLoader[Any], sampler: Any) -> DistributedSampler[Any]:
     from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-    shuffle = isinstance(sampler, RandomSampler)
+    shuffle = not isinstance(sampler, SequentialSampler)
     if type(sampler) not in (RandomSampler, SequentialSampler):
         warnings.warn(
             f"prepare_data_loader() replaces the loader's sampler, a {type(sampler).__name__}, by "
@@ -184,11 +184,14 @@ def _one_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     import torch
 
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    recorded = True
 
     def fetch() -> Any:
         batch = next(batches, _END)
         if batch is _END:
             return _END
+        if not recorded:  # memory given back may still be worked on: no copy into it before
+            stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             return move(batch, device, pin=True)
 
@@ -198,7 +201,10 @@ def _one_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         working.wait_stream(stream)
         for tensor in tensors_in(batch):
             if tensor.is_cuda:
-                tensor.record_stream(working)  # its memory belongs to the other stream
+                try:
+                    tensor.record_stream(working)  # its memory belongs to the other stream
+                except NotImplementedError:  # a sparse one
+                    recorded = False
         ahead = fetch()
         yield batch
         batch = ahead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["prepare_model", "unwrap_model"]
 
 _STRATEGIES = ("ddp", "fsdp", None)
+_UNSAID: Any = object()
 
 
 def prepare_model(
     model: torch.nn.Module,
     move_to_device: bool | torch.device = True,
-    wrap_ddp: bool | str | None = None,
+    wrap_ddp: bool | str | None = _UNSAID,
     ddp_kwargs: Mapping[str, Any] | None = None,
     parallel_strategy: str | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
@@ -32,12 +34,14 @@ def prepare_model(
     Args:
         model: the model; the same object comes back where nothing wraps it.
         move_to_device: whether to move it, or a device to move it to.
-        wrap_ddp: ``False`` is an older ``parallel_strategy=None``; a strategy's name is taken for
-            one, so that the third argument means the same in every version of the API.
+        wrap_ddp: ``False`` is an older ``parallel_strategy=None``; a strategy's name, or None, is
+            taken for one, so that the third argument means the same in every version of the API.
         ddp_kwargs: the older name of ``parallel_strategy_kwargs``.
         parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for
-            ``fully_shard`` (FSDP2; ``FullyShardedDataParallel`` where torch is too old), or None.
-        parallel_strategy_kwargs: handed to the strategy.
+            ``fully_shard`` (FSDP2), or None.
+        parallel_strategy_kwargs: handed to the strategy. With those of
+            ``FullyShardedDataParallel``, such as ``auto_wrap_policy``, ``"fsdp"`` is that, as it is
+            where torch has no ``fully_shard``.
 
     Raises:
         TypeError: it is no model.
@@ -87,7 +91,8 @@ def _strategy(
     kwargs: Mapping[str, Any] | None,
 ) -> tuple[str | None, dict[str, Any]]:
     if isinstance(wrap_ddp, str):
-        wrap_ddp, strategy, kwargs, ddp_kwargs = None, wrap_ddp, kwargs or ddp_kwargs, None
+        strategy, kwargs, ddp_kwargs = wrap_ddp, kwargs or ddp_kwargs, None
+        wrap_ddp = _UNSAID
     if strategy not in _STRATEGIES:
         raise ValueError(
             f"prepare_model(parallel_strategy={strategy!r}): expected 'ddp', 'fsdp' or None."
@@ -107,7 +112,7 @@ def _strategy(
             "prepare_model(ddp_kwargs=…, parallel_strategy='fsdp') contradicts itself; "
             "give parallel_strategy_kwargs."
         )
-    if wrap_ddp is False and strategy == "ddp":
+    if wrap_ddp in (False, None) and strategy == "ddp":
         strategy = None
     return strategy, dict(kwargs or ddp_kwargs or {})
 
@@ -122,16 +127,17 @@ def _ddp(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
 
 
 def _fsdp(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> torch.nn.Module:
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:  # before torch 2.6
-        from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed import fsdp
 
-        return FullyShardedDataParallel(model, **{"device_id": device, **options})
+    older = fsdp.FullyShardedDataParallel
+    wants_older = options.keys() & inspect.signature(older).parameters.keys()
+    if wants_older or not hasattr(fsdp, "fully_shard"):  # which came with torch 2.6
+        amp.share_scaler(device)
+        return older(model, **{"device_id": device, **options})
     from torch.distributed.device_mesh import init_device_mesh
 
     if "mesh" not in options:
         # torch would take the GPU's, even for workers that were given none.
         options["mesh"] = init_device_mesh(device.type, (api.world_size(),))
-    fully_shard(model, **options)  # in place
+    fsdp.fully_shard(model, **options)  # in place
     return model

@@ -23,14 +23,19 @@ def map_leaves(value: Any, change: Callable[[Any], Any], stop: Callable[[Any], b
         return change(value)
     if isinstance(value, Mapping):
         items = {key: map_leaves(inner, change, stop) for key, inner in value.items()}
-        if not isinstance(value, MutableMapping):
+        # torch.compile follows this into plain containers, but not into copy().
+        if type(value) is dict or not isinstance(value, MutableMapping):
             return items
         copied: Any = copy.copy(value)
-        copied.update(items)
+        for key, inner in items.items():  # Transformers' outputs refuse update()
+            copied[key] = inner
         return copied
     if isinstance(value, list):
+        inners = [map_leaves(inner, change, stop) for inner in value]
+        if type(value) is list:
+            return inners
         copied = copy.copy(value)
-        copied[:] = [map_leaves(inner, change, stop) for inner in value]
+        copied[:] = inners
         return copied
     if isinstance(value, tuple):
         inners = [map_leaves(inner, change, stop) for inner in value]

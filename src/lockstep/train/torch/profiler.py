@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,9 @@ __all__ = ["TRACE_DIRECTORY", "TorchTensorboardProfilerCallback", "TorchWorkerPr
 TRACE_DIRECTORY = "pytorch_profiler"
 """Where in the run directory the traces are; TensorBoard's profiler plugin reads it."""
 
+_kept: weakref.WeakKeyDictionary[sessions.Session, Counter[str]] = weakref.WeakKeyDictionary()
+"""How many traces of a name this run has: a profile without steps is always at its first."""
+
 
 class TorchWorkerProfiler:
     """Keeps this worker's traces: ``torch.profiler.profile(on_trace_ready=p.trace_handler)``.
@@ -28,12 +33,17 @@ class TorchWorkerProfiler:
     def __init__(self, trace_dir: str | None = None) -> None:
         self._trace_dir = trace_dir
         self._names: list[str] = []
+        self._outside: Counter[str] = Counter()
 
     def trace_handler(self, profile: torch.profiler.profile) -> None:
         """Keep the trace that the profiler has ready."""
         session = sessions.current()
         rank = 0 if session is None else session.context.world_rank
-        name = f"worker_{rank}_epoch_{profile.step_num}.pt.trace.json"
+        stem = f"worker_{rank}_epoch_{profile.step_num}"
+        kept = self._outside if session is None else _kept.setdefault(session, Counter())
+        kept[stem] += 1
+        again = "" if kept[stem] == 1 else f"_{kept[stem]}"
+        name = f"{stem}{again}.pt.trace.json"
         if self._trace_dir is not None:
             Path(self._trace_dir).mkdir(parents=True, exist_ok=True)
             profile.export_chrome_trace(str(Path(self._trace_dir, name)))

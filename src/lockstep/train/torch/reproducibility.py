@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from numbers import Integral
 
 __all__ = ["enable_reproducibility", "restore", "seed"]
+
+_TOO_LARGE = 2**62
+"""torch takes 64 bits; ranks and epochs are added to a seed."""
 
 _seed: int | None = None
 _undo: list[Callable[[], object]] = []
@@ -19,11 +23,19 @@ def enable_reproducibility(seed: int = 0) -> None:
     are prepared afterwards, with their worker processes; has torch use deterministic algorithms
     only. That may be slower, and an operation that has none raises. PyTorch does not promise equal
     results across its versions, platforms, or a CPU and a GPU.
+
+    Raises:
+        ValueError: the seed is no whole number, or too large for torch.
     """
     global _seed
     import numpy
     import torch
 
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or abs(seed) >= _TOO_LARGE:
+        raise ValueError(
+            f"enable_reproducibility(seed={seed!r}): expected a whole number below 2**62."
+        )
+    seed = int(seed)
     _keep_for_restore()
     torch.manual_seed(seed)
     numpy.random.seed(seed % 2**32)

@@ -1,0 +1,50 @@
+"""TorchConfig: what it says holds for the process group of every attempt."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lockstep import train
+from lockstep.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+from lockstep.train.torch import TorchConfig, TorchTrainer
+from tests.train.torch.ranks import fit
+
+
+def fails_once() -> None:
+    if (train.get_context().get_attempt(), train.world_rank()) == (1, 1):
+        os._exit(3)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    train.report({"total": total.item()})
+
+
+def test_a_file_to_meet_at_serves_the_next_attempt_too(tmp_path: Path) -> None:
+    """What the failed one has left in it would have the next look for workers that are gone."""
+    result = TorchTrainer(
+        fails_once,
+        torch_config=TorchConfig(init_method=f"file://{tmp_path}/meeting"),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=str(tmp_path / "runs"), verbose=0, failure_config=FailureConfig(1)
+        ),
+    ).fit()
+    assert result.metrics["total"] == 2.0
+
+
+@pytest.mark.slow
+def test_an_operation_ends_after_the_timeout(tmp_path: Path) -> None:
+    def function() -> None:
+        if train.world_rank() == 0:
+            dist.barrier()
+        else:
+            Path(tmp_path, "pipe").read_text()  # nobody writes there
+
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WorkerGroupError, match=r"Rank 0 of 2 failed.*Timed out waiting 10000ms"):
+        # It also holds while the workers meet, which a busy machine needs some of it for.
+        fit(function, torch_config=TorchConfig(timeout_s=10))
