@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import tarfile
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -227,6 +228,25 @@ class TestDict:
         assert str(tmp_path) in str(caught.value)
         assert isinstance(caught.value.__cause__, ImportError)
 
+    @pytest.mark.parametrize(
+        "damaged", [b"", b"\x80\x05X\x01\x00\x00\x00\xff.", b"cbuiltins\nint\n(S'x'\ntR."]
+    )
+    def test_a_damaged_pickle_is_named(self, tmp_path: Path, damaged: bytes) -> None:
+        (tmp_path / DICT_FILE).write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=f"{tmp_path.name}.*cannot be unpickled"):
+            Checkpoint(tmp_path).to_dict()
+
+    def test_what_looks_like_a_number_and_has_none(self) -> None:
+        torch = pytest.importorskip("torch")
+        data = {"huge": 10**400, "loss": 1}
+        checkpoint = Checkpoint.from_dict(data)
+        assert checkpoint.to_dict() == data
+        assert checkpoint.dict_value("huge") is None
+        assert checkpoint.dict_value("loss") == 1.0
+        without_data = Checkpoint.from_dict({"t": torch.tensor(1.0, device="meta")})
+        assert without_data.to_dict()["t"].is_meta
+        assert without_data.dict_value("t") is None
+
 
 class TestStoredDict:
     @pytest.fixture(params=["local", "arrow"])
@@ -268,6 +288,14 @@ class TestStoredDict:
         assert stored.to_dict() == {"epoch": 3, "_current_checkpoint_id": 6}
         assert stored.current_id == 6
 
+    def test_its_numbers(self, storage: Storage) -> None:
+        made = Checkpoint.from_dict({"eval": {"loss": 2}, "name": "x"})
+        stored = stored_in(storage, made, {"id": 0, "timestamp": 1})
+        values = [stored.dict_value(key) for key in ("eval/loss", "name", "no")]
+        assert values == [2.0, None, None]
+        storage.write(f"c/{DICT_FILE}", b"cno_such_module\nThing\n.")
+        assert stored.dict_value("eval/loss") is None
+
     def test_it_can_be_stored_again(self, storage: Storage, tmp_path: Path) -> None:
         stored = stored_in(storage, Checkpoint.from_dict({"a": 1}), {"id": 0, "timestamp": 1})
         again = open_storage(tmp_path / "second")
@@ -290,6 +318,31 @@ class TestDirectory:
         shutil.rmtree(temporary)
         assert checkpoint.to_directory(directory) == str(directory)
         assert content(directory) == FILES
+
+    def test_a_copy_that_fails_leaves_no_temporary_directory(self, directory: Path) -> None:
+        def temporary() -> list[Path]:
+            return list(Path(tempfile.gettempdir()).glob("checkpoint-*"))
+
+        (directory / "sub" / "link").symlink_to("nowhere")
+        before = temporary()
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            Checkpoint(directory).to_directory()
+        assert temporary() == before
+
+    def test_what_is_published_is_not_taken_over_but_a_copy_may_be(self, tmp_path: Path) -> None:
+        storage = open_storage(tmp_path / "run")
+        made = Checkpoint.from_dict({"a": 1})
+        stored = stored_in(storage, made, {"id": 0, "timestamp": 1, "name": "c"})
+        (tmp_path / "latest").symlink_to(str(stored.path))
+        assert not stored.is_movable
+        assert not Checkpoint(tmp_path / "latest").is_movable
+        shutil.copytree(tmp_path / "run", tmp_path / "copied_run")
+        assert not Checkpoint(tmp_path / "copied_run" / "c").is_movable
+        copy = Checkpoint(stored.to_directory(tmp_path / "copy"))
+        assert copy.is_movable
+        copy.save_files(storage, "taken", copy.files(), move=True)
+        assert content(tmp_path / "copy") == {}
+        assert stored.to_dict()["a"] == 1
 
     def test_elsewhere_it_is_a_temporary_copy(self, directory: Path, tmp_path: Path) -> None:
         storage = arrow_storage(tmp_path / "remote")

@@ -83,6 +83,11 @@ def test_a_missing_bucket_is_named(port: int, uri: str, bucket: str) -> None:
         storage.write("a", b"1")
 
 
+def test_a_name_that_is_no_text_is_named(uri: str) -> None:
+    with pytest.raises(StorageError, match=r"Could not write 's3://.*bad\\udcff"):
+        open_storage(uri).put_bytes(os.fsdecode(b"bad\xff"), b"1")
+
+
 def test_the_manifest_goes_first_when_unpublished(uri: str) -> None:
     storage = open_storage(uri)
     storage.put_bytes(f"{storage.stage('c')}/a", b"1")

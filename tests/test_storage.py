@@ -126,6 +126,15 @@ class StorageContract:
         assert storage.walk_files("c1") == {MANIFEST: 9, "a": 1, "sub/b": 2}
         assert storage.child("c1").manifest() == b'{"id": 1}'
 
+    def test_which_of_many_are_published(self, storage: Storage) -> None:
+        for name in ("a", "b", "c"):
+            storage.put_bytes(f"{storage.stage(name)}/file", b"1")
+        storage.publish("a", b"{}")
+        storage.publish("c", b"{}")
+        storage.write("file", b"1")
+        assert storage.published(["a", "b", "c", "file", "missing"]) == {"a", "c"}
+        assert storage.published([]) == set()
+
     def test_publish_twice_fails_and_changes_nothing(self, storage: Storage) -> None:
         storage.put_bytes(f"{storage.stage('c1')}/a", b"1")
         storage.publish("c1", b"first")
@@ -317,6 +326,8 @@ class TestOpening:
             open_storage(wrong)
         with pytest.raises(TypeError, match="not a filesystem"):
             open_storage("x", wrong)
+        with pytest.raises(ValueError, match="null character"):
+            open_storage("a\0b")
 
     def test_a_remote_uri_is_not_contacted_until_used(self) -> None:
         storage = open_storage("s3://key:secret@bucket/a%20b?endpoint_override=localhost:1").child(
@@ -327,6 +338,26 @@ class TestOpening:
         assert "secret" not in repr(storage)
         assert open_storage("hdfs://host:8020/a/b/").root == "/a/b"
         assert pickle.loads(pickle.dumps(storage)) == storage
+
+    @pytest.mark.parametrize("query", ["", "?endpoint_override=localhost:1"])
+    @pytest.mark.parametrize(
+        "name", ["plain", "sp ace", "é", "50%41", "what?", "#1", "a+b", "a=b&"]
+    )
+    def test_the_uri_of_a_name_leads_there_again(self, name: str, query: str) -> None:
+        storage = open_storage(f"s3://bucket/prefix{query}").child(name).child("c")
+        assert storage.root == f"bucket/prefix/{name}/c"
+        assert storage.uri.endswith(query)
+        assert open_storage(storage.uri).root == storage.root
+
+    def test_which_paths_mean_the_same_file(self, tmp_path: Path) -> None:
+        from pyarrow import fs
+
+        here = open_storage(tmp_path)
+        trees = [fs.SubTreeFileSystem(str(tmp_path / n), fs.LocalFileSystem()) for n in "ab"]
+        one, other = (open_storage("root", tree) for tree in trees)
+        assert here.same_filesystem(open_storage("/"))
+        assert one.same_filesystem(open_storage("elsewhere", trees[0]))
+        assert not any(a.same_filesystem(b) for a, b in ((here, one), (one, here), (one, other)))
 
 
 class TestLocalFiles:
@@ -422,8 +453,20 @@ class TestLocalFiles:
         storage = open_storage(tmp_path / "s")
         assert storage.walk_files() == {"linked/data": 1}
         (tmp_path / "s" / "dangling").symlink_to("nowhere")
-        with pytest.raises(FileNotFoundError, match="dangling"):
+        with pytest.raises(FileNotFoundError, match="dangling' is a link to 'nowhere', which"):
             storage.walk_files()
+
+    def test_the_directory_that_cannot_be_listed_is_named(self, tmp_path: Path) -> None:
+        write_local(tmp_path, a__b__data=b"1")
+        (tmp_path / "a" / "b" / "link").symlink_to("link")
+        with pytest.raises(StorageError, match=f"list '{tmp_path}/a/b': Too many levels"):
+            open_storage(tmp_path).walk_files()
+
+    def test_what_is_no_file_is_left_out(self, tmp_path: Path) -> None:
+        write_local(tmp_path, data=b"1")
+        os.mkfifo(tmp_path / "fifo")
+        (tmp_path / "link").symlink_to("fifo")
+        assert open_storage(tmp_path).walk_files() == {"data": 1}
 
     def test_staged_files_are_not_under_the_final_name(self, tmp_path: Path) -> None:
         storage = open_storage(tmp_path)

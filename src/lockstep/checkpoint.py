@@ -93,9 +93,21 @@ class Checkpoint:
         return cls(data_dict=data)
 
     @classmethod
+    def at(cls, storage: Storage) -> Checkpoint:
+        """The checkpoint that is the directory of a storage."""
+        checkpoint = cls.__new__(cls)
+        checkpoint._storage, checkpoint._files, checkpoint._numbers = storage, {}, {}
+        return checkpoint
+
+    @classmethod
     def from_uri(cls, uri: str) -> Checkpoint:
         """The checkpoint at a URI such as ``s3://bucket/prefix`` or ``file:///directory``."""
         return cls(uri=uri)
+
+    @property
+    def storage(self) -> Storage | None:
+        """The storage whose directory it is; None for a dict that is not stored."""
+        return self._storage
 
     @property
     def path(self) -> str | None:
@@ -135,14 +147,16 @@ class Checkpoint:
         """Copy the checkpoint to a local directory (a new temporary one) and return its path."""
         if self._storage is not None:
             self._check_directory(self._storage)
-        if path is None:
-            target = tempfile.mkdtemp(prefix="checkpoint-")
-        else:
+        if path is not None:
             target = os.path.abspath(os.path.expanduser(os.fspath(path)))
-        if self._storage is None:
-            self.save_files(open_storage(target), "", self._files, flush=False)
-        elif not (self._storage.is_local and os.path.realpath(target) == self._real_path()):
-            self._storage.get("", target)
+            self._copy_to(target)
+            return target
+        target = tempfile.mkdtemp(prefix="checkpoint-")
+        try:
+            self._copy_to(target)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
         return target
 
     @contextlib.contextmanager
@@ -234,17 +248,28 @@ class Checkpoint:
         return None if found is None else int(found)
 
     def dict_value(self, key: str) -> float | None:
-        """The number at ``key`` of a dict not stored yet (``"a/b"`` reaches into nested dicts).
+        """The number at ``key`` of the dict (``"a/b"`` reaches into nested dicts).
 
-        A key that is ``"a/b"`` literally wins. None where there is none or it is not a number.
+        A key that is ``"a/b"`` literally wins. None where there is none or it is not a number, and
+        for a stored dict that cannot be read here.
         """
-        return number_at(self._numbers, key)
+        if self._storage is None or not self.is_dict:
+            return number_at(self._numbers, key)
+        with contextlib.suppress(CheckpointError):
+            return number_at(numbers_in(self._load()), key)
+        return None
 
     @property
     def is_movable(self) -> bool:
-        """Whether its files may be taken over: a local directory that no run has published."""
-        storage = self._storage
-        return storage is not None and storage.is_local and not storage.is_published("")
+        """Whether its files may be taken over: a local directory that no run has published.
+
+        A copy of a published one may be, where it goes by another name.
+        """
+        if self._storage is None or not self._storage.is_local:
+            return False
+        manifest = self._manifest()
+        own_name = os.path.basename(self._real_path())
+        return manifest is None or manifest.get("name", own_name) != own_name
 
     def files(self) -> dict[str, int]:
         """What a report stores: name relative to the checkpoint → size in bytes.
@@ -289,6 +314,9 @@ class Checkpoint:
         if not directory:
             storage.make_directory()
         storage.each(names, save)
+        if move and source is not None and source.is_local:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(source.path(MANIFEST))  # of what this was a copy of
 
     def fingerprint(self, names: Iterable[str]) -> dict[str, int]:
         """The CRC-32 of each of these files, to tell whether two ranks' files differ."""
@@ -316,6 +344,12 @@ class Checkpoint:
     def _chunks(self, name: str) -> Iterable[bytes]:
         return (self._files[name],) if self._storage is None else self._storage.read_chunks(name)
 
+    def _copy_to(self, target: str) -> None:
+        if self._storage is None:
+            self.save_files(open_storage(target), "", self._files, flush=False)
+        elif not (self._storage.is_local and os.path.realpath(target) == self._real_path()):
+            self._storage.get("", target)
+
     def _real_path(self) -> str:
         assert self._storage is not None
         return os.path.realpath(self._storage.root)
@@ -330,9 +364,12 @@ class Checkpoint:
     def _load(self) -> dict[str, Any]:
         import pickle
 
+        content = b"".join(self._chunks(DICT_FILE))
         try:
-            data: dict[str, Any] = pickle.loads(b"".join(self._chunks(DICT_FILE)))
-        except (pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
+            data: dict[str, Any] = pickle.loads(content)
+        except MemoryError:
+            raise
+        except Exception as error:  # a damaged pickle may raise anything
             raise CheckpointError(
                 f"{self!r} cannot be unpickled here: {type(error).__name__}: {error}."
             ) from error

@@ -71,7 +71,10 @@ def numbers_in(data: Mapping[Any, Any], above: tuple[int, ...] = ()) -> dict[str
     for key, value in data.items():
         if not isinstance(key, str):
             continue
-        if isinstance(value, dict):
+        kind = type(value)
+        if kind is float or kind is str:  # so that a dict of a million words costs little
+            found[key] = value if kind is float else None
+        elif isinstance(value, dict):
             # A dict inside itself has no numbers further down.
             inside = id(value) in above
             found[key] = None if inside else numbers_in(value, (*above, id(data)))
@@ -81,11 +84,18 @@ def numbers_in(data: Mapping[Any, Any], above: tuple[int, ...] = ()) -> dict[str
 
 
 def _as_number(value: Any) -> float | None:
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) is not int:
+        try:
+            if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+                value = value.item()
+        except Exception:
+            return None  # a tensor without data has no number
+        if isinstance(value, bool) or not isinstance(value, Real):
+            return None
+    try:
+        return float(value)
+    except OverflowError:
         return None
-    return float(value)
 
 
 def number_at(numbers: dict[str, Any], key: str) -> float | None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from lockstep.errors import StorageError
 
-__all__ = ["JOURNAL_FILE", "Journal", "parse_line", "read_lines"]
+__all__ = ["JOURNAL_FILE", "Journal", "is_driven", "parse_line", "read_lines"]
 
 JOURNAL_FILE = "journal.jsonl"
 
@@ -89,6 +89,16 @@ class Journal:
             raise StorageError(
                 f"could not write the run's journal {self._path}: {error.strerror}."
             ) from error
+
+
+def is_driven(path: str) -> bool:
+    """Whether a process is writing the journal at ``path``, or may be: not every place tells."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 def read_lines(data: bytes) -> Iterator[bytes]:

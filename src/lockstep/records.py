@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
-from lockstep.errors import StorageError
+from lockstep.errors import CheckpointError, StorageError
 from lockstep.journal import JOURNAL_FILE, parse_line, read_lines
 from lockstep.metrics import full_row
 from lockstep.retention import CheckpointRecord
@@ -23,22 +23,39 @@ __all__ = [
     "reported_metrics",
 ]
 
+_INSIDE = "./"
+
 
 def address_from(storage: Storage, checkpoint: Checkpoint) -> str:
-    """How a run in ``storage`` calls a checkpoint that lies outside it."""
-    path, local = checkpoint.path, checkpoint.get_internal_representation()[0] == "local_path"
-    assert path is not None
-    if local == storage.is_local:
-        return path
-    return Path(path).as_uri() if local else str(checkpoint.uri)
+    """How a run in ``storage`` calls a checkpoint that it has not uploaded itself.
+
+    ``./name`` for one in the run's own directory, which may move, else a path or a URI.
+
+    Raises:
+        CheckpointError: it lies on another filesystem than the run and was not given as a URI.
+    """
+    place = checkpoint.storage
+    assert place is not None
+    if storage.same_filesystem(place):
+        inside = place.root.removeprefix(storage.root.rstrip("/") + "/")
+        return place.root if inside == place.root else _INSIDE + inside
+    if place.is_local:
+        return Path(place.root).as_uri()
+    if "://" in place.uri:
+        return place.uri
+    raise CheckpointError(
+        f"{checkpoint!r} is on another filesystem than the run, so it would not be found again by "
+        "its path; give Checkpoint a URI, or use SYNC or ASYNC."
+    )
 
 
 def open_checkpoint(storage: Storage, record: CheckpointRecord) -> Checkpoint:
     """The checkpoint that a run in ``storage`` recorded."""
-    if not record.uploaded and "://" in record.name:
+    if record.uploaded or record.name.startswith(_INSIDE):
+        return Checkpoint.at(storage.child(record.name.removeprefix(_INSIDE)))
+    if "://" in record.name:
         return Checkpoint(record.name)
-    place = storage.path(record.name) if record.uploaded else record.name
-    return Checkpoint(place, None if storage.is_local else storage.filesystem)
+    return Checkpoint(record.name, None if storage.is_local else storage.filesystem)
 
 
 class RunRecords:
@@ -49,6 +66,7 @@ class RunRecords:
         self.attempts: dict[int, dict[str, Any]] = {}
         self.leaves: list[dict[str, Any]] = []
         self.checkpoints: dict[int, CheckpointRecord] = {}
+        self.never_uploaded: set[str] = set()
         self.failure: dict[str, Any] | None = None
         self.end: dict[str, Any] | None = None
         self.last_report: bytes | None = None
@@ -92,17 +110,7 @@ class RunRecords:
         )
 
     def _parse(self, numbered: tuple[int, bytes]) -> dict[str, Any]:
-        number, line = numbered
-        try:
-            record = parse_line(line)
-            if "event" not in record:
-                raise ValueError("it names no event")
-        except (ValueError, TypeError) as error:
-            raise StorageError(
-                f"line {number} of {self._path} is not a record of a run ({error}); "
-                "the file is damaged: put a good copy in its place, or take the line out."
-            ) from error
-        return record
+        return _parse(numbered, self._path)
 
     def _take(self, record: dict[str, Any]) -> None:
         event = record.pop("event")
@@ -111,7 +119,10 @@ class RunRecords:
         elif event == "attempt":
             self.attempts[record["attempt"]] = record
         elif event == "checkpoint":
-            self.checkpoints[record["id"]] = CheckpointRecord(**record)
+            checkpoint = CheckpointRecord(**record)
+            self.checkpoints[checkpoint.id] = checkpoint
+            if not checkpoint.uploaded:
+                self.never_uploaded.add(checkpoint.name)
         elif event == "delete":
             self._forget(record)
         elif event == "failure":
@@ -134,6 +145,20 @@ class RunRecords:
             del self.checkpoints[gone]
 
 
+def _parse(numbered: tuple[int, bytes], path: str) -> dict[str, Any]:
+    number, line = numbered
+    try:
+        record = parse_line(line)
+        if "event" not in record:
+            raise ValueError("it names no event")
+    except (ValueError, TypeError) as error:
+        raise StorageError(
+            f"line {number} of {path} is not a record of a run ({error}); "
+            "the file is damaged: put a good copy in its place, or take the line out."
+        ) from error
+    return record
+
+
 def reported_metrics(report: dict[str, Any]) -> dict[str, Any]:
     """What was reported: rank 0's metrics, or those combined across ranks."""
     metrics: dict[str, Any] = report["reduced"] if "reduced" in report else report["ranks"][0]
@@ -146,15 +171,22 @@ def existing_checkpoints(
     """What is really there: publishing makes a checkpoint exist, the journal only follows."""
     found = [record for record in known.values() if not record.uploaded]
     uploaded = {record.name: record for record in known.values() if record.uploaded}
-    for name in storage.listdir(""):
+    for name in storage.published(storage.listdir("")):
         if name in uploaded:
-            if storage.is_published(name):
-                found.append(uploaded[name])
-        elif storage.is_published(name):
-            manifest = storage.manifest(name)
-            if manifest is not None:
-                found.append(CheckpointRecord(**parse_line(manifest)))
+            found.append(uploaded[name])
+        else:
+            found.extend(_published_as(storage, name))
     return sorted(found, key=lambda record: record.id)
+
+
+def _published_as(storage: Storage, name: str) -> list[CheckpointRecord]:
+    """The checkpoint of this name; none for a copy that somebody has put there, whole or not."""
+    manifest = storage.manifest(name)
+    with suppress(ValueError, TypeError):
+        record = CheckpointRecord(**parse_line(manifest or b""))
+        if record.name == name:
+            return [record]
+    return []
 
 
 def newest_run(experiment: Storage) -> Storage:
@@ -163,16 +195,28 @@ def newest_run(experiment: Storage) -> Storage:
     Raises:
         FileNotFoundError: there is none.
     """
-    runs = {}
+    runs: dict[float, Storage] = {}
     for name in experiment.listdir(""):
         run = experiment.child(name)
         if run.exists(JOURNAL_FILE):
-            # The journal of a driver that was killed as it began is empty.
-            with suppress(FileNotFoundError):
-                runs[RunRecords(run).run["time"]] = run
+            began = _began(run)
+            if began is not None:
+                runs.setdefault(began, run)  # "run" comes before its copy "run.bak"
     if not runs:
         raise FileNotFoundError(
             f"{experiment.uri} is not the directory of a run: there is no {JOURNAL_FILE} with a "
             "run in it, nor in any directory in it."
         )
     return runs[max(runs)]
+
+
+def _began(run: Storage) -> float | None:
+    """When a run began; None where its driver was killed before it had said so."""
+    head = b""
+    for chunk in run.read_chunks(JOURNAL_FILE):
+        head += chunk
+        if b"\n" in chunk:
+            break
+    for line in read_lines(head):
+        return float(_parse((1, line), run.path(JOURNAL_FILE))["time"])
+    return None

@@ -123,12 +123,15 @@ class Result:
         return [(self._open(record), record.metrics) for record in ranked]
 
     def get_best_checkpoint(self, metric: str, mode: Literal["max", "min"]) -> Checkpoint | None:
-        """The kept checkpoint whose row has the largest or smallest ``metric``."""
+        """The kept checkpoint whose row has the largest or smallest ``metric``; the later of two.
+
+        None where no row has it.
+        """
         if mode not in ("max", "min"):
             raise ValueError(f"get_best_checkpoint(mode={mode!r}): expected 'max' or 'min'.")
         scored = [
             (value, record)
-            for record in self._checkpoints
+            for record in reversed(self._checkpoints)
             if isinstance(value := look_up(record.metrics, metric), (int, float)) and value == value
         ]
         if not scored:

@@ -327,6 +327,24 @@ class TestScores:
         assert best is not None
         assert best.to_dict()["step"] == 0
 
+    @pytest.mark.parametrize("mode", ["max", "min"])
+    def test_the_best_of_equals_is_the_later(self, mode: Literal["max", "min"]) -> None:
+        result = scored([(1, ...), (1, ...)], keep=None, order=mode)
+        best = result.get_best_checkpoint("loss", mode)
+        assert best is not None
+        assert best == result.best_checkpoints[-1][0]
+        assert best.to_dict()["step"] == 1
+
+    def test_a_dict_that_is_a_directory_decides_as_well(self) -> None:
+        def train_func() -> None:
+            for step, loss in enumerate([3, 1, 2]):
+                with tempfile.TemporaryDirectory() as folder:
+                    Checkpoint.from_dict({"step": step, "loss": loss}).to_directory(folder)
+                    train.report({"loss": 0}, checkpoint=Checkpoint.from_directory(folder))
+
+        config = CheckpointConfig(1, "loss", "min")
+        assert kept(fit(train_func, workers=1, checkpoint_config=config)) == [1]
+
 
 class TestNoneToKeep:
     def test_nothing_is_left(self) -> None:

@@ -21,10 +21,11 @@ import pytest
 
 from lockstep.result import Result
 from lockstep.storage import MANIFEST
-from lockstep.train import Checkpoint
+from lockstep.train import Checkpoint, CheckpointConfig, DataParallelTrainer, RunConfig
 from tests.integration.runs import SRC
 
 STEPS = 3
+KEEP_ONE = RunConfig(verbose=0, checkpoint_config=CheckpointConfig(num_to_keep=1))
 DRIVER = """
 import json, os, pathlib, signal, sys, tempfile, threading
 from lockstep import journal, train
@@ -90,6 +91,49 @@ train.DataParallelTrainer(
 ).fit()
 """
 
+REMOTE_DRIVER = """
+import json, os, pathlib, signal, sys, threading
+from pyarrow import fs
+from lockstep import train
+from lockstep.storage import RemoteStorage
+
+case, lock, count = json.loads(sys.argv[1]), threading.Lock(), 0
+
+def counted(change):
+    def changed(*args):
+        global count
+        with lock:
+            count += 1
+            due = count == case["at"]
+        if due and case["when"] == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = change(*args)
+        if due and case["when"] == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return changed
+
+for name in ("_upload", "_delete"):
+    setattr(RemoteStorage, name, counted(getattr(RemoteStorage, name)))
+
+def train_func(config):
+    known = train.load_checkpoint()
+    for step in range(known["step"] + 1 if known else 0, config["steps"]):
+        checkpoint = train.Checkpoint.from_dict({"step": step, "text": "x" * 100})
+        train.report({"step": step}, checkpoint, checkpoint_upload_mode=config["mode"])
+
+train.DataParallelTrainer(
+    train_func,
+    train_loop_config=case,
+    run_config=train.RunConfig(
+        name="run", verbose=0, storage_path="root",
+        storage_filesystem=fs.SubTreeFileSystem(case["storage"], fs.LocalFileSystem()),
+        checkpoint_config=train.CheckpointConfig(num_to_keep=1),
+    ),
+).fit()
+pathlib.Path(case["count"]).write_text(str(count))
+"""
+
 
 class Case(NamedTuple):
     mode: str
@@ -106,20 +150,25 @@ class Seen(NamedTuple):
     newest: int
 
 
-def start(case: Case, folder: Path) -> int:
+def start(case: Case, folder: Path, script: str = DRIVER, steps: int = STEPS) -> int:
     """Run the driver to its end, and see that nothing of it is left; returns its exit code."""
-    folder.mkdir()
+    (folder / "results").mkdir(parents=True)
     settings = {
         **case._asdict(),
-        "steps": STEPS,
+        "steps": steps,
         "storage": str(folder / "results"),
         "seen": str(folder / "seen"),
         "count": str(folder / "count"),
     }
     mark = f"LOCKSTEP_TEST_MARK={folder}"
     driver = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(settings)],
-        env={**os.environ, "PYTHONPATH": str(SRC), "LOCKSTEP_TEST_MARK": str(folder)},
+        [sys.executable, "-c", script, json.dumps(settings)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SRC),
+            "LOCKSTEP_TEST_MARK": str(folder),
+            "TMPDIR": str(folder),  # a killed driver leaves its records of a run elsewhere
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -200,6 +249,7 @@ def step_of(case: Case, checkpoint: Checkpoint) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)  # dozens of drivers, on a machine that may be busy
 @pytest.mark.parametrize(
     ("where", "mode", "kind", "when"),
     [
@@ -228,3 +278,45 @@ def test_killed_at_every_step(tmp_path: Path, where: str, mode: str, kind: str, 
         codes = list(pool.map(attempt, range(1, changes + 1)))
     # The last changes may come a little earlier or later in another run, but hardly any is missed.
     assert codes.count(-signal.SIGKILL) >= changes - 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_killed_at_every_step_of_a_run_on_remote_storage(tmp_path: Path) -> None:
+    from pyarrow import fs
+
+    def attempt(at: int) -> int:
+        case = Case("sync", "dict", "driver", "after", at)
+        return start(case, tmp_path / str(at), REMOTE_DRIVER, steps=2)
+
+    assert attempt(0) == 0
+    changes = int((tmp_path / "0" / "count").read_text())
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(attempt, range(1, changes + 1)))
+    assert codes.count(-signal.SIGKILL) >= changes - 3
+    restored = 0
+    for at in range(1, changes + 1):
+        disk = fs.SubTreeFileSystem(str(tmp_path / str(at) / "results"), fs.LocalFileSystem())
+        try:
+            check_remote(Result.from_path("root/run", disk))
+        except FileNotFoundError:  # killed before its first word was there
+            continue
+        if at % 2:
+            continue  # every other one is restored
+        restored += 1
+        result = DataParallelTrainer.restore("root/run", disk, run_config=KEEP_ONE).fit()
+        check_remote(result)
+        assert result.checkpoint is not None
+        assert result.checkpoint.to_dict()["step"] == 1
+        left = [path.name for path in Path(disk.base_path, result.path).glob("checkpoint_*")]
+        assert left == [Path(str(result.checkpoint.path)).name]
+    assert restored > changes // 4
+
+
+def check_remote(result: Result) -> None:
+    """What is there is whole; its row is there, too, though later ones may be missing."""
+    rows = [] if result.metrics_dataframe.empty else result.metrics_dataframe["step"].tolist()
+    for checkpoint, metrics in result.best_checkpoints:
+        data = checkpoint.to_dict()
+        assert (data["step"], data["text"]) == (metrics["step"], "x" * 100)
+        assert data["step"] in rows

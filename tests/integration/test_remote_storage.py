@@ -18,9 +18,11 @@ import pytest
 from lockstep import train
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError, StorageError
+from lockstep.journal import JOURNAL_FILE, Journal
 from lockstep.storage import MANIFEST, Storage, open_storage
-from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result
+from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result, RunConfig
 from lockstep.train.background import Background
+from lockstep.train.run import SPOOL_PREFIX
 from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, trainer
 from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
@@ -112,6 +114,11 @@ class TestS3:
         again = Result.from_path(uri.replace("prefix?", "prefix/named?"))
         assert again.path == result.path
         check_epochs(again)
+        kind, text = newest(result).get_internal_representation()
+        assert (kind, text) == ("uri", newest(again).uri)
+        assert text.startswith("s3://")
+        assert "secret" not in text
+        assert open_storage(text).root == newest(result).path
 
     def test_by_filesystem(self, port: int) -> None:
         filesystem = s3_filesystem(port)
@@ -169,6 +176,25 @@ def test_on_any_filesystem(
     result = fit(train_func, workers=workers, **options)
     assert [c.to_dict()["step"] for c, _ in result.best_checkpoints] == [0, 1, 2]
     assert [metrics["step"] for _, metrics in result.best_checkpoints] == [0, 1, 2]
+
+
+def test_on_an_fsspec_filesystem(tmp_path: Path) -> None:
+    filesystem = pytest.importorskip("fsspec").filesystem("file")
+
+    def train_func() -> None:
+        known = train.load_checkpoint()
+        step = known["step"] + 1 if known else 0
+        train.report({"step": step}, checkpoint=Checkpoint.from_dict({"step": step}))
+        if step == 0:
+            raise RuntimeError("not yet")
+
+    storage = {"storage_path": str(tmp_path), "storage_filesystem": filesystem}
+    first = failure(train_func, workers=1, name="named", **storage).result
+    assert first is not None
+    found = Result.from_path(tmp_path / "named", filesystem)
+    assert (found.path, newest(found).to_dict()["step"]) == (first.path, 0)
+    again = trainer(train_func).restore(tmp_path / "named", filesystem).fit()
+    assert (again.path, newest(again).to_dict()["step"]) == (first.path, 1)
 
 
 def test_none_to_keep(options: dict[str, Any]) -> None:
@@ -250,6 +276,73 @@ def test_no_upload_of_what_is_there_or_here(tmp_path: Path, options: dict[str, A
     assert texts == ["here", "there"]
 
 
+def test_no_upload_in_the_runs_own_directory_moves_with_it(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    def train_func() -> None:
+        context = train.get_context()
+        name = f"runs/{context.get_experiment_name()}/{config['run']}/checkpoint_000007"
+        (tmp_path / "remote" / name).mkdir()
+        (tmp_path / "remote" / name / "file").write_text("moves")
+        checkpoint = Checkpoint(name, options["storage_filesystem"])
+        train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+
+    first = fit(lambda: train.report({}), workers=1, **options)
+    config = {"run": first.log_dir.name}
+    result = first
+    for function in (train_func, lambda: train.report({})):  # the second time it is there already
+        again = trainer(train_func).restore(
+            first.path, options["storage_filesystem"], train_loop_per_worker=function
+        )
+        result = again.fit()
+        assert newest(result).path == f"{first.path}/checkpoint_000007"
+    shutil.move(tmp_path / "remote" / result.path, tmp_path / "local")
+    with newest(Result.from_path(tmp_path / "local")).as_directory() as folder:
+        assert Path(folder, "file").read_text() == "moves"
+
+
+def test_no_upload_is_the_users_when_it_is_one_too_many(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    def train_func() -> None:
+        name = f"runs/named/{config['run']}/checkpoint_000000"
+        (tmp_path / "remote" / name).mkdir()
+        checkpoint = Checkpoint(name, options["storage_filesystem"])
+        train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+        train.report({}, checkpoint=Checkpoint.from_dict({}))
+
+    keep_one = RunConfig(verbose=0, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    first = fit(lambda: train.report({}), workers=1, name="named", **options)
+    config = {"run": first.log_dir.name}
+    for function in (train_func, lambda: train.report({})):
+        again = trainer(train_func).restore(
+            first.path,
+            options["storage_filesystem"],
+            train_loop_per_worker=function,
+            run_config=keep_one,
+        )
+        paths = [checkpoint.path for checkpoint, _ in again.fit().best_checkpoints]
+        assert paths == [f"{first.path}/checkpoint_000001"]
+        assert (tmp_path / "remote" / first.path / "checkpoint_000000").is_dir()
+
+
+def test_what_a_killed_driver_had_to_upload_is_cleared_away(options: dict[str, Any]) -> None:
+    dead, driven = (Path(tempfile.mkdtemp(prefix=SPOOL_PREFIX)) for _ in range(2))
+    try:
+        for spool in (dead, driven):
+            (spool / ".snapshot-1").mkdir()
+            (spool / ".snapshot-1" / "file").touch()
+            Journal(str(spool / JOURNAL_FILE)).close()
+        journal = Journal(str(driven / JOURNAL_FILE))
+        fit(lambda: train.report({}), workers=1, **options)
+        journal.close()
+        assert [path.name for path in dead.iterdir()] == [JOURNAL_FILE]
+        assert (driven / ".snapshot-1" / "file").exists()
+    finally:
+        for spool in (dead, driven):
+            shutil.rmtree(spool)
+
+
 class TestFailingStorage:
     @pytest.mark.parametrize("mode", [SYNC, ASYNC])
     def test_one_checkpoint_cannot_be_written(
@@ -312,9 +405,18 @@ def test_what_has_not_changed_is_copied_once(tmp_path: Path) -> None:
 
     counted = Counted(tmp_path / "faults")
     filesystem = faulty_filesystem(tmp_path / "remote", counted)
-    fit(train_func, workers=1, storage_path="runs", storage_filesystem=filesystem)
+    result = fit(train_func, workers=1, storage_path="runs", storage_filesystem=filesystem)
     assert counted.written["params.json"] == 1
     assert 1 <= counted.written["result.json"] <= 22
+    place(result).write("export.onnx", b"large")
+    again = trainer(train_func).restore(
+        result.path, filesystem, train_loop_per_worker=lambda: train.report({})
+    )
+    counted.written.clear()
+    assert again.fit().metrics["training_iteration"] == 21
+    assert counted.written["result.json"] >= 1
+    assert counted.written["export.onnx"] == 0
+    assert place(result).read("export.onnx") == b"large"
 
 
 def test_copies_do_not_queue_up_behind_slow_storage(

@@ -16,8 +16,9 @@ import pytest
 
 from lockstep import air, train
 from lockstep.errors import StorageError
+from lockstep.storage import MANIFEST
 from lockstep.train import Checkpoint, CheckpointConfig, Result
-from tests.integration.runs import failure, fit, run_script
+from tests.integration.runs import failure, fit, run_script, trainer
 
 DATE = r"\d{4}-\d{2}-\d{2}_\d{2}-\d{2}-\d{2}"
 
@@ -244,6 +245,23 @@ def test_from_path_after_the_directory_has_moved(tmp_path: Path) -> None:
     assert again.checkpoint.path == str(place / "checkpoint_000001")
 
 
+def test_a_copy_beside_the_checkpoints_is_none_of_them(tmp_path: Path) -> None:
+    result = fit(train_func, checkpoint_config=CheckpointConfig(num_to_keep=2))
+    assert result.checkpoint is not None
+    result.checkpoint.to_directory(f"{result.path}/best")
+    half = Path(result.path, "half")
+    shutil.copytree(result.checkpoint.path or "", half)
+    (half / MANIFEST).write_bytes(b"")
+    same(result, Result.from_path(result.path))
+    # Nor does it push out another one when the run goes on.
+    again = trainer(train_func).restore(
+        result.path, train_loop_per_worker=lambda: train.report({"more": 1})
+    )
+    kept = [Path(str(c.path)).name for c, _ in again.fit().best_checkpoints]
+    assert kept == ["checkpoint_000000", "checkpoint_000001"]
+    assert all(Path(result.path, name).is_dir() for name in (*kept, "best", "half"))
+
+
 def test_from_path_in_another_process_without_the_users_code(tmp_path: Path) -> None:
     error = failure(train_func, config={"fail": True})
     assert error.result is not None
@@ -268,6 +286,25 @@ def test_from_path_of_an_experiment_is_its_newest_run(tmp_path: Path) -> None:
     fit(train_func, config={"epochs": 1}, **options)
     newest = fit(train_func, config={"epochs": 2}, **options)
     assert Result.from_path(tmp_path / "experiment").path == newest.path
+
+
+def test_from_path_of_an_experiment_prefers_a_run_to_its_copy(tmp_path: Path) -> None:
+    result = fit(train_func, storage_path=tmp_path, name="experiment", workers=1)
+    for name in (f"{result.log_dir.name}.bak", "copy"):
+        shutil.copytree(result.path, tmp_path / "experiment" / name)
+    assert Result.from_path(tmp_path / "experiment").path == result.path
+
+
+def test_a_damaged_row_of_an_older_run_is_no_hindrance(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"storage_path": tmp_path, "name": "experiment", "workers": 1}
+    older = fit(train_func, **options)
+    newest = fit(train_func, **options)
+    with (older.log_dir / "journal.jsonl").open("a") as journal:
+        journal.write("{not json\n")
+    assert Result.from_path(tmp_path / "experiment").path == newest.path
+    (older.log_dir / "journal.jsonl").write_text("{not json\n")
+    with pytest.raises(StorageError, match="line 1 of"):
+        Result.from_path(tmp_path / "experiment")
 
 
 def test_from_path_of_no_run(tmp_path: Path) -> None:
@@ -304,6 +341,15 @@ def test_a_run_whose_driver_died_is_read_as_far_as_it_got(tmp_path: Path) -> Non
     assert result.error is None
     assert result.checkpoint is not None
     assert result.checkpoint.to_dict()["n"] == 2
+
+
+def test_a_run_whose_directory_was_deleted_meanwhile() -> None:
+    def function() -> None:
+        shutil.rmtree(train.get_context().get_trial_dir())
+        train.report({"n": 1})
+
+    with pytest.raises(StorageError, match="is gone, and the run's records with it"):
+        fit(function, workers=1)
 
 
 def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:

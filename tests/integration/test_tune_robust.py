@@ -11,19 +11,24 @@ import pytest
 
 from lockstep import train, tune
 from lockstep.errors import LockstepError
+from lockstep.storage import open_storage
 from lockstep.train import (
     Checkpoint,
     CheckpointConfig,
     CheckpointUploadMode,
     DataParallelTrainer,
+    Result,
     ScalingConfig,
 )
+from lockstep.train.run import Run
 from lockstep.tune import Callback, RunConfig
+from lockstep.tune.adopt import adopt_checkpoint
 from lockstep.tune.integration.ray_train import TuneReportCallback
 from lockstep.tune.live import LiveTrial
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.stopper import Stopper
+from tests.integration.runs import fit as fit_run
 from tests.integration.runs import run_script
 from tests.integration.tuning import fit, note, notes, tuner
 
@@ -310,14 +315,16 @@ def test_a_donors_checkpoint_stays_until_it_is_taken(tmp_path: Path) -> None:
         assert len(list(Path(result.path).glob("at_*"))) == 1
 
 
-def test_a_donors_checkpoint_that_was_never_uploaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_donors_checkpoint_that_was_never_uploaded(tmp_path: Path, inside: bool) -> None:
     def trial(config: dict[str, Any]) -> None:
         checkpoint = tune.get_checkpoint()
         if config.get("resumed"):
             assert checkpoint is not None
             note(config["notes"], "resumed", Path(str(checkpoint.path), "i").read_text())
         for i in range(1, 4):
-            place = Path(config["notes"], f"kept_{config['x']}_{i}")
+            parent = tune.get_context().get_trial_dir() if inside else config["notes"]
+            place = Path(parent, f"kept_{config['x']}_{i}")
             place.mkdir(exist_ok=True)
             (place / "i").write_text(str(i))
             mode = CheckpointUploadMode.NO_UPLOAD
@@ -327,6 +334,26 @@ def test_a_donors_checkpoint_that_was_never_uploaded(tmp_path: Path) -> None:
     grid = fit(trial, space, scheduler=TakesOver(), max_concurrent_trials=1)
     assert grid.errors == []
     assert notes(tmp_path, "resumed") == notes(tmp_path, "taken") == ["1"]
+
+
+def test_a_checkpoint_in_the_directory_of_a_donor_that_has_ended(tmp_path: Path) -> None:
+    def donor() -> None:
+        place = Path(train.get_context().get_trial_dir(), "mine")
+        place.mkdir()
+        mode = CheckpointUploadMode.NO_UPLOAD
+        train.report({}, checkpoint=Checkpoint(place), checkpoint_upload_mode=mode)
+
+    options: dict[str, Any] = {"workers": 1, "storage_path": tmp_path, "name": "both"}
+    first = fit_run(donor, **options)
+    second = fit_run(lambda: train.report({}), **options)
+    run = Run.reopen(open_storage(second.path), RunConfig(), {})
+    try:
+        adopt_checkpoint(run, open_storage(tmp_path / "both"), f"{first.log_dir.name}/mine")
+    finally:
+        run.close()
+    taken = Result.from_path(second.path).checkpoint
+    assert taken is not None
+    assert taken.path == f"{first.path}/mine"
 
 
 # ---------------------------------------------------------------------------- callbacks, stoppers

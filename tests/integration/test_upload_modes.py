@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -87,6 +88,13 @@ def pretend_devices(root: str) -> None:
 def here(name: str) -> Path:
     """In a worker: something in the run's directory."""
     return Path(train.get_context().get_trial_dir(), name)
+
+
+def set_aside(run: str | Path) -> list[Path]:
+    """What workers of the run in this directory have still to upload."""
+    elsewhere = Path(tempfile.gettempdir()).glob(".snapshot-*_*-*")
+    ids = {path: path.name.removeprefix(".snapshot-").partition("-")[0] for path in elsewhere}
+    return [*Path(run).glob(".snapshot-*"), *(path for path in ids if ids[path] in str(run))]
 
 
 def newest(result: Result) -> Checkpoint:
@@ -323,11 +331,38 @@ def test_a_directory_taken_over_may_end_before_the_upload(elsewhere: bool) -> No
             )
         gate.open()
 
-    checkpoint = newest(fit(train_func))
+    result = fit(train_func)
+    checkpoint = newest(result)
     assert content(checkpoint) == "shared"
     for rank in range(2):
         assert Path(str(checkpoint.path), f"of_{rank}").read_text() == str(rank)
-    assert not list(Path(tempfile.gettempdir()).glob(".snapshot-*"))
+    assert not set_aside(result.path)
+
+
+@pytest.mark.parametrize("place", ["temporary", "run"])
+def test_what_a_worker_that_died_had_to_upload_is_cleared_away(place: str, tmp_path: Path) -> None:
+    def train_func(config: dict[str, Any]) -> None:
+        first = not (tmp_path / "died").exists()
+        pretend_devices(str(here("")))
+        if config["place"] == "run":  # as the callbacks of frameworks do
+            Path(tempfile.mkdtemp(prefix=".snapshot-keras-", dir=here("")), "file").touch()
+        else:
+            Gate()
+            train.report(
+                {},
+                checkpoint=directory("lost"),
+                checkpoint_upload_mode=ASYNC,
+                delete_local_checkpoint_after_upload=True,
+            )
+        if len(set_aside(here(""))) == 1:  # in the second attempt, its own
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL if first else signal.SIGSEGV)
+        os.kill(os.getpid(), signal.SIGILL)
+
+    error = failure(train_func, workers=1, config={"place": place}, max_failures=1)
+    assert "SIGSEGV" in str(error)
+    assert error.result is not None
+    assert not set_aside(error.result.path)
 
 
 def test_async_checkpoints_are_committed_in_order_with_every_ranks_part() -> None:
@@ -470,6 +505,17 @@ def test_no_upload_registers_what_lies_there(tmp_path: Path) -> None:
     ]
 
 
+def test_no_upload_of_a_directory_of_each_rank_loses_none(tmp_path: Path) -> None:
+    def train_func() -> None:
+        folder = tmp_path / f"of_{train.world_rank()}"
+        folder.mkdir()
+        train.report({}, checkpoint=Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
+
+    error = failure(train_func)
+    assert isinstance(error.__cause__, CheckpointError)
+    assert f"rank 0: {tmp_path}/of_0, rank 1: {tmp_path}/of_1" in str(error)
+
+
 @pytest.mark.parametrize("keep", [None, 1])
 def test_no_upload_of_one_directory_again_and_again(tmp_path: Path, keep: int | None) -> None:
     def train_func() -> None:
@@ -483,6 +529,25 @@ def test_no_upload_of_one_directory_again_and_again(tmp_path: Path, keep: int | 
     numbers = [metrics["n"] for _, metrics in result.best_checkpoints]
     assert numbers == ([0, 1, 2] if keep is None else [2])
     assert result.metrics_dataframe["checkpoint_dir_name"].tolist() == [str(tmp_path)] * 3
+
+
+def test_no_upload_in_the_runs_own_directory_moves_with_it(tmp_path: Path) -> None:
+    def train_func() -> None:
+        folder = here("mine/deep")
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("moves")
+        train.report({}, checkpoint=Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
+        found = train.get_checkpoint()
+        assert found is not None
+        assert found.path == str(folder)
+
+    result = fit(train_func, workers=1, storage_path=tmp_path / "here")
+    assert newest(result).path == f"{result.path}/mine/deep"
+    assert result.metrics["checkpoint_dir_name"] == "./mine/deep"
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = tmp_path / "there" / result.log_dir.relative_to(tmp_path / "here")
+    assert newest(Result.from_path(moved)).path == str(moved / "mine" / "deep")
+    assert content(newest(Result.from_path(moved))) == "moves"
 
 
 def test_a_journal_that_deletes_by_name_is_still_read() -> None:
@@ -507,6 +572,22 @@ def test_no_upload_of_a_dict_cannot_be() -> None:
     error = failure(train_func, workers=1)
     assert isinstance(error.__cause__, CheckpointError)
     assert "SYNC or ASYNC" in str(error)
+
+
+def test_no_upload_of_what_could_not_be_found_again(tmp_path: Path) -> None:
+    from pyarrow import fs
+
+    (tmp_path / "there").mkdir()
+    tree = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+
+    def train_func() -> None:
+        checkpoint = Checkpoint("there", tree)
+        train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+
+    error = failure(train_func, workers=1)
+    assert isinstance(error.__cause__, CheckpointError)
+    assert "path=there) is on another filesystem than the run" in str(error)
+    assert "give Checkpoint a URI" in str(error)
 
 
 def test_no_upload_of_nothing(tmp_path: Path) -> None:
@@ -556,7 +637,7 @@ def test_a_name_used_twice(mode: CheckpointUploadMode) -> None:
         assert newest(error.result).to_dict()["n"] == 0
 
 
-NOT_NAMES = ["", "a/b", "a\\b", ".hidden", ".", "..", 3, "logs", "rank_0", "journal.jsonl"]
+NOT_NAMES = ["", "a/b", "a\\b", "a\0b", ".hidden", ".", "..", 3, "logs", "rank_0", "journal.jsonl"]
 
 
 @pytest.mark.parametrize("name", NOT_NAMES)

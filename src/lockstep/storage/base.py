@@ -72,6 +72,10 @@ class Storage(ABC):
         """The Arrow filesystem ``root`` is a path on."""
 
     @abstractmethod
+    def same_filesystem(self, other: Storage) -> bool:
+        """Whether a path means the same file on both."""
+
+    @abstractmethod
     def child(self, name: str) -> Storage:
         """The directory ``name`` as a storage of its own."""
 
@@ -152,6 +156,17 @@ class Storage(ABC):
         """Whether ``name`` is there, whole."""
         return self.exists(join(name, MANIFEST))
 
+    def published(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that are there, whole."""
+        found: set[str] = set()
+
+        def look(name: str) -> None:
+            if self.is_published(name):
+                found.add(name)
+
+        self.each(names, look)
+        return found
+
     def manifest(self, name: str = "") -> bytes | None:
         """What ``name`` was published with, None where it is not published."""
         try:
@@ -230,7 +245,9 @@ def failing(doing: str, where: str, *, reading: bool = False) -> Iterator[None]:
         raise StorageError(f"Could not {doing} {where!r}: {_cause(error)}.") from error
     except Exception as error:
         arrow: Any = sys.modules.get("pyarrow")
-        if not isinstance(error, OSError if arrow is None else (OSError, arrow.ArrowException)):
+        # UnicodeError: a name that is no text, which object stores cannot have.
+        known = (OSError, UnicodeError, *(() if arrow is None else (arrow.ArrowException,)))
+        if not isinstance(error, known):
             raise
         raise StorageError(f"Could not {doing} {where!r}: {_cause(error)}.") from error
 

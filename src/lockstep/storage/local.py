@@ -59,6 +59,9 @@ class LocalStorage(Storage):
 
     __hash__ = Storage.__hash__
 
+    def same_filesystem(self, other: Storage) -> bool:
+        return other.is_local
+
     def child(self, name: str) -> LocalStorage:
         return LocalStorage(self.path(name))
 
@@ -85,9 +88,8 @@ class LocalStorage(Storage):
     def walk_files(self, name: str = "") -> dict[str, int]:
         path = self.path(name)
         found: dict[str, int] = {}
-        with failing("list", path, reading=True):
-            if os.path.isdir(path):
-                _walk(path, "", found, (os.path.realpath(path),))
+        if os.path.isdir(path):
+            _walk(path, "", found, (os.path.realpath(path),))
         return dict(sorted(found.items()))
 
     def read_chunks(self, name: str) -> Iterator[bytes]:
@@ -223,7 +225,7 @@ def _whole_or_gone(path: str) -> Iterator[None]:
 
 
 def _walk(folder: str, prefix: str, found: dict[str, int], above: tuple[str, ...]) -> None:
-    with os.scandir(folder) as entries:
+    with failing("list", folder, reading=True), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(TEMPORARY):
                 continue
@@ -232,8 +234,13 @@ def _walk(folder: str, prefix: str, found: dict[str, int], above: tuple[str, ...
                 # A link to a directory above would be walked for ever.
                 if real not in above:
                     _walk(entry.path, f"{prefix}{entry.name}/", found, (*above, real))
-            elif entry.is_file() or entry.is_symlink():
-                found[prefix + entry.name] = os.stat(entry.path).st_size
+            elif entry.is_file():
+                found[prefix + entry.name] = entry.stat().st_size
+            elif entry.is_symlink() and not os.path.exists(entry.path):
+                raise FileNotFoundError(
+                    f"{entry.path!r} is a link to {os.readlink(entry.path)!r}, which does not "
+                    "exist; write that first, or remove the link."
+                )
 
 
 # Every change of a local file is one of these, looked up when called: a test that kills the

@@ -30,11 +30,13 @@ def open_storage(
     Nothing is looked at or made yet: what is wrong with the place shows at the first use.
 
     Raises:
-        ValueError: the URI's scheme is not one that can be opened.
+        ValueError: the URI's scheme is not one that can be opened, or no path is like that.
     """
     text = os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"The storage path {path!r} is {type(path).__name__}; give a str or Path.")
+    if "\0" in text:
+        raise ValueError(f"The storage path {text!r} has a null character in it; leave it out.")
     match = _SCHEME.match(text)
     if filesystem is not None:
         return _on_filesystem(text[match.end() :] if match else text, filesystem)

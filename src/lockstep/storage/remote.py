@@ -82,16 +82,24 @@ class RemoteStorage(Storage):
         return (
             isinstance(other, RemoteStorage)
             and self._root.strip("/") == other._root.strip("/")
-            and self._connection.same(other._connection)
+            and self.same_filesystem(other)
         )
 
     def __hash__(self) -> int:
         return hash(self._root.strip("/"))
 
+    def same_filesystem(self, other: Storage) -> bool:
+        return isinstance(other, RemoteStorage) and self._connection.same(other._connection)
+
     def child(self, name: str) -> RemoteStorage:
+        path = self.path(name)
+        if "://" not in self._uri:
+            return RemoteStorage(self._connection, path, join(self._uri, name))
         address, mark, query = self._uri.partition("?")
+        # What would end a URI's path is escaped, so that the URI leads there again.
+        escaped = name.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
         return RemoteStorage(
-            self._connection, self.path(name), join(address.rstrip("/"), name) + mark + query
+            self._connection, path, join(address.rstrip("/"), escaped) + mark + query
         )
 
     def make_directory(self, name: str = "") -> None:
@@ -210,9 +218,16 @@ class RemoteStorage(Storage):
 
     def _type(self, name: str) -> str:
         """``"File"``, ``"Directory"``, or nothing."""
-        info = self._try("look at", name, lambda: self.filesystem.get_file_info(self.path(name)))
-        kind: str = info.type.name
-        return "" if kind == "NotFound" else kind
+        path = self.path(name)
+
+        def look() -> str:
+            try:
+                kind: str = self.filesystem.get_file_info(path).type.name
+            except NotADirectoryError:  # what is above it is a file
+                return ""
+            return "" if kind == "NotFound" else kind
+
+        return self._try("look at", name, look)
 
     def _select(self, name: str, *, recursive: bool) -> list[tuple[str, Any]]:
         import pyarrow.fs

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lockstep.checkpoint import DICT_FILE
 from lockstep.engine.messages import CheckpointReport
 from lockstep.errors import CheckpointError
 
-__all__ = ["SavePlan", "checkpoint_name", "differing_files", "is_numbered", "plan_save"]
+__all__ = [
+    "SavePlan",
+    "agreed_name",
+    "checkpoint_name",
+    "differing_files",
+    "is_numbered",
+    "plan_save",
+]
 
 
 class SavePlan(NamedTuple):
@@ -28,6 +35,35 @@ def checkpoint_name(checkpoint_id: int) -> str:
 def is_numbered(name: str) -> bool:
     """Whether it is one of ``checkpoint_name``'s."""
     return re.fullmatch(r"checkpoint_\d{6,}", name) is not None
+
+
+def agreed_name(parts: Mapping[int, CheckpointReport]) -> str | None:
+    """The ``checkpoint_dir_name`` of the lowest rank that gave one, None where none did.
+
+    Raises:
+        CheckpointError: they gave different upload modes or, for what is not uploaded, different
+            directories.
+    """
+    _check_agree("upload modes", "checkpoint_upload_mode", _each(parts, lambda p: p.mode.name))
+    places = _each(parts, lambda part: part.location and part.location.uri)
+    _check_agree("directories and none is uploaded", "checkpoint", places)
+    return next(iter(_each(parts, lambda part: part.dir_name).values()), None)
+
+
+def _each(
+    parts: Mapping[int, CheckpointReport], value: Callable[[CheckpointReport], str | None]
+) -> dict[int, str]:
+    values = ((rank, value(parts[rank])) for rank in sorted(parts))
+    return {rank: text for rank, text in values if text is not None}
+
+
+def _check_agree(what: str, argument: str, values: Mapping[int, str]) -> None:
+    if len(set(values.values())) > 1:
+        told = ", ".join(f"rank {rank}: {text}" for rank, text in values.items())
+        raise CheckpointError(
+            f"ranks reported their parts of one checkpoint with different {what} ({told}); "
+            f"give all of them the same {argument}."
+        )
 
 
 def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:

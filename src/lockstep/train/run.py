@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from lockstep.console.text import shorten, without_controls
 from lockstep.engine.base import WorkerInfo
 from lockstep.engine.messages import CheckpointReport, Report
 from lockstep.errors import StorageError
-from lockstep.journal import JOURNAL_FILE, Journal
+from lockstep.journal import JOURNAL_FILE, Journal, is_driven
 from lockstep.metrics import first_result, full_row, look_up
 from lockstep.records import RunRecords, address_from, existing_checkpoints, open_checkpoint
 from lockstep.result import Result
@@ -70,6 +71,8 @@ class Run:
         self._lost: StorageError | None = None
         self._newest_journal = b""
         self._copied: dict[str, tuple[int, int]] = {}
+        if not storage.is_local:
+            _clear_dead_spools()
         with ExitStack() as undo:
             self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=SPOOL_PREFIX)
             undo.callback(self._remove_spool)
@@ -97,7 +100,9 @@ class Run:
         if past is not None:
             storage.sweep()
             self.checkpoints = existing_checkpoints(storage, past.checkpoints)
-            self._stale -= {checkpoint.name for checkpoint in self.checkpoints}
+            # What users have put here themselves is called "./name", and theirs for ever.
+            known = {*(checkpoint.name for checkpoint in self.checkpoints), *past.never_uploaded}
+            self._stale -= {name.removeprefix("./").partition("/")[0] for name in known}
             for name in filter(is_numbered, sorted(self._stale)):
                 self.clear_stage(name)
             self.rows = past.rows
@@ -186,6 +191,8 @@ class Run:
 
     def begin_attempt(self, attempt: int, workers: Sequence[WorkerInfo], warmup: float) -> None:
         """The workers are up."""
+        if attempt > 1:
+            self._clear_snapshots()
         newest = self.newest_checkpoint()
         self.iteration = 0 if newest is None else newest.iteration
         self._total_before = 0.0 if newest is None else newest.trained_s
@@ -217,7 +224,10 @@ class Run:
         if lead.data is not None:
             also["data_wait"] = [report.data.waited for report in reports if report.data]
             self.data_wait = max(also["data_wait"])
-        part = next((r.checkpoint for r in reports if r.checkpoint is not None), None)
+        place = None
+        if checkpoint is not None:
+            part = next((r.checkpoint for r in reports if r.checkpoint is not None), None)
+            place = self._place(part, checkpoint)
         self._last_record = self._journal.append(
             "report",
             index=self.rows,
@@ -227,9 +237,9 @@ class Run:
             time=time.time(),
             time_this_iter=now - self._last_report,
             time_since_start=now - self._attempt_started,
-            worker_time=lead.time,
+            worker_time=int(lead.time),
             worker_time_this_iter=lead.time_this_iter,
-            checkpoint=None if checkpoint is None else self._place(part, checkpoint),
+            checkpoint=place,
             ranks=[report.metrics for report in reports],
             **also,
         )
@@ -312,8 +322,7 @@ class Run:
 
     def open_directory(self, name: str) -> Checkpoint:
         """A checkpoint in the run's own directory."""
-        filesystem = None if self.storage.is_local else self.storage.filesystem
-        return Checkpoint(self.storage.path(name), filesystem)
+        return Checkpoint.at(self.storage.child(name))
 
     def newest_checkpoint(self) -> CheckpointRecord | None:
         """What a new attempt starts from."""
@@ -368,6 +377,8 @@ class Run:
         ``flush=False``: ``flush`` is called later, so that the end survives a power cut, too.
         """
         failed = self._lost
+        if phase is not Phase.FINISHED:
+            self._clear_snapshots()
         try:
             if failed is None:
                 # Whoever has not finished may go on, and needs something to go on from.
@@ -410,30 +421,30 @@ class Run:
         if self._spool is None:
             return
         self._sync_journal()
-        for directory, folders, files in os.walk(self._spool):
-            folders[:] = [name for name in folders if not name.startswith(SNAPSHOT_PREFIX)]
-            for file in files:
-                path = os.path.join(directory, file)
-                name = os.path.relpath(path, self._spool).replace(os.sep, "/")
-                # A file that is being written goes by this name until it is whole.
-                if name != JOURNAL_FILE and not name.endswith(".tmp"):
-                    self._copy_over(name, path)
-
-    def _copy_over(self, name: str, path: str) -> None:
-        with suppress(FileNotFoundError):  # it was there a moment ago
-            status = os.stat(path)
-            version = status.st_size, status.st_mtime_ns
-            if self._copied.get(name) != version:
-                self.storage.put(name, path)
-                self._copied[name] = version
+        for name, path in _spooled(self._spool):
+            with suppress(FileNotFoundError):  # it was there a moment ago
+                version = _version(path)
+                if self._copied.get(name) != version:
+                    self.storage.put(name, path)
+                    self._copied[name] = version
 
     def close(self) -> None:
         """Release the journal and the temporary directory. Idempotent."""
         self._resources.close()
 
     def result(self) -> Result:
-        """What the directory says, after the end."""
-        return Result(self.storage)
+        """What the directory says, after the end.
+
+        Raises:
+            StorageError: it is not there any more.
+        """
+        try:
+            return Result(self.storage)
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"{self.storage.uri} is gone, and the run's records with it: leave the directory "
+                "alone while the run goes on."
+            ) from error
 
     def _fetch(self, spool: str) -> None:
         """Get the small files of a run on remote storage, to go on with them."""
@@ -443,6 +454,7 @@ class Run:
                     self.storage.get(name, os.path.join(spool, name))
             else:
                 self._stale.add(name)
+        self._copied = {name: _version(path) for name, path in _spooled(spool)}
 
     def _sync_journal(self) -> None:
         if self._spool is None:
@@ -460,6 +472,11 @@ class Run:
         if self._spool is not None:
             shutil.rmtree(self._spool, ignore_errors=True)
 
+    def _clear_snapshots(self) -> None:
+        """Delete what workers that are gone had still to upload."""
+        _remove_beginning(self.directory, SNAPSHOT_PREFIX)
+        _remove_beginning(tempfile.gettempdir(), f"{SNAPSHOT_PREFIX}{self.trial_id}-")
+
     def _place(self, part: CheckpointReport | None, name: str) -> str:
         if part is not None and part.mode is CheckpointUploadMode.NO_UPLOAD:
             return address_from(self.storage, part.location)
@@ -472,6 +489,36 @@ class Run:
             self.checkpoints.remove(record)
             self._journal.append("delete", id=record.id, name=record.name)
         return gone
+
+
+def _remove_beginning(folder: str, prefix: str) -> None:
+    for path in glob.glob(os.path.join(glob.escape(folder), f"{prefix}*")):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _clear_dead_spools() -> None:
+    """Delete what drivers that were killed had still to upload; their records stay."""
+    places = os.path.join(glob.escape(tempfile.gettempdir()), f"{SPOOL_PREFIX}*")
+    for snapshot in glob.glob(os.path.join(places, f"{SNAPSHOT_PREFIX}*")):
+        if not is_driven(os.path.join(os.path.dirname(snapshot), JOURNAL_FILE)):
+            shutil.rmtree(snapshot, ignore_errors=True)
+
+
+def _spooled(spool: str) -> Iterator[tuple[str, str]]:
+    """Name and path of each file that belongs on storage as well, the journal apart."""
+    for directory, folders, files in os.walk(spool):
+        folders[:] = [name for name in folders if not name.startswith(SNAPSHOT_PREFIX)]
+        for file in files:
+            path = os.path.join(directory, file)
+            name = os.path.relpath(path, spool).replace(os.sep, "/")
+            # A file that is being written goes by this name until it is whole.
+            if name != JOURNAL_FILE and not name.endswith(".tmp"):
+                yield name, path
+
+
+def _version(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
 
 
 def _has_run(storage: Storage) -> bool:

@@ -34,6 +34,7 @@ from lockstep.engine.messages import (
 from lockstep.error_record import pack_error
 from lockstep.errors import CheckpointError, StopTraining
 from lockstep.metrics import normalise
+from lockstep.records import address_from
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers.values import Outcome
 from lockstep.train.context import PreemptionInfo, TrainContext
@@ -208,6 +209,7 @@ class Session:
                     "nowhere yet; use SYNC or ASYNC."
                 )
             checkpoint.files()  # raises where there is nothing
+            address_from(self._storage, checkpoint)  # raises where it would not be found again
             return CheckpointReport({}, mode, dir_name, score, checkpoint)
         return CheckpointReport(checkpoint.files(), mode, dir_name, score, None)
 
@@ -316,7 +318,9 @@ class Session:
         # even if this worker dies. Never beside the checkpoint: that may end with the report, too.
         remote = not self._storage.is_local and os.path.isdir(self.context.trial_dir)
         parent = self.context.trial_dir if remote else None
-        aside = tempfile.mkdtemp(prefix=SNAPSHOT_PREFIX, dir=parent)
+        # By the run's id, so that the driver finds what a worker that died has left.
+        prefix = f"{SNAPSHOT_PREFIX}{self.context.trial_id}-"
+        aside = tempfile.mkdtemp(prefix=prefix, dir=parent)
         checkpoint.save_files(open_storage(aside), "", order.names, move=take_over, flush=False)
         if take_over:
             _remove_empty(checkpoint)

@@ -40,7 +40,7 @@ from lockstep.errors import (
     MismatchedReportsError,
     PreemptedError,
 )
-from lockstep.train.checkpoints import checkpoint_name, plan_save
+from lockstep.train.checkpoints import agreed_name, checkpoint_name, plan_save
 from lockstep.train.events import (
     Action,
     Answer,
@@ -240,21 +240,17 @@ def _start_save(
         if report is not None and report.checkpoint is not None
     }
     lead = parts[min(parts)]
-    if len({part.mode for part in parts.values()}) > 1:
-        told = ", ".join(f"rank {rank}: {part.mode.name}" for rank, part in sorted(parts.items()))
-        error = CheckpointError(
-            f"ranks reported their parts of one checkpoint with different upload modes ({told}); "
-            "give all of them the same checkpoint_upload_mode."
-        )
-        return _fail(state, WorkerFailure(min(parts), pack_error(error)))
     number = state.next_checkpoint_id
-    name = lead.dir_name or checkpoint_name(number)
+    try:
+        name = agreed_name(parts) or checkpoint_name(number)
+    except CheckpointError as error:
+        return _fail(state, WorkerFailure(min(parts), pack_error(error)))
     if name in state.committed or _find(state, name) is not None:
-        error = CheckpointError(
+        taken = CheckpointError(
             f"the checkpoint directory {name!r} is taken by an earlier report of this run; "
             "give each report a checkpoint_dir_name of its own."
         )
-        return _fail(state, WorkerFailure(min(parts), pack_error(error)))
+        return _fail(state, WorkerFailure(min(parts), pack_error(taken)))
     save = Save(
         name=name,
         id=number,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from lockstep.errors import CheckpointError
 from lockstep.journal import parse_line
-from lockstep.records import RunRecords
+from lockstep.records import RunRecords, address_from, open_checkpoint
 from lockstep.retention import CheckpointRecord
 from lockstep.storage import Storage
 from lockstep.storage.base import MANIFEST, join
@@ -49,6 +49,8 @@ def adopt_checkpoint(run: Run, experiment: Storage, source: str) -> None:
     if record.uploaded:
         record = replace(record, name=checkpoint_name(number))
         _copy(donor, name, run.storage, run.storage.stage(record.name))
+    else:
+        record = replace(record, name=address_from(run.storage, open_checkpoint(donor, record)))
     run.publish(record)
     for old in run.committed(record):
         run.delete(old)
@@ -60,7 +62,7 @@ def _find(donor: Storage, name: str) -> CheckpointRecord | None:
         if manifest is not None:
             return CheckpointRecord(**parse_line(manifest))
     for record in RunRecords(donor).checkpoints.values():
-        if record.name == name and not record.uploaded:
+        if record.name in (name, f"./{name}") and not record.uploaded:
             return record
     return None
 
