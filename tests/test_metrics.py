@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.metrics import first_result, flatten, full_row, look_up, normalise
+from lockstep.metrics import describable, first_result, flatten, full_row, look_up, normalise
 
 
 class Colour(enum.IntEnum):
     RED = 1
+
+
+class Mode(str, enum.Enum):
+    FAST = "fast"
 
 
 class TestNormalise:
@@ -32,7 +36,11 @@ class TestNormalise:
             (np.str_("x"), "x"),
             (np.array(2.0), 2.0),
             (np.arange(3), [0, 1, 2]),
+            (np.longdouble(0.5), 0.5),
+            (np.array([0.5], np.longdouble), [0.5]),
             (Colour.RED, 1),
+            (Mode.FAST, "fast"),
+            ({Mode.FAST: 1}, {"fast": 1}),
             ((1, np.int8(2)), [1, 2]),
             ({"a": np.float32(1)}, {"a": 1.0}),
             ({1: {2: ()}}, {"1": {"2": []}}),
@@ -55,7 +63,7 @@ class TestNormalise:
         assert found["b"] == math.inf
 
     def test_keys_become_text(self) -> None:
-        assert normalise({1: 2}) == {"1": 2}  # type: ignore[dict-item]
+        assert normalise({1: 2, Mode.FAST: 3}) == {"1": 2, "fast": 3}  # type: ignore[dict-item]
 
     @pytest.mark.parametrize("metrics", [[1], 3, "loss", None])
     def test_only_dicts(self, metrics: Any) -> None:
@@ -64,16 +72,37 @@ class TestNormalise:
 
     @pytest.mark.parametrize(
         ("metrics", "key"),
-        [({"a": object()}, "'a'"), ({"a": {"b": {1}}}, "'a/b'"), ({"a": [1, 1j]}, r"'a\[1\]'")],
+        [
+            ({"a": object()}, "'a'"),
+            ({"a": {"b": {1}}}, "'a/b'"),
+            ({"a": [1, 1j]}, r"'a\[1\]'"),
+            ({"a": np.clongdouble(1)}, "'a'"),
+        ],
     )
     def test_what_cannot_be_kept_is_named(self, metrics: dict[str, Any], key: str) -> None:
         with pytest.raises(TypeError, match=f"metric {key} is a .*cannot be kept as JSON"):
             normalise(metrics)
 
-    def test_a_tensor_is_named_with_the_cure(self) -> None:
-        kind = type("Tensor", (), {"shape": (2, 3), "__module__": "torch"})
-        with pytest.raises(ValueError, match=r"'loss' is a torch tensor of shape \(2, 3\).*item"):
+    @pytest.mark.parametrize(("root", "cure"), [("torch", "item"), ("tensorflow", "numpy")])
+    def test_a_tensor_is_named_with_the_cure(self, root: str, cure: str) -> None:
+        kind = type("Tensor", (), {"shape": (2, 3), "__module__": f"{root}.python"})
+        words = rf"'loss' is a {root} tensor of shape \(2, 3\).* such as loss\.{cure}\(\)"
+        with pytest.raises(ValueError, match=words):
             normalise({"loss": kind()})
+
+
+def test_a_config_is_described() -> None:
+    assert describable({"mode": Mode.FAST, 3: {"type": int}, "few": np.arange(3)}) == {
+        "mode": "fast",
+        "3": {"type": "<class 'int'>"},
+        "few": [0, 1, 2],
+    }
+    many = describable({"many": np.zeros(100_000)})["many"]
+    assert many.startswith("array([0., 0.")
+    assert len(many) < 1000
+    itself: dict[str, Any] = {"lr": 1}
+    itself["itself"] = itself
+    assert describable(itself) == {"lr": 1, "itself": "{'lr': 1, 'itself': {...}}"}
 
 
 def test_flatten() -> None:

@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 __all__ = ["__version__", "init", "is_initialized", "shutdown"]
 
-_SUBPACKAGES = ("air", "data", "train", "tune")
+_SUBPACKAGES = ("air", "data", "exceptions", "train", "tune")
 
 _TASKS_AND_ACTORS = ("available_resources", "cluster_resources", "get", "put", "remote", "wait")
 

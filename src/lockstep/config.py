@@ -70,8 +70,9 @@ class ScalingConfig:
         use_gpu: give each worker a GPU of its own.
         resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
             sets the worker's thread count.
-        trainer_resources, placement_strategy, accelerator_type: accepted for scripts that have
-            them. They do nothing, with a warning: all workers are on one machine.
+        trainer_resources, placement_strategy, accelerator_type, _max_cpu_fraction_per_node:
+            accepted for scripts that have them. They do nothing, with a warning: all workers are
+            on one machine.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -80,14 +81,20 @@ class ScalingConfig:
     trainer_resources: InitVar[Any] = None
     placement_strategy: InitVar[Any] = None
     accelerator_type: InitVar[Any] = None
+    _max_cpu_fraction_per_node: InitVar[Any] = None
 
     def __post_init__(
-        self, trainer_resources: Any, placement_strategy: Any, accelerator_type: Any
+        self,
+        trainer_resources: Any,
+        placement_strategy: Any,
+        accelerator_type: Any,
+        cpu_fraction: Any,
     ) -> None:
         for name, value, nothing, why in (
             ("trainer_resources", trainer_resources, {"CPU": 0}, "the trainer is this process"),
             ("placement_strategy", placement_strategy, "PACK", "all workers are on this machine"),
             ("accelerator_type", accelerator_type, "", "workers get the GPUs that are here"),
+            ("_max_cpu_fraction_per_node", cpu_fraction, 1.0, "workers read their data themselves"),
         ):
             if value not in (None, nothing):
                 text = f"ScalingConfig({name}={value!r}) does nothing: {why}."
@@ -100,13 +107,15 @@ class ScalingConfig:
                     f"ScalingConfig(num_workers={self.num_workers!r}): expected (min, max)."
                 )
             for size in self.num_workers:
-                _whole_number("ScalingConfig", "num_workers", size, 1)
+                why = f" (min, max) was given as {self.num_workers!r}."
+                _whole_number("ScalingConfig", "num_workers", size, 1, why)
             if self.num_workers[0] > self.num_workers[1]:
                 raise ValueError(
                     f"ScalingConfig(num_workers={self.num_workers!r}): min is above max."
                 )
         else:
-            _whole_number("ScalingConfig", "num_workers", self.num_workers, 0)
+            why = " (min, max), a tuple, is for a size that may change."
+            _whole_number("ScalingConfig", "num_workers", self.num_workers, 0, why)
         if not isinstance(self.use_gpu, bool):
             raise TypeError(f"ScalingConfig(use_gpu={self.use_gpu!r}): expected True or False.")
         if self.resources_per_worker is None:
@@ -409,5 +418,7 @@ class RunConfig:
                 "or a function (trial_id, result) -> bool."
             )
         for key, bound in self.stop.items():
+            if not isinstance(key, str):
+                raise TypeError(f"RunConfig(stop={{{key!r}: …}}): expected the name of a metric.")
             if not _is_number(bound) or math.isnan(bound):
                 raise ValueError(f"RunConfig(stop={{{key!r}: {bound!r}}}): expected a number.")

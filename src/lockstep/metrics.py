@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 __all__ = ["describable", "first_result", "flatten", "full_row", "look_up", "normalise"]
 
 _PLAIN = frozenset((float, int, str, bool, type(None)))
+_BIG_ARRAY = 1000
+"""How many elements an array of a config may have to be kept as it is."""
 
 
 def normalise(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,22 +28,33 @@ def normalise(metrics: Mapping[str, Any]) -> dict[str, Any]:
         )
     plain = {}
     for key, value in metrics.items():
-        plain[key if type(key) is str else str(key)] = (
-            value if type(value) in _PLAIN else _plain_value(value, str(key))
-        )
+        name = key if type(key) is str else _text(key)
+        plain[name] = value if type(value) in _PLAIN else _plain_value(value, name)
     return plain
 
 
 def describable(config: Mapping[Any, Any]) -> dict[str, Any]:
-    """A config as a journal keeps it: what JSON cannot hold, as its repr."""
+    """A config as a journal keeps it: what JSON cannot hold, or a big array, as its repr."""
     plain = {}
     for key, value in config.items():
         try:
-            plain.update(normalise({key: value}))
+            plain.update(normalise({key: repr(value) if _is_big_array(value) else value}))
+        except RecursionError:  # it holds itself
+            plain[_text(key)] = repr(value)
         except (TypeError, ValueError):
             nested = isinstance(value, Mapping)
-            plain[str(key)] = describable(value) if nested else repr(value)
+            plain[_text(key)] = describable(value) if nested else repr(value)
     return plain
+
+
+def _is_big_array(value: Any) -> bool:
+    # Every row has the config.
+    return type(value).__module__ == "numpy" and getattr(value, "size", 0) > _BIG_ARRAY
+
+
+def _text(key: Any) -> str:
+    # A member of an enum of strings is its value, as json has it, not the name str() gives it.
+    return str.__str__(key) if isinstance(key, str) else str(key)
 
 
 def _plain_value(value: Any, key: str) -> Any:
@@ -48,22 +62,26 @@ def _plain_value(value: Any, key: str) -> Any:
     if kind in _PLAIN:
         return value
     if isinstance(value, Mapping):
-        return {str(k): _plain_value(v, f"{key}/{k}") for k, v in value.items()}
+        return {_text(k): _plain_value(v, f"{key}/{_text(k)}") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain_value(v, f"{key}[{i}]") for i, v in enumerate(value)]
-    if isinstance(
-        value, (str, bool, int, float)
-    ):  # subclasses, such as an IntEnum or numpy.float64
-        for plain in (bool, int, float, str):
-            if isinstance(value, plain):
-                return plain(value)
+    if isinstance(value, str):
+        return _text(value)
+    for plain in (bool, int, float):  # subclasses, such as an IntEnum or numpy.float64
+        if isinstance(value, plain):
+            return plain(value)
     root = kind.__module__.partition(".")[0]
     if root == "numpy" and hasattr(value, "tolist"):
-        return _plain_value(value.tolist(), key)
+        converted = value.tolist()
+        if type(converted) is not kind:
+            return _plain_value(converted, key)
+        if isinstance(value, Real):  # a long double stays one
+            return float(value)
     if root in ("torch", "tensorflow", "jax", "jaxlib") and hasattr(value, "shape"):
+        cure = "numpy" if root == "tensorflow" else "item"  # its tensors have no item()
         raise ValueError(
             f"metric {key!r} is a {root} tensor of shape {tuple(value.shape)}; "
-            f"report a plain number, such as {key}.item()."
+            f"report a plain number, such as {key}.{cure}()."
         )
     raise TypeError(
         f"metric {key!r} is a {kind.__module__}.{kind.__qualname__}, which cannot be kept as JSON; "

@@ -19,6 +19,7 @@ from lockstep.train import (
     RunConfig,
     ScalingConfig,
     WorkerGroupError,
+    controller,
 )
 
 SRC = Path(__file__).parents[2] / "src"
@@ -52,6 +53,12 @@ def failure(function: Callable[..., Any], **options: Any) -> WorkerGroupError:
     with pytest.raises(WorkerGroupError) as raised:
         fit(function, **options)
     return raised.value
+
+
+def wait_for_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure the driver waits for what the others say, however busy this machine is."""
+    monkeypatch.setattr(controller, "COLLECT_S", 30.0)
+    monkeypatch.setattr(controller, "CAUSE_S", 30.0)
 
 
 def run_script(

@@ -33,7 +33,7 @@ from lockstep.train import (
     ScalingConfig,
     WorkerGroupError,
 )
-from tests.integration.runs import failure, fit, run_script, trainer
+from tests.integration.runs import failure, fit, run_script, trainer, wait_for_every_rank
 
 
 class ModuleError(Exception):
@@ -163,7 +163,9 @@ def test_stop_iteration_is_a_failure_like_any_other() -> None:
     assert type(failure(train_func, workers=1).__cause__) is StopIteration
 
 
-def test_all_ranks_fail_and_all_are_kept() -> None:
+def test_all_ranks_fail_and_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_every_rank(monkeypatch)
+
     def train_func() -> None:
         train.report({"together": True})
         raise ValueError(f"rank {train.get_context().get_world_rank()}")
@@ -180,7 +182,9 @@ def test_all_ranks_fail_and_all_are_kept() -> None:
     assert "failed, too" in str(error)
 
 
-def test_a_death_goes_before_the_errors_it_brings_about() -> None:
+def test_a_death_goes_before_the_errors_it_brings_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_every_rank(monkeypatch)
+
     def train_func() -> None:
         train.report({"together": True})
         if train.get_context().get_world_rank() == 1:
@@ -281,7 +285,9 @@ def test_an_exception_whose_str_fails() -> None:
     assert "Rude" in str(error)
 
 
-def test_the_error_pickles_whole() -> None:
+def test_the_error_pickles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_every_rank(monkeypatch)
+
     class LocalError(Exception):
         pass
 

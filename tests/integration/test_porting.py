@@ -103,11 +103,21 @@ def test_a_scaling_config_for_a_cluster() -> None:
         {"trainer_resources": {"CPU": 4}},
         {"placement_strategy": "SPREAD"},
         {"accelerator_type": "A100"},
+        {"_max_cpu_fraction_per_node": 0.8},
     ):
         (name,) = given
         with pytest.warns(UserWarning, match=rf"ScalingConfig\({name}=.*\) does nothing: ") as told:
             assert ScalingConfig(num_workers=2, **given) == plain
         assert told[0].filename == __file__
+
+
+def test_a_trainer_as_a_trainable() -> None:
+    trainer = DataParallelTrainer(
+        lambda config: train.report({"lr": config["lr"]}), run_config=RunConfig(verbose=0)
+    )
+    space = {"train_loop_config": {"lr": tune.grid_search([1, 2])}}
+    analysis = tune.run(trainer.as_trainable(), config=space, verbose=0)
+    assert sorted(row["lr"] for row in analysis.results.values()) == [1, 2]
 
 
 def look() -> None:

@@ -22,7 +22,7 @@ from lockstep.errors import MismatchedReportsError
 from lockstep.train import Checkpoint, UserCallback
 from lockstep.tune import Callback
 from lockstep.tune.logger import LoggerCallback
-from tests.integration.runs import failure, fit
+from tests.integration.runs import failure, fit, wait_for_every_rank
 
 
 def rows_of(path: str) -> list[dict[str, Any]]:
@@ -558,7 +558,11 @@ def test_a_mixed_list_of_callbacks_sees_everything() -> None:
     assert lines.ended is True
 
 
-def test_after_exception_is_told_about_every_failed_attempt() -> None:
+def test_after_exception_is_told_about_every_failed_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait_for_every_rank(monkeypatch)
+
     def train_func() -> None:
         train.report({"a": 1})
         raise KeyError(train.get_context().get_attempt())
@@ -618,7 +622,7 @@ def test_a_callback_that_stalls_does_not_slow_the_reports() -> None:
     finally:
         released.set()
     assert (stalled.results, releases.seen) == (300, 300)
-    assert result.metrics["time_total_s"] < 5
+    assert result.metrics["time_total_s"] < 20  # a report that waited would wait for 30
 
 
 def test_a_callback_that_never_returns_does_not_hold_the_end_up_for_long(

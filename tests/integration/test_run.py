@@ -12,12 +12,13 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 import lockstep
-from lockstep import air, settings, train
+from lockstep import air, settings, train, tune
 from lockstep.engine.resources import available_cpus
 from lockstep.train import (
     BackendConfig,
@@ -29,7 +30,7 @@ from lockstep.train import (
     ScalingConfig,
     api,
 )
-from lockstep.train.torch import TorchConfig
+from lockstep.train.torch import TorchConfig, TorchTrainer
 from tests.integration.runs import fit, trainer
 
 # ------------------------------------------------------------------------- the function's argument
@@ -69,6 +70,41 @@ def test_each_worker_has_a_config_of_its_own() -> None:
     result = fit(train_func, config=config)
     assert [metrics["list"] for metrics in result.metrics_by_rank] == [[0], [1]]
     assert config == {"list": []}
+
+
+class Attributes(dict[str, Any]):
+    """A dict with its keys as attributes, as libraries for configs make them."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Brusque(dict[str, Any]):
+    """The same in one line, as people write it: what is not there is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_the_config_stays_what_it_is() -> None:
+    def train_func(config: Attributes) -> None:
+        train.report({"lr": config.lr})
+
+    given = Attributes(lr=0.1)
+    once = trainer(train_func, config=given, workers=1)
+    given["lr"] = 0.2  # the trainer has a copy
+    result = once.fit()
+    assert result.reported_metrics == {"lr": 0.1}
+    assert result.config == {"lr": 0.1}
+    kept: Any = DataParallelTrainer.restore(result.path).train_loop_config
+    assert kept.lr == 0.1
+    (trial,) = tune.Tuner(once, param_space={"train_loop_config": {"lr": 0.3}}).fit()
+    assert trial.reported_metrics == {"lr": 0.3}
+    assert type(trainer(train_func, config=MappingProxyType(given)).train_loop_config) is dict
+    by_key = fit(lambda config: train.report({"lr": config["lr"]}), config=Brusque(lr=0.1))
+    assert by_key.reported_metrics == {"lr": 0.1}
 
 
 def two(a: int, b: int) -> None:
@@ -139,6 +175,12 @@ def test_a_trainer_names_what_is_wrong(
         DataParallelTrainer(**{"train_loop_per_worker": lambda: None, **arguments})
 
 
+def test_a_function_given_to_restore_by_its_place_is_told_its_name(tmp_path: Path) -> None:
+    misplaced: Any = two
+    with pytest.raises(TypeError, match="given by name: train_loop_per_worker="):
+        DataParallelTrainer.restore(tmp_path, misplaced)
+
+
 @pytest.mark.parametrize(
     ("kind", "arguments", "error", "words"),
     [
@@ -146,6 +188,8 @@ def test_a_trainer_names_what_is_wrong(
         (ScalingConfig, {"num_workers": 1.5}, TypeError, "num_workers=1.5"),
         (ScalingConfig, {"num_workers": True}, TypeError, "num_workers=True"),
         (ScalingConfig, {"num_workers": "2"}, TypeError, "num_workers='2'"),
+        (ScalingConfig, {"num_workers": [1, 2]}, TypeError, "(min, max), a tuple"),
+        (ScalingConfig, {"num_workers": (0, 2)}, ValueError, "given as (0, 2)"),
         (ScalingConfig, {"use_gpu": "yes"}, TypeError, "use_gpu='yes'"),
         (ScalingConfig, {"resources_per_worker": {"TPU": 1}}, ValueError, "'TPU'"),
         (ScalingConfig, {"resources_per_worker": {"CPU": -2}}, ValueError, "-2"),
@@ -179,6 +223,7 @@ def test_a_trainer_names_what_is_wrong(
         (RunConfig, {"checkpoint_config": {}}, TypeError, "checkpoint_config={}"),
         (RunConfig, {"callbacks": "wandb"}, TypeError, "callbacks='wandb'"),
         (RunConfig, {"stop": 3}, TypeError, "stop=3"),
+        (RunConfig, {"stop": {1: 2}}, TypeError, "stop={1: …}"),
         (RunConfig, {"stop": {"loss": "low"}}, ValueError, "'loss': 'low'"),
         (RunConfig, {"stop": {"loss": float("nan")}}, ValueError, "'loss': nan"),
         (RunConfig, {"verbose": 4}, ValueError, "verbose=4"),
@@ -261,6 +306,43 @@ def test_who_am_i() -> None:
     assert seen["attempt"] == 1
 
 
+def test_a_script_for_the_frameworks_own_launcher_finds_what_it_reads() -> None:
+    def train_func() -> None:
+        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+        found = {name: os.environ[name] for name in names}
+        port = int(os.environ["MASTER_PORT"])
+        store = TCPStore(found["MASTER_ADDR"], port, is_master=False)
+        store.add("came", 1)
+        train.report({**found, "backend": dist.get_backend(), "rank": dist.get_rank()})
+        assert store.add("came", 0) == 2
+
+    ranks = (
+        TorchTrainer(
+            train_func,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(verbose=0),
+        )
+        .fit()
+        .metrics_by_rank
+    )
+    assert ranks == [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "backend": "gloo",
+            "rank": rank,
+        }
+        for rank in (0, 1)
+    ]
+    assert not {"RANK", "MASTER_PORT"} & set(os.environ)
+
+
 def test_outside_a_training_function(monkeypatch: pytest.MonkeyPatch) -> None:
     from lockstep.air import session
 
@@ -269,8 +351,13 @@ def test_outside_a_training_function(monkeypatch: pytest.MonkeyPatch) -> None:
     assert train.get_checkpoint() is None
     assert train.load_checkpoint() is None
     monkeypatch.setattr(api, "_warned", False)
-    with pytest.warns(UserWarning, match="outside a training function"):
+    with pytest.warns(UserWarning, match=r"get_context\(\) was called outside a training") as told:
         assert train.get_context().get_world_size() == 1
+    assert told[0].filename == __file__
+    monkeypatch.setattr(api, "_warned", False)
+    with pytest.warns(UserWarning, match=r"get_trial_id\(\) was called outside a training") as told:
+        assert session.get_trial_id() == ""
+    assert told[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # told once
         assert session.get_world_rank() == 0

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.messages import CheckpointReport
 from lockstep.errors import CheckpointError
-from lockstep.train.checkpoints import checkpoint_name, differing_files, plan_save
+from lockstep.train.checkpoints import (
+    agreed_name,
+    checkpoint_name,
+    differing_files,
+    plan_save,
+)
 
 
 def part(*names: str) -> CheckpointReport:
@@ -57,6 +65,31 @@ def test_a_file_of_one_rank_cannot_be_a_directory_of_another(below: str) -> None
             plan_save({one: part("a", "model"), 1: part("a"), other: part(below)})
         for word in (f"rank {one} ", f"rank {other} ", "'model'", repr(below)):
             assert word in str(raised.value)
+
+
+def test_the_lowest_rank_that_gives_a_name_decides() -> None:
+    one, other, unnamed = (part()._replace(dir_name=name) for name in ("one", "other", None))
+    assert agreed_name({0: unnamed, 1: unnamed}) is None
+    assert agreed_name({0: one, 1: unnamed}) == "one"
+    assert agreed_name({2: other, 1: one, 0: unnamed}) == "one"
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "words"),
+    [
+        ("mode", list(CheckpointUploadMode)[:2], "upload modes (rank 0: SYNC, rank 2: ASYNC)"),
+        (
+            "location",
+            [Checkpoint("/one"), Checkpoint("/two")],
+            "directories and none is uploaded (rank 0: /one, rank 2: /two)",
+        ),
+    ],
+)
+def test_what_ranks_have_to_agree_on(field: str, values: list[Any], words: str) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        agreed_name({rank: part()._replace(**{field: values[rank // 2]}) for rank in (2, 0)})
+    assert words in str(raised.value)
+    agreed_name({rank: part()._replace(**{field: values[0]}) for rank in (2, 0)})
 
 
 def test_differing_files() -> None:

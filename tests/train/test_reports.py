@@ -71,8 +71,19 @@ def test_truth_and_text_are_not_numbers() -> None:
     assert combined(*ranks, reduce={"text": "last"})["text"] == "b"
 
 
-def test_not_a_number_spreads() -> None:
-    assert math.isnan(combined({"a": 1.0}, {"a": math.nan}, reduce="mean")["a"])
+@pytest.mark.parametrize("how", ["mean", "sum", "min", "max"])
+def test_not_a_number_spreads_whichever_rank_has_it(how: str) -> None:
+    for values in ((1.0, math.nan), (math.nan, 1.0)):
+        ranks: list[dict[str, Any]] = [{"a": value} for value in values]
+        assert math.isnan(combined(*ranks, reduce=how)["a"])
+        assert math.isnan(combined(*ranks, reduce={"a": how})["a"])
+
+
+def test_a_whole_number_that_no_float_can_hold_is_left_alone() -> None:
+    huge = 10**400
+    assert combined({"a": huge, "b": 1}, {"a": 1, "b": 3}, reduce="mean") == {"a": huge, "b": 2.0}
+    with pytest.raises(TypeError, match="is not a number"):
+        check_reduce({"a": "mean"}, {"a": huge})
 
 
 def test_the_reports_are_left_alone() -> None:

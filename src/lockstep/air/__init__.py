@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.air import session
+from lockstep.air import checkpoint, config, result, session
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from lockstep.data import DatasetConfig
@@ -16,5 +16,8 @@ __all__ = [
     "Result",
     "RunConfig",
     "ScalingConfig",
+    "checkpoint",
+    "config",
+    "result",
     "session",
 ]

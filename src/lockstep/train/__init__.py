@@ -82,14 +82,20 @@ __all__ = [
 TRAIN_DATASET_KEY = "train"
 """What a trainer's training dataset is called, by custom."""
 
-_FRAMEWORKS = ("horovod", "huggingface", "lightning", "tensorflow", "torch")
-
-
+_MODULES = (
+    "base_trainer",
+    "data_parallel_trainer",
+    "horovod",
+    "huggingface",
+    "lightning",
+    "tensorflow",
+    "torch",
+)
 _OF_DATA = ("DataConfig", "DatasetConfig")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FRAMEWORKS:
+    if name in _MODULES:
         return importlib.import_module(f"lockstep.train.{name}")
     if name in _OF_DATA:
         return getattr(importlib.import_module("lockstep.data"), name)
@@ -97,4 +103,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FRAMEWORKS, *_OF_DATA})
+    return sorted({*globals(), *_MODULES, *_OF_DATA})

@@ -86,8 +86,8 @@ def report(
             rather than copied where that is possible, and gone afterwards.
         reduce: combine ranks: ``"mean"``, ``"sum"``, ``"min"``, ``"max"`` or ``"last"`` for every
             number, in nested dicts too, or a dict that names one for each key; ``"a/b"`` reaches
-            into nested dicts. Rank 0's counts. A key is combined from the ranks that have it;
-            one that no rank has is told once, it may be misspelt.
+            into nested dicts. Rank 0's counts. A key is combined from the ranks that have it, NaN
+            if one of them has NaN; one that no rank has is told once, it may be misspelt.
 
     Raises:
         ValueError: a metric is a tensor, a reduction is unknown, or none of the keys of ``reduce``
@@ -126,7 +126,7 @@ def report(
 def _check_dir_name(name: str | None) -> None:
     if name is None:
         return
-    if not isinstance(name, str) or not name or name[0] == "." or "/" in name or "\\" in name:
+    if not isinstance(name, str) or not name or name[0] == "." or set(name) & {"/", "\\", "\0"}:
         raise ValueError(
             f"report(checkpoint_dir_name={name!r}): expected one directory name, "
             "without slashes and not starting with a dot."
@@ -212,6 +212,10 @@ _warned = False
 
 def get_context() -> TrainContext:
     """Who this worker is. Outside a training function: rank 0 of 1, with one warning."""
+    return _asked_by("get_context()")
+
+
+def _asked_by(caller: str) -> TrainContext:
     global _warned
     session = current()
     if session is not None:
@@ -219,65 +223,66 @@ def get_context() -> TrainContext:
     if not _warned:
         _warned = True
         warnings.warn(
-            "get_context() was called outside a training function: it answers rank 0 of 1.",
-            stacklevel=2,
+            f"{caller} was called outside a training function, where there is rank 0 of 1, "
+            "without a run.",
+            stacklevel=3,
         )
     return _OUTSIDE
 
 
 def get_world_rank() -> int:
     """This worker's rank among all."""
-    return get_context().get_world_rank()
+    return _asked_by("get_world_rank()").get_world_rank()
 
 
 def get_world_size() -> int:
     """How many workers there are."""
-    return get_context().get_world_size()
+    return _asked_by("get_world_size()").get_world_size()
 
 
 def get_local_rank() -> int:
     """This worker's rank among those on its machine."""
-    return get_context().get_local_rank()
+    return _asked_by("get_local_rank()").get_local_rank()
 
 
 def get_local_world_size() -> int:
     """How many workers there are on this machine."""
-    return get_context().get_local_world_size()
+    return _asked_by("get_local_world_size()").get_local_world_size()
 
 
 def get_node_rank() -> int:
     """The rank of this worker's machine."""
-    return get_context().get_node_rank()
+    return _asked_by("get_node_rank()").get_node_rank()
 
 
 def get_trial_id() -> str:
     """The run's id."""
-    return get_context().get_trial_id()
+    return _asked_by("get_trial_id()").get_trial_id()
 
 
 def get_trial_name() -> str:
     """The trainer's name and the run's id."""
-    return get_context().get_trial_name()
+    return _asked_by("get_trial_name()").get_trial_name()
 
 
 def get_trial_dir() -> str:
     """The run's directory."""
-    return get_context().get_trial_dir()
+    return _asked_by("get_trial_dir()").get_trial_dir()
 
 
 def get_trial_resources() -> dict[str, float]:
     """What each worker was given."""
-    return get_context().get_trial_resources()
+    return _asked_by("get_trial_resources()").get_trial_resources()
 
 
 def get_experiment_name() -> str:
     """The name of the experiment directory."""
-    return get_context().get_experiment_name()
+    return _asked_by("get_experiment_name()").get_experiment_name()
 
 
 def get_metadata() -> dict[str, Any]:
     """What the trainer was given as ``metadata``."""
-    return get_context().get_metadata()
+    return _asked_by("get_metadata()").get_metadata()
 
 
 def _context() -> TrainContext:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import Any
@@ -12,13 +13,21 @@ from lockstep.metrics import flatten
 
 __all__ = ["REDUCTIONS", "check_reduce", "combine", "keys_of_nobody"]
 
+
+def _spreading(choose: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """One that is not a number makes the outcome so, whichever rank has it, as in a sum."""
+    return lambda values: math.nan if any(map(math.isnan, values)) else choose(values)
+
+
 REDUCTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "mean": lambda values: sum(values) / len(values),
     "sum": sum,
-    "min": min,
-    "max": max,
+    "min": _spreading(min),
+    "max": _spreading(max),
     "last": lambda values: values[-1],
 }
+_BITS = 1000
+"""A whole number of more cannot be a float, or be added to others of its size."""
 
 
 def check_reduce(reduce: str | Mapping[str, str] | None, metrics: Mapping[str, Any]) -> None:
@@ -119,4 +128,7 @@ def _with(metrics: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A float, or a whole number that fits into one."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value.bit_length() < _BITS
+    return isinstance(value, float)

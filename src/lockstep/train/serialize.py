@@ -99,7 +99,8 @@ def _dumps(value: Any, limit: int | None = None) -> bytes:
 
 
 def _module_of(value: Any) -> ModuleType | None:
-    inner = inspect.unwrap(getattr(value, "func", value))
+    # Asked for an attribute, a dict that has its keys as attributes may answer anything, or raise.
+    inner = inspect.unwrap(getattr(value, "func", value)) if callable(value) else value
     name = getattr(inner, "__module__", None) or type(inner).__module__
     return sys.modules.get(name)
 

@@ -7,10 +7,10 @@ import os
 import pickle
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lockstep import runtime, settings
 from lockstep.callback import RunContext
@@ -114,7 +114,8 @@ class DataParallelTrainer(BaseTrainer):
 
     Args:
         train_loop_per_worker: the training function, with no argument or one, the config.
-        train_loop_config: handed to the function; ``{}`` by default.
+        train_loop_config: handed to the function, as it is (a dict with attributes stays one);
+            ``{}`` by default.
         backend_config: the framework to set up between workers; none by default.
         scaling_config: how many workers, with what; one by default.
         run_config: where the run lives and how it behaves.
@@ -164,7 +165,7 @@ class DataParallelTrainer(BaseTrainer):
         if train_loop_config is not None and not isinstance(train_loop_config, Mapping):
             raise TypeError(f"train_loop_config={train_loop_config!r}: expected a dict.")
         self.train_loop_per_worker = train_loop_per_worker
-        self.train_loop_config = dict(train_loop_config or {})
+        self.train_loop_config = _own_config(train_loop_config)
         if backend_config is not None and not isinstance(backend_config, BackendConfig):
             raise TypeError(f"backend_config={backend_config!r}: expected a BackendConfig.")
         self.backend_config = backend_config or self._default_backend_config()
@@ -179,6 +180,11 @@ class DataParallelTrainer(BaseTrainer):
         """What ``backend_config`` is when it is not given, to the constructor or to a restore."""
         return BackendConfig()
 
+    @property
+    def _engine_name(self) -> str:
+        in_process = self.scaling_config.num_workers == 0
+        return "inprocess" if in_process else runtime.current().engine
+
     def fit(self) -> Result:
         """Run the training function on every worker; return when all have finished.
 
@@ -189,7 +195,7 @@ class DataParallelTrainer(BaseTrainer):
             InsufficientResourcesError: there are fewer GPUs than asked for.
             TypeError: the function or its config cannot be sent to workers.
         """
-        in_process = self.scaling_config.num_workers == 0
+        in_process = self._engine_name == "inprocess"
         display = make_display(self.run_config.verbose, interactive_function=in_process)
         callbacks = CallbackDispatcher(
             [*self.run_config.callbacks, CSVLoggerCallback(), JsonLoggerCallback()],
@@ -221,8 +227,7 @@ class DataParallelTrainer(BaseTrainer):
         Raises:
             InsufficientResourcesError, TypeError: see ``fit``.
         """
-        in_process = self.scaling_config.num_workers == 0
-        engine = choose_engine("inprocess" if in_process else runtime.current().engine)
+        engine = choose_engine(self._engine_name)
         backend = self.backend_config.make_backend()
         scaling = ScalingPolicy(*self.scaling_config.sizes)
         spec = self._group_spec(engine, backend, scaling)
@@ -313,6 +318,11 @@ class DataParallelTrainer(BaseTrainer):
             "datasets": datasets,
         }
         changes = {name: value for name, value in given.items() if value is not None}
+        if callable(storage_filesystem):  # where it is the second argument in Ray
+            raise TypeError(
+                f"restore({os.fspath(path)!r}, {storage_filesystem!r}): a training function is "
+                "given by name: train_loop_per_worker=…."
+            )
         storage = run_storage(path, storage_filesystem)
         kept = {}
         if train_loop_per_worker is None or is_saved(storage):
@@ -339,6 +349,10 @@ class DataParallelTrainer(BaseTrainer):
             return is_saved(run_storage(path, storage_filesystem))
         except FileNotFoundError:
             return False
+
+    def as_trainable(self) -> Self:
+        """The trainer: ``Tuner`` and ``tune.run`` take it as it is. For scripts that have this."""
+        return self
 
     def with_changes(self, **changes: Any) -> Self:
         """A copy with other values of these attributes, such as ``run_config``: a run of its own.
@@ -451,6 +465,14 @@ class DataParallelTrainer(BaseTrainer):
             print(text, file=sys.stderr)
             raise TrainingPreempted(text, result)
         return result
+
+
+def _own_config(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy, so that the caller's may change; of the same kind, where that can be copied."""
+    if isinstance(given, MutableMapping):
+        with suppress(Exception):
+            return cast("dict[str, Any]", copy.copy(given))
+    return dict(given or {})
 
 
 def _checked(value: Any, kind: type, name: str) -> Any:

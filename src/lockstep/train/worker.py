@@ -111,7 +111,7 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
     sessions.activate(session)
     function, config = pickle.loads(setup.function)
     if setup.overrides:
-        config = {**config, **pickle.loads(setup.overrides)}
+        config.update(pickle.loads(setup.overrides))
     _adopt_main(function)
     try:
         with session.end_hooks(_packed):
