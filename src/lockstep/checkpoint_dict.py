@@ -10,13 +10,22 @@ from typing import Any
 __all__ = ["number_at", "numbers_in", "pickle_dict"]
 
 
+class _OnlyAShard(ValueError):
+    """Of the dicts of all ranks one is kept: the other ranks' shards would be lost."""
+
+
 def pickle_dict(data: dict[str, Any]) -> bytes:
-    """The dict as bytes: by plain pickle if it can, so that it loads without this library."""
+    """The dict as bytes: by plain pickle if it can, so that it loads without this library.
+
+    Raises:
+        TypeError: it cannot be pickled; names the key.
+        ValueError: it holds a tensor of which this worker has only a shard.
+    """
     import pickle
 
     try:
         return _pickle_with(pickle.Pickler, data)
-    except MemoryError:
+    except (MemoryError, _OnlyAShard):
         raise
     except Exception:
         import cloudpickle
@@ -55,6 +64,13 @@ def _on_cpu(pickler: Any, torch: Any) -> Any:
                 # The wrapper belongs to a process group; what is kept is the model in it.
                 # Protocol 1: the later ones insist on the class of the object that is replaced.
                 return value.module.__reduce_ex__(1)
+            # A DTensor, whose module is not the same in every torch.
+            if hasattr(value, "full_tensor") and any(p.is_shard() for p in value.placements):
+                raise _OnlyAShard(
+                    "Checkpoint.from_dict: of a tensor in the dict this worker has only a shard; "
+                    "save it with torch.distributed.checkpoint, or gather it first: "
+                    "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))."
+                )
             if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
                 moved = value.detach().cpu().requires_grad_(value.requires_grad)
                 if isinstance(value, torch.nn.Parameter):

@@ -155,6 +155,27 @@ class Result:
         return pd.DataFrame(rows)
 
     @cached_property
+    def rank_dataframe(self) -> pd.DataFrame:
+        """One row a report and rank: rank, attempt, training_iteration and what it reported.
+
+        A metric with the name of one of these three is in ``metrics/rank`` and so on.
+        """
+        import pandas as pd
+
+        own = ["rank", "attempt", "training_iteration"]
+        rows = [
+            {
+                "rank": rank,
+                "attempt": report["attempt"],
+                "training_iteration": report["iteration"],
+                **_beside(own, metrics),
+            }
+            for report in RunRecords(self._storage).reports()
+            for rank, metrics in enumerate(report["ranks"])
+        ]
+        return pd.DataFrame(rows, columns=None if rows else own)
+
+    @cached_property
     def log_dataframe(self) -> pd.DataFrame:
         """One row a ``train.log()`` call: rank, attempt, step, time and the metrics.
 
@@ -192,7 +213,8 @@ class Result:
     def __getstate__(self) -> dict[str, Any]:
         # The dataframes are read again where they are wanted; the errors go as their records,
         # because the class of one may be local to a function.
-        left_out = ("metrics_dataframe", "log_dataframe", "error", "worker_failures")
+        frames = ("metrics_dataframe", "rank_dataframe", "log_dataframe")
+        left_out = (*frames, "error", "worker_failures")
         return {key: value for key, value in vars(self).items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -154,6 +154,29 @@ def test_rank_0_is_the_results_and_every_rank_is_kept() -> None:
     ]
 
 
+def test_every_report_of_every_rank_can_be_read_later() -> None:
+    def train_func() -> None:
+        context = train.get_context()
+        rank = context.get_world_rank()
+        train.report({"loss": {"train": rank + context.get_attempt()}, "rank": "mine"})
+        if context.get_attempt() == 1:
+            raise RuntimeError("once")
+
+    frame = fit(train_func, max_failures=1).rank_dataframe
+    assert frame.to_dict("records") == [
+        {
+            "rank": rank,
+            "attempt": attempt,
+            "training_iteration": 1,
+            "loss/train": rank + attempt,
+            "metrics/rank": "mine",
+        }
+        for attempt in (1, 2)
+        for rank in (0, 1)
+    ]
+    assert list(fit(lambda: None).rank_dataframe) == ["rank", "attempt", "training_iteration"]
+
+
 @pytest.mark.parametrize(
     ("how", "expected"), [("mean", 3.0), ("sum", 9), ("min", 1), ("max", 6), ("last", 6)]
 )

@@ -45,6 +45,7 @@ def same(one: Result, other: Result) -> None:
     assert repr(one.reported_metrics) == repr(other.reported_metrics)
     assert repr(one.metrics_by_rank) == repr(other.metrics_by_rank)
     assert one.metrics_dataframe.equals(other.metrics_dataframe)
+    assert one.rank_dataframe.equals(other.rank_dataframe)
     assert one.log_dataframe.equals(other.log_dataframe)
     assert (one.state, one.config) == (other.state, other.config)
     assert type(one.error) is type(other.error)

@@ -81,7 +81,7 @@ def test_reported_from_workers(make: str) -> None:
     assert model.weight.tolist() == [[1.0, 1.0]]
 
 
-@pytest.mark.parametrize("make", ["from_model", "from_state_dict"])
+@pytest.mark.parametrize("make", ["from_model", "from_state_dict", "from_dict"])
 @pytest.mark.parametrize("options", [{}, {"use_orig_params": True}])
 def test_a_shard_is_not_taken_for_the_model(make: str, options: dict[str, Any]) -> None:
     def function() -> None:
@@ -95,7 +95,10 @@ def test_a_shard_is_not_taken_for_the_model(make: str, options: dict[str, Any]) 
             if make == "from_model":
                 TorchCheckpoint.from_model(model)
             elif not options:  # FullyShardedDataParallel's own state dict is the whole one
-                TorchCheckpoint.from_state_dict(model.state_dict())
+                whole_of_one = {"model": model.state_dict()}
+                if make == "from_dict":
+                    train.Checkpoint.from_dict(whole_of_one)
+                TorchCheckpoint.from_state_dict(whole_of_one["model"])
         except ValueError as error:
             refused = str(error)
         whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
@@ -103,7 +106,7 @@ def test_a_shard_is_not_taken_for_the_model(make: str, options: dict[str, Any]) 
 
     result = fit(function)
     if make == "from_model" or not options:
-        for part in (f"TorchCheckpoint.{make}: of ", "only a shard", "full_state_dict=True"):
+        for part in (f"Checkpoint.{make}: of ", "only a shard", "full_state_dict=True"):
             assert part in result.metrics["refused"]
     assert result.checkpoint is not None
     TorchCheckpoint.from_checkpoint(result.checkpoint).get_model(nn.Linear(2, 2))
