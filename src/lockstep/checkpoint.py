@@ -18,6 +18,7 @@ from lockstep.storage import MANIFEST, Storage, open_storage
 
 if TYPE_CHECKING:
     import pyarrow.fs
+    from typing_extensions import Self
 
 __all__ = ["DICT_FILE", "METADATA_FILE", "Checkpoint"]
 
@@ -77,30 +78,31 @@ class Checkpoint:
             self._storage = open_storage(places[0], filesystem)
 
     @classmethod
-    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+    def from_directory(cls, path: str | os.PathLike[str]) -> Self:
         """The checkpoint that is the directory ``path``; it stays the caller's."""
         return cls(path)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Checkpoint:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         """A checkpoint of the dict as it is now: later changes do not show. Tensors go to CPU.
 
         Raises:
             TypeError: not a dict, or a value in it cannot be pickled.
+            ValueError: it holds a tensor of which this worker has only a shard.
         """
         if not isinstance(data, dict):
             raise TypeError(f"Checkpoint.from_dict({data!r}): expected a dict.")
         return cls(data_dict=data)
 
     @classmethod
-    def at(cls, storage: Storage) -> Checkpoint:
+    def at(cls, storage: Storage) -> Self:
         """The checkpoint that is the directory of a storage."""
         checkpoint = cls.__new__(cls)
         checkpoint._storage, checkpoint._files, checkpoint._numbers = storage, {}, {}
         return checkpoint
 
     @classmethod
-    def from_uri(cls, uri: str) -> Checkpoint:
+    def from_uri(cls, uri: str) -> Self:
         """The checkpoint at a URI such as ``s3://bucket/prefix`` or ``file:///directory``."""
         return cls(uri=uri)
 

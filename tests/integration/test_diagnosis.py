@@ -187,6 +187,22 @@ def meet_before_the_hang() -> None:
         time.sleep(0.005)
 
 
+def test_a_quiet_run_says_where_the_stack_of_a_hang_is(capfd: pytest.CaptureFixture[str]) -> None:
+    def train_func() -> None:
+        meet_before_the_hang()
+        if train.get_context().get_world_rank() == 1:
+            stuck_below(1)
+        train.report({"a": 1})
+
+    error = failure(train_func, verbose=0, hang_warning_s=0.5, hang_timeout_s=1.5)
+    shown, told = capfd.readouterr()
+    assert error.result is not None
+    logs = Path(error.result.path, "logs")
+    assert shown == ""
+    assert told.count(f"for rank 1; its stack is in {logs}.") == 1
+    assert "stuck_below" in (logs / "rank_1.log").read_text()
+
+
 def test_a_hang_shows_a_tidy_stack(capfd: pytest.CaptureFixture[str]) -> None:
     def train_func() -> None:
         meet_before_the_hang()

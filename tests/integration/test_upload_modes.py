@@ -637,6 +637,45 @@ def test_a_name_used_twice(mode: CheckpointUploadMode) -> None:
         assert newest(error.result).to_dict()["n"] == 0
 
 
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_retry_that_begins_anew_may_use_its_names_again(mode: CheckpointUploadMode) -> None:
+    def train_func() -> None:
+        attempt = train.get_context().get_attempt()
+        for n in range(2):
+            train.report(
+                {"n": n},
+                checkpoint=Checkpoint.from_dict({"n": n, "attempt": attempt}),
+                checkpoint_dir_name=f"epoch={n}",
+                checkpoint_upload_mode=mode,
+            )
+        if mode is ASYNC:  # what is not committed when an attempt ends never was
+            train.report({}, checkpoint=Checkpoint.from_dict({}))
+        if attempt < 3:
+            raise RuntimeError("again")
+
+    result = fit(train_func, max_failures=2)
+    attempts = {
+        Path(str(checkpoint.path)).name: checkpoint.to_dict().get("attempt")
+        for checkpoint, metrics in result.best_checkpoints
+        if "n" in metrics
+    }
+    assert attempts == {
+        f"epoch={n}{suffix}": attempt
+        for attempt, suffix in ((1, ""), (2, "_attempt_2"), (3, "_attempt_3"))
+        for n in (0, 1)
+    }
+
+
+def test_a_number_of_ones_own_is_skipped() -> None:
+    def train_func() -> None:
+        for name in ("checkpoint_000001", None, None):
+            train.report({}, checkpoint=Checkpoint.from_dict({}), checkpoint_dir_name=name)
+
+    result = fit(train_func)
+    names = [Path(str(checkpoint.path)).name for checkpoint, _ in result.best_checkpoints]
+    assert names == ["checkpoint_000001", "checkpoint_000002", "checkpoint_000003"]
+
+
 NOT_NAMES = ["", "a/b", "a\\b", "a\0b", ".hidden", ".", "..", 3, "logs", "rank_0", "journal.jsonl"]
 
 

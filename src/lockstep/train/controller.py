@@ -11,6 +11,7 @@ How a report travels:
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -50,7 +51,7 @@ from lockstep.train.notes import (
     unanswered_note,
     unknown_keys_note,
 )
-from lockstep.train.output import OutputRouter
+from lockstep.train.output import LOG_DIRECTORY, OutputRouter
 from lockstep.train.run import Run
 from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.state import RunState, transition
@@ -490,8 +491,13 @@ class Controller:
         self._display.message(f"{why}: starting attempt {attempt + 1} with {size}, {origin}.")
 
     def _explain_hang(self, action: e.ExplainHang) -> None:
-        self._display.message(hang_note(action), "warning")
+        self._display.message(hang_note(action, logs=self._only_logs), "warning")
         self._dump_stacks(action.missing)
+
+    @property
+    def _only_logs(self) -> str | None:
+        """Where what workers print is, if the terminal does not show it."""
+        return None if self._verbose else os.path.join(self._run.directory, LOG_DIRECTORY)
 
     def _dump_stacks(self, ranks: Iterable[int]) -> None:
         if self._group is not None:
@@ -628,7 +634,7 @@ class Controller:
             self._tell_stalled(stalled)
         silent = self._hangs.silent(self.state, now)
         if silent is not None:
-            self._display.message(silence_note(*silent), "warning")
+            self._display.message(silence_note(*silent, logs=self._only_logs), "warning")
             self._dump_stacks(set(range(self.state.world_size)) - self.state.returned)
         stuck = self._hangs.stuck(self.state, now)
         if stuck is not None:

@@ -14,11 +14,14 @@ from lockstep.train.reports import keys_of_nobody
 __all__ = ["hang_note", "silence_note", "stalled_note", "unanswered_note", "unknown_keys_note"]
 
 
-def hang_note(hang: ExplainHang) -> str:
-    """Some ranks wait at a report for others."""
+def hang_note(hang: ExplainHang, *, logs: str | None = None) -> str:
+    """Some ranks wait at a report for others. ``logs``: only there is what workers print."""
     waiting, missing = name_ranks(hang.waiting), name_ranks(hang.missing)
     has = "has" if len(hang.waiting) == 1 else "have"
-    where = "its stack follows" if len(hang.missing) == 1 else "their stacks follow"
+    one = len(hang.missing) == 1
+    where = "its stack follows" if one else "their stacks follow"
+    if logs is not None:
+        where = f"its stack is in {logs}" if one else f"their stacks are in {logs}"
     seconds = f"{hang.seconds:.{0 if hang.seconds >= 10 else 1}f}"
     return (
         f"{waiting.capitalize()} {has} waited {seconds} s at report {hang.number} for {missing}; "
@@ -26,11 +29,12 @@ def hang_note(hang: ExplainHang) -> str:
     )
 
 
-def silence_note(seconds: float, longest: float) -> str:
-    """Nobody has come to a report for longer than ever before."""
+def silence_note(seconds: float, longest: float, *, logs: str | None = None) -> str:
+    """Nobody has come to a report for longer than ever before; ``logs``: see ``hang_note``."""
+    where = "their stacks follow" if logs is None else f"their stacks are in {logs}"
     return (
         f"No rank has come to a report for {seconds:.0f} s, and it took {longest:.1f} s at most "
-        "before; if this is no long step, see where they are: their stacks follow."
+        f"before; if this is no long step, see where they are: {where}."
     )
 
 

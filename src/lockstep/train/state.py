@@ -116,6 +116,7 @@ class RunState(NamedTuple):
     stop: bool = False
     saves: tuple[Save, ...] = ()
     committed: frozenset[str] = frozenset()
+    committed_before: frozenset[str] = frozenset()
     safe_rows: int = 0
     notice: Notice | None = None
     told_rows: int | None = None
@@ -162,6 +163,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         arrived=0,
         recording=False,
         saves=(),
+        committed_before=state.committed,
         returned=frozenset(),
         holding=frozenset(),
         ending=frozenset(),
@@ -240,17 +242,24 @@ def _start_save(
         if report is not None and report.checkpoint is not None
     }
     lead = parts[min(parts)]
-    number = state.next_checkpoint_id
     try:
-        name = agreed_name(parts) or checkpoint_name(number)
+        name = agreed_name(parts)
     except CheckpointError as error:
         return _fail(state, WorkerFailure(min(parts), pack_error(error)))
-    if name in state.committed or _find(state, name) is not None:
-        taken = CheckpointError(
+    number = state.next_checkpoint_id
+    if name is None:
+        while _is_taken(state, checkpoint_name(number)):
+            number += 1
+        name = checkpoint_name(number)
+    elif name in state.committed_before:
+        # A function that begins anew says the names of the attempt before again.
+        name = f"{name}_attempt_{state.attempt}"
+    if _is_taken(state, name):
+        twice = CheckpointError(
             f"the checkpoint directory {name!r} is taken by an earlier report of this run; "
             "give each report a checkpoint_dir_name of its own."
         )
-        return _fail(state, WorkerFailure(min(parts), pack_error(taken)))
+        return _fail(state, WorkerFailure(min(parts), pack_error(twice)))
     save = Save(
         name=name,
         id=number,
@@ -685,6 +694,10 @@ def _too_few(state: RunState) -> tuple[RunState, list[Action]]:
 
 def _put(items: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
     return (*items[:index], value, *items[index + 1 :])
+
+
+def _is_taken(state: RunState, name: str) -> bool:
+    return name in state.committed or _find(state, name) is not None
 
 
 def _find(state: RunState, name: str) -> Save | None:

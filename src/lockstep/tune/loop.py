@@ -159,7 +159,8 @@ class TuneLoop:
             source = self._starter.source(checkpoint, self._trials)
             directory, _, name = source.partition("/")
             for live in self._live.values():
-                kept = [record.name for record in live.run.checkpoints]
+                # One that was not uploaded may be "./name".
+                kept = [record.name.removeprefix("./") for record in live.run.checkpoints]
                 if live.trial.directory == directory and kept and name not in kept:
                     source = f"{directory}/{kept[-1]}"  # it has just committed another
         self._starter.change(trial, config, source)

@@ -45,7 +45,7 @@ def test_a_state_dict(prefix: str) -> None:
 def test_a_directory_with_a_file_of_torch(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     torch.save(model.state_dict(), tmp_path / "model.pt")
-    same(TorchCheckpoint.from_directory(tmp_path).get_model(nn.Linear(2, 1)), model)  # type: ignore[attr-defined]
+    same(TorchCheckpoint.from_directory(tmp_path).get_model(nn.Linear(2, 1)), model)
 
 
 def test_other_things_are_errors(tmp_path: Path) -> None:
