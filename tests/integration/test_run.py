@@ -9,8 +9,10 @@ import math
 import os
 import re
 import sys
+import threading
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import UserDict
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -86,6 +88,66 @@ class Brusque(dict[str, Any]):
     """The same in one line, as people write it: what is not there is a KeyError."""
 
     __getattr__ = dict.__getitem__
+
+
+class Aliased(dict[str, Any]):
+    """The usual recipe: keys and attributes are the same, until it is copied or pickled."""
+
+    def __init__(self, *args: Any, **items: Any) -> None:
+        super().__init__(*args, **items)
+        self.__dict__ = self
+
+
+class Frozen(dict[str, Any]):
+    def update(self, *args: Any, **items: Any) -> None:
+        raise TypeError("frozen")
+
+
+class Locked(dict[str, Any]):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.lock = threading.Lock()
+
+
+class Wrapping(MutableMapping[str, Any]):
+    def __init__(self, items: dict[str, Any]) -> None:
+        self.items_ = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+@pytest.mark.parametrize("kind", [Aliased, Frozen, Locked, Wrapping, UserDict])
+def test_any_kind_of_config_is_copied_and_sent_and_searched(kind: Any) -> None:
+    def train_func(config: Any) -> None:
+        seen = {"lr": config["lr"], "opt": [config["opt"]["name"], config["opt"]["momentum"]]}
+        if isinstance(config, Aliased):
+            seen["attribute"], seen["below"] = config.lr, config.opt.name
+        train.report(seen)
+
+    below = dict if kind is Locked else kind
+    given = kind({"lr": 0.1, "opt": below({"name": "sgd", "momentum": 0.9})})
+    once = trainer(train_func, config=given, workers=1)
+    given["lr"] = 0.2
+    space = {"train_loop_config": {"lr": 0.3, "opt": {"name": "adam"}}}
+    (trial,) = tune.Tuner(once, param_space=space).fit()
+    for result, lr, name in ((once.fit(), 0.1, "sgd"), (trial, 0.3, "adam")):
+        seen = result.reported_metrics
+        assert (seen["lr"], seen["opt"]) == (lr, [name, 0.9])
+        if kind is Aliased:
+            assert (seen["attribute"], seen["below"]) == (lr, name)
 
 
 def test_the_config_stays_what_it_is() -> None:

@@ -7,10 +7,10 @@ import os
 import pickle
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from lockstep import runtime, settings
 from lockstep.callback import RunContext
@@ -49,7 +49,7 @@ from lockstep.train.events import Phase
 from lockstep.train.run import Run, experiment_storage
 from lockstep.train.saved import is_saved, run_storage, save_trainer, saved_trainer
 from lockstep.train.scaling import ScalingPolicy
-from lockstep.train.serialize import dump, dump_function
+from lockstep.train.serialize import config_like, dump, dump_function
 from lockstep.train.session import Faults
 from lockstep.train.state import RunState
 from lockstep.train.worker import ENTRY, WorkerSetup, takes_config
@@ -165,7 +165,8 @@ class DataParallelTrainer(BaseTrainer):
         if train_loop_config is not None and not isinstance(train_loop_config, Mapping):
             raise TypeError(f"train_loop_config={train_loop_config!r}: expected a dict.")
         self.train_loop_per_worker = train_loop_per_worker
-        self.train_loop_config = _own_config(train_loop_config)
+        given = train_loop_config or {}
+        self.train_loop_config = config_like(given, given)
         if backend_config is not None and not isinstance(backend_config, BackendConfig):
             raise TypeError(f"backend_config={backend_config!r}: expected a BackendConfig.")
         self.backend_config = backend_config or self._default_backend_config()
@@ -465,14 +466,6 @@ class DataParallelTrainer(BaseTrainer):
             print(text, file=sys.stderr)
             raise TrainingPreempted(text, result)
         return result
-
-
-def _own_config(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy, so that the caller's may change; of the same kind, where that can be copied."""
-    if isinstance(given, MutableMapping):
-        with suppress(Exception):
-            return cast("dict[str, Any]", copy.copy(given))
-    return dict(given or {})
 
 
 def _checked(value: Any, kind: type, name: str) -> Any:

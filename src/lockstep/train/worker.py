@@ -20,6 +20,7 @@ from lockstep.train import session as sessions
 from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext, place_among
 from lockstep.train.datasets import Shards
+from lockstep.train.serialize import config_like
 
 __all__ = ["ENTRY", "WorkerSetup", "main", "takes_config"]
 
@@ -110,8 +111,8 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
     )
     sessions.activate(session)
     function, config = pickle.loads(setup.function)
-    if setup.overrides:
-        config.update(pickle.loads(setup.overrides))
+    overrides = pickle.loads(setup.overrides) if setup.overrides else {}
+    config = config_like(config, {**config, **overrides})
     _adopt_main(function)
     try:
         with session.end_hooks(_packed):

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from lockstep.train.serialize import config_like
 from lockstep.tune.search.sample import Categorical, Domain
 
 __all__ = [
@@ -68,9 +69,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        both = isinstance(below, dict) and isinstance(value, Mapping) and not is_grid(below)
-        merged[key] = merge(below, value) if both else value  # type: ignore[arg-type]
-    return merged
+        if isinstance(below, Mapping) and isinstance(value, Mapping) and not is_grid(below):
+            value = merge(below, value)
+        merged[key] = value
+    return config_like(base, merged)
 
 
 class Space:
