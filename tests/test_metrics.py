@@ -97,6 +97,9 @@ def test_a_config_is_described() -> None:
         "3": {"type": "<class 'int'>"},
         "few": [0, 1, 2],
     }
+    below = describable({"a": {"many": np.zeros(5000)}, "b": [np.zeros(5000), 1, {1, 2}]})
+    assert len(str(below)) < 500
+    assert below["b"][1:] == [1, "{1, 2}"]
     many = describable({"many": np.zeros(100_000)})["many"]
     assert many.startswith("array([0., 0.")
     assert len(many) < 1000

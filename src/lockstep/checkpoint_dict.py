@@ -54,6 +54,13 @@ def _pickle_with(pickler: Any, data: Any) -> bytes:
     return buffer.getvalue()
 
 
+def _is_shard(value: Any) -> bool:
+    # A DTensor or a ShardedTensor, whose modules are not the same in every torch.
+    if hasattr(type(value), "full_tensor"):
+        return any(placement.is_shard() for placement in value.placements)
+    return hasattr(type(value), "local_shards")
+
+
 def _on_cpu(pickler: Any, torch: Any) -> Any:
     """The pickler class, made to write the tensors of accelerators as CPU tensors."""
     inherited = getattr(pickler, "reducer_override", None)
@@ -64,8 +71,7 @@ def _on_cpu(pickler: Any, torch: Any) -> Any:
                 # The wrapper belongs to a process group; what is kept is the model in it.
                 # Protocol 1: the later ones insist on the class of the object that is replaced.
                 return value.module.__reduce_ex__(1)
-            # A DTensor, whose module is not the same in every torch.
-            if hasattr(value, "full_tensor") and any(p.is_shard() for p in value.placements):
+            if _is_shard(value):
                 raise _OnlyAShard(
                     "Checkpoint.from_dict: of a tensor in the dict this worker has only a shard; "
                     "save it with torch.distributed.checkpoint, or gather it first: "

@@ -37,14 +37,23 @@ def describable(config: Mapping[Any, Any]) -> dict[str, Any]:
     """A config as a journal keeps it: what JSON cannot hold, or a big array, as its repr."""
     plain = {}
     for key, value in config.items():
+        name = _text(key)
         try:
-            plain.update(normalise({key: repr(value) if _is_big_array(value) else value}))
+            plain[name] = _described(value, name)
         except RecursionError:  # it holds itself
-            plain[_text(key)] = repr(value)
-        except (TypeError, ValueError):
-            nested = isinstance(value, Mapping)
-            plain[_text(key)] = describable(value) if nested else repr(value)
+            plain[name] = repr(value)
     return plain
+
+
+def _described(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return {_text(k): _described(v, key) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_described(v, key) for v in value]
+    try:
+        return repr(value) if _is_big_array(value) else _plain_value(value, key)
+    except (TypeError, ValueError):
+        return repr(value)
 
 
 def _is_big_array(value: Any) -> bool:

@@ -134,7 +134,7 @@ def test_any_kind_of_config_is_copied_and_sent_and_searched(kind: Any) -> None:
     def train_func(config: Any) -> None:
         seen = {"lr": config["lr"], "opt": [config["opt"]["name"], config["opt"]["momentum"]]}
         if isinstance(config, Aliased):
-            seen["attribute"], seen["below"] = config.lr, config.opt.name
+            seen["attribute"], seen["below"] = vars(config)["lr"], vars(vars(config)["opt"])["name"]
         train.report(seen)
 
     below = dict if kind is Locked else kind

@@ -486,6 +486,23 @@ def test_a_batched_callback_gets_many_events_before_it_flushes() -> None:
     assert callback.log.count("flush") <= 30
 
 
+def test_a_batched_callback_may_be_a_user_callback_too() -> None:
+    class Both(Batched, UserRecorder):
+        def __init__(self) -> None:
+            Batched.__init__(self)
+            UserRecorder.__init__(self)
+
+    callback = Both()
+
+    def events(dispatcher: CallbackDispatcher) -> None:
+        for iteration in range(3):
+            report(dispatcher, iteration)
+
+    dispatch([callback], events)
+    assert callback.log == [0, 1, 2, "flush"]
+    assert len(callback.reports) == 3
+
+
 def test_a_batched_callback_flushes_while_the_run_goes_on() -> None:
     callback = Batched()
 

@@ -306,6 +306,15 @@ def test_a_plain_trainer_can_report_too(tmp_path: Path) -> None:
         from lockstep.train.lightning import LockstepDDPStrategy, LockstepReportCallback
 
         assert issubclass(LockstepReportCallback, pl.Callback)
+
+        class Named(pl.Callback):  # type: ignore[misc]
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+        class Both(LockstepReportCallback, Named):  # type: ignore[misc]
+            pass
+
+        assert Both(name="of the other").name == "of the other"
         assert b"lockstep.train.lightning.on_lightning" in pickle.dumps(LockstepReportCallback)
         module, loader = regression(pl)
         quiet(pl, max_epochs=1, callbacks=[LockstepReportCallback()]).fit(module, loader)

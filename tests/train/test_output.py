@@ -86,12 +86,48 @@ def test_one_that_stands_still_is_shown_once(tmp_path: Path) -> None:
         assert run.shown.lines[1:] == ["[rank 0] loading the model ... done"]
 
 
+def test_it_is_not_shown_again_when_it_ends_unchanged(tmp_path: Path) -> None:
+    with routed(tmp_path) as run:
+        for _ in range(2):  # in the next epoch it is another line
+            run.write(b"downloading ... 100%")
+            run.pass_time(11)
+            run.write(b"\n\n")
+        assert run.shown.lines == ["[rank 0] downloading ... 100%", "[rank 0] "] * 2
+        run.write(b"\r 50%")
+        run.pass_time(11)
+        assert run.shown.lines[4:] == ["[rank 0]  50%"]
+    assert len(run.shown.lines) == 5
+
+
+def test_lines_that_come_in_pieces_are_shown_whole(tmp_path: Path) -> None:
+    with routed(tmp_path, 2) as run:
+        for number in range(100):
+            run.write(b"e %d\nlin" % number if number else b"lin")
+            if number == 5:
+                run.write(b"a bar", 1)
+            run.pass_time(0.7)
+        bars = [line for line in run.shown.lines if line == "[rank 1] a bar"]
+        assert len(bars) == 1
+        others = [line for line in run.shown.lines if line != "[rank 1] a bar"]
+        assert others == [f"[rank 0] line {number}" for number in range(1, 100)]
+
+
 def test_alike_on_several_ranks_it_is_one_line(tmp_path: Path) -> None:
     with routed(tmp_path, 2) as run:
         for rank in (0, 1):
             run.write(b"waiting", rank)
+            run.pass_time(0.9)
         run.pass_time(20)
         assert run.shown.lines == ["[all ranks] waiting"]
+
+
+def test_what_came_before_it_is_shown_before_it(tmp_path: Path) -> None:
+    header = "Thread 0x00007f (most recent call first):"  # of a stack that never comes
+    with routed(tmp_path) as run:
+        run.write(f"{header}\na bar".encode())
+        run.now += 20  # and nobody looks
+        run.router.tick()
+        assert run.shown.lines == [f"[rank 0] {header}", "[rank 0] a bar"]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])

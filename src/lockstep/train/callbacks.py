@@ -301,6 +301,7 @@ class _Lane:
         self._limit = getattr(callback, "max_waiting", Callback.max_waiting)
         self.offer = self.put if self._limit is None else self._put_if_room
         self.batched = isinstance(callback, Callback) and callback.batched
+        self._takes_rows = self.batched and not isinstance(callback, UserCallback)
         self.is_file = self.batched and self._limit is None
         self.uses_directory = getattr(callback, "uses_directory", Callback.uses_directory)
         self.was_late = False
@@ -425,7 +426,7 @@ class _Lane:
             if self.batched:
                 self._closing.wait(BATCH_S)
             while event and not self._abandoned:
-                if self.batched and event[0] is _Lane.reported:
+                if self._takes_rows and event[0] is _Lane.reported:
                     event = self._take_rows(event)
                 else:
                     event[0](self, *event[1:])

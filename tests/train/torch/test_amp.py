@@ -328,6 +328,31 @@ def test_ranks_with_shards_skip_a_step_together(options: dict[str, Any]) -> None
     assert [(rank["moved"], rank["scale"]) for rank in ranks] == [(False, 4.0)] * 2
 
 
+def test_two_sharded_models_and_an_earlier_optimizer_share_one_scale() -> None:
+    def function() -> None:
+        amp.acceleration().scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        plain = torch.ones(1, requires_grad=True)
+        early = prepare_optimizer(torch.optim.SGD([plain], lr=0.5))
+        pairs = []
+        for _ in range(2):
+            model = prepare_model(
+                nn.Linear(4, 4, bias=False),
+                parallel_strategy="fsdp",
+                parallel_strategy_kwargs={"use_orig_params": True},
+            )
+            pairs.append((model, prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))))
+        for model, optimizer in pairs:
+            backward(model(torch.ones(1, 4)).sum())
+            optimizer.step()
+        backward(plain.sum())
+        early.step()
+        scaler = get_grad_scaler()
+        assert scaler is not None
+        train.report({"plain": plain.item(), "scale": scaler.get_scale()})
+
+    assert fit(function).reported_metrics == {"plain": 0.5, "scale": 8.0}
+
+
 def test_gradients_can_be_clipped_between_backward_and_step() -> None:
     weight = torch.ones(2, requires_grad=True)
     with as_rank():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,31 @@ def test_a_shard_is_not_taken_for_the_model(make: str, options: dict[str, Any]) 
             assert part in result.metrics["refused"]
     assert result.checkpoint is not None
     TorchCheckpoint.from_checkpoint(result.checkpoint).get_model(nn.Linear(2, 2))
+
+
+def test_a_shard_of_the_older_kind_is_not_taken_for_the_model() -> None:
+    def function() -> None:
+        from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+        model = prepare_model(
+            nn.Linear(2, 2),
+            parallel_strategy="fsdp",
+            parallel_strategy_kwargs={"use_orig_params": True},
+        )
+        kind = StateDictType.SHARDED_STATE_DICT
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch has newer ways
+            with FullyShardedDataParallel.state_dict_type(model, kind):
+                part = model.state_dict()
+        refused = []
+        for make in (TorchCheckpoint.from_state_dict, train.Checkpoint.from_dict):
+            try:
+                make(part)
+            except ValueError as error:
+                refused.append(str(error))
+        train.report({"refused": refused})
+
+    assert ["only a shard" in text for text in fit(function).metrics["refused"]] == [True, True]
 
 
 def sharded(config: dict[str, Any]) -> None:

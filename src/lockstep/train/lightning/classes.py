@@ -123,7 +123,10 @@ class _Reporter:
 
     _mode = CheckpointUploadMode.SYNC
 
-    def __init__(self, checkpoint_upload_mode: CheckpointUploadMode | None = None) -> None:
+    def __init__(
+        self, checkpoint_upload_mode: CheckpointUploadMode | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)  # of other callbacks, in a class of both
         if checkpoint_upload_mode is None:
             return
         if checkpoint_upload_mode not in (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC):

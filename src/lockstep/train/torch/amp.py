@@ -138,7 +138,7 @@ def share_scaler(device: torch.device) -> None:
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     state = acceleration()
-    if state.scaler is not None:
+    if state.scaler is not None and not isinstance(state.scaler, ShardedGradScaler):
         before = state.scaler.state_dict()
         state.scaler = ShardedGradScaler(device.type)
         state.scaler.load_state_dict(before)
@@ -155,9 +155,9 @@ def prepare_optimizer(optimizer: _Optimizer) -> _Optimizer:
     """
     if not callable(getattr(optimizer, "step", None)):
         raise TypeError(f"prepare_optimizer({optimizer!r}): expected a torch.optim.Optimizer.")
-    scaler = acceleration("prepare_optimizer").scaler
-    if scaler is not None and not hasattr(optimizer.step, "_lockstep_unscaled"):
-        step = _scaled_step(_Unscaled(optimizer), scaler)
+    scaled = acceleration("prepare_optimizer").scaler is not None
+    if scaled and not hasattr(optimizer.step, "_lockstep_unscaled"):
+        step = _scaled_step(_Unscaled(optimizer))
         # A bound method, as learning-rate schedulers expect.
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     return optimizer
@@ -237,10 +237,13 @@ class _Unscaled:
         delattr(vars(self)["_optimizer"], name)
 
 
-def _scaled_step(unscaled: _Unscaled, scaler: torch.amp.GradScaler) -> Callable[..., Any]:
+def _scaled_step(unscaled: _Unscaled) -> Callable[..., Any]:
     def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        acceleration().stepped = True
-        return scaler.step(unscaled, *args, **kwargs)  # type: ignore[arg-type]
+        state = acceleration()
+        assert state.scaler is not None
+        state.stepped = True
+        # The one of now: a model that is sharded later brings another.
+        return state.scaler.step(unscaled, *args, **kwargs)  # type: ignore[arg-type]
 
     # Among its attributes is the mark by which a scheduler made earlier knows its optimizer.
     vars(step).update(unscaled.step.__dict__, _lockstep_unscaled=unscaled)

@@ -119,7 +119,8 @@ def _without_prefix(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_shards(maker: str, state_dict: Mapping[str, Any]) -> None:
     """Of the dicts of all ranks one is kept: the other ranks' shards would be lost."""
     for name, value in state_dict.items():
-        if hasattr(value, "full_tensor"):  # a DTensor, whose module is not the same in every torch
+        # A DTensor or a ShardedTensor, whose modules are not the same in every torch.
+        if hasattr(value, "full_tensor") or hasattr(value, "local_shards"):
             raise _shard_error(maker, name)
 
 
