@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import threading
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.engine.loop import BRISK_WAITS, EventLoop
+from lockstep.engine import loop as module
+from lockstep.engine.loop import BRISK_WAITS, BriskWait, EventLoop
 
 
 @pytest.fixture
@@ -218,3 +220,36 @@ def test_after_a_brisk_exchange_it_sleeps_again(
     thread.join()
     loop.call_later(0.01, note(woken, 2))
     loop.run_until(lambda: len(woken) == 2)
+
+
+def test_a_brisk_wait_sleeps_in_the_end_and_brings_what_comes_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BRISK_S", 0.2)  # no machine is so busy that a look takes longer
+    read, write = os.pipe()
+    asked: list[object] = []
+    poll = select.poll()
+    poll.register(read, select.POLLIN)
+
+    def counted(*timeout: float | None) -> list[tuple[int, int]]:
+        asked.append(timeout)
+        return poll.poll(*timeout)
+
+    try:
+        wait = BriskWait(counted)
+        os.write(write, b"x")
+        for _ in range(2 * BRISK_WAITS):
+            assert wait() == [(read, select.POLLIN)]
+        assert asked[-1] == (0,), "it looks before it sleeps"
+        os.read(read, 1)
+        later = threading.Timer(0.6, os.write, (write, b"y"))
+        later.start()
+        assert wait() == [(read, select.POLLIN)]
+        later.join()
+        assert asked[-1] == (None,), "it does not look for ever"
+        asked.clear()
+        assert wait() == [(read, select.POLLIN)]
+        assert asked == [(None,)], "one long wait, and it is not brisk any more"
+    finally:
+        os.close(read)
+        os.close(write)
