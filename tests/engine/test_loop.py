@@ -227,11 +227,11 @@ def test_a_brisk_wait_sleeps_in_the_end_and_brings_what_comes_then(
 ) -> None:
     monkeypatch.setattr(module, "BRISK_S", 0.2)  # no machine is so busy that a look takes longer
     read, write = os.pipe()
-    asked: list[object] = []
+    asked: list[Any] = []
     poll = select.poll()
     poll.register(read, select.POLLIN)
 
-    def counted(*timeout: float | None) -> list[tuple[int, int]]:
+    def counted(*timeout: Any) -> list[tuple[int, int]]:
         asked.append(timeout)
         return poll.poll(*timeout)
 
