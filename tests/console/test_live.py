@@ -77,6 +77,23 @@ def test_lines_scroll_by_above_the_panel() -> None:
     assert b"\x1b[31mred" in terminal.raw
 
 
+def test_messages_have_the_colour_of_their_level() -> None:
+    script = """
+    display = make_display(1)
+    display.start(status())
+    display.message("a word")
+    display.message("look out", "warning")
+    display.message("it broke", "error")
+    display.finish(status("finished"))
+    """
+    with on_terminal(script) as terminal:
+        assert terminal.wait() == 0
+    assert terminal.text.splitlines()[:3] == ["a word", "look out", "it broke"]
+    assert b"\x1b[33mlook out\x1b[0m" in terminal.raw
+    assert b"\x1b[31mit broke\x1b[0m" in terminal.raw
+    assert b"ma word" not in terminal.raw
+
+
 def test_many_lines_from_threads_are_all_shown_in_order() -> None:
     script = """
     import threading

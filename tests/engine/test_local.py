@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -148,9 +149,43 @@ def test_threads_of_a_library_that_was_loaded_before(
         monkeypatch.delenv(name, raising=False)
     with driven(engine, "blas_threads", size=2, preload=("numpy",), cpus_per_worker=share) as run:
         run.until_ended()
-    (found,), (other,) = run.messages
-    assert found == other
-    assert set(found) == {share}
+    assert run.messages == [[({share}, 0)], [({share}, 0)]]  # none is started before it is needed
+
+
+def test_the_users_number_of_threads_reaches_a_library_that_was_loaded_before(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpus = min(len(os.sched_getaffinity(0)), 64)  # NumPy's library is built for no more
+    for chosen, threads in [
+        ({}, cpus),
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "4"}, 4),
+        ({"OMP_NUM_THREADS": "5,2"}, 5),
+        ({"MKL_NUM_THREADS": "7"}, cpus),
+        ({"OMP_NUM_THREADS": "1"}, 1),
+    ]:
+        for name in THREAD_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in chosen.items():
+            monkeypatch.setenv(name, value)
+        with driven(engine, "blas_threads", preload=("numpy",)) as late:  # the server is there
+            late.until_ended()
+        with driven(engine, "blas_threads", preload=("numpy",), environment=chosen) as run:
+            run.until_ended()
+        assert late.messages == run.messages == [[({threads}, 0)]], chosen
+
+
+def test_the_servers_number_of_threads_is_its_own(
+    fresh: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with driven(fresh, "facts", payload=b"OPENBLAS_NUM_THREADS") as run:
+        run.until_ended()
+    (facts,) = run.messages[0]
+    assert facts["environment"] == {"OPENBLAS_NUM_THREADS": None}
+    server = Path(f"/proc/{facts['server']}/environ").read_bytes().split(b"\0")
+    assert [line for line in server if line.startswith(b"OPENBLAS")] == [b"OPENBLAS_NUM_THREADS=1"]
 
 
 def test_gpus_that_are_not_there(engine: Engine) -> None:
@@ -221,7 +256,8 @@ def test_a_process_that_holds_the_output_open_does_not_hold_up_close(engine: Eng
             assert "the worker's own line" in run.text()
             assert time.monotonic() - started < 25
         finally:
-            os.kill(run.messages[0][0], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the closed pipe may have ended it
+                os.kill(run.messages[0][0], signal.SIGKILL)
 
 
 def test_a_sink_that_fails_does_not_stop_workers(

@@ -12,6 +12,7 @@ from lockstep.engine import GroupSpec, resources
 from lockstep.engine.resources import (
     available_cpus,
     check_fits,
+    server_environment,
     visible_gpus,
     worker_environment,
 )
@@ -145,5 +146,7 @@ def test_threads_are_a_fair_share(
 def test_the_users_thread_count_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     given = worker_environment(spec(2, None, 0, **{name: "3"}), 0)
     assert given == {name: "3"}
+    assert server_environment(spec(2, None, 0, **{name: "3"})) == {**os.environ, name: "3"}
     monkeypatch.setenv(name, "5")
     assert worker_environment(spec(), 0) == {}
+    assert server_environment(spec()) == dict(os.environ)

@@ -79,11 +79,12 @@ def _double(number: int) -> int:
 
 
 def blas_threads(channel: Channel) -> int:
-    """Tell how many threads NumPy's linear algebra uses."""
+    """Tell how many threads NumPy's linear algebra may use, and how many run before it does."""
     channel.receive()
     assert "numpy" in sys.modules, "preloaded"
+    idle = len(os.listdir("/proc/self/task")) - threading.active_count()
     pools = importlib.import_module("threadpoolctl").threadpool_info()
-    channel.send([pool["num_threads"] for pool in pools if pool["user_api"] == "blas"])
+    channel.send(({pool["num_threads"] for pool in pools if pool["user_api"] == "blas"}, idle))
     return 0
 
 

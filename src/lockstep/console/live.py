@@ -149,7 +149,9 @@ class LiveDisplay(Display):
                 return
             from rich.text import Text
 
-            self._lines.append(("", Text(encodable(text), style=_LEVEL_STYLES[level])))
+            line = Text(encodable(text))
+            line.stylize(_LEVEL_STYLES[level])  # a span: a style of the text's own is not rendered
+            self._lines.append(("", line))
             self._print_lines()
 
     def labelled(self, label: str, line: str) -> None:

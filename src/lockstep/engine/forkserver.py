@@ -1,8 +1,8 @@
 """The warm fork server: a small process that has imported the framework and forks workers from it.
 
-It runs no user code, starts no thread and never touches a GPU, so forking it is safe and takes
-milliseconds. It is the parent of every worker: it sees how each one ends, and it ends them all when
-the driver is gone, however the driver died.
+It runs no user code, has no thread when it forks and never touches a GPU, so forking it is safe and
+takes milliseconds. It is the parent of every worker: it sees how each one ends, and it ends them
+all when the driver is gone, however the driver died.
 
     driver ── control socket ──▶ server      one: hands over a session socket for each worker group
     driver ◀─ session socket ──▶ server      Spawn (with the worker's socket and log pipe) / Ended
@@ -40,7 +40,7 @@ from lockstep.engine.processes import (
     oom_kills,
     process_handle,
 )
-from lockstep.engine.resources import blas_thread_setters, use_own_threads
+from lockstep.engine.resources import BlasThreads
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
 
 __all__ = [
@@ -122,7 +122,7 @@ def main(control_fd: int, driver_pid: int, preload: list[str]) -> None:
     gc.collect()
     gc.freeze()  # pages of what is imported stay shared with the workers
     _adopt_orphans()
-    _Server(socket.socket(fileno=control_fd), driver_pid, blas_thread_setters()).run()
+    _Server(socket.socket(fileno=control_fd), driver_pid).run()
 
 
 def _adopt_orphans() -> None:
@@ -136,13 +136,8 @@ def _adopt_orphans() -> None:
 
 
 class _Server:
-    def __init__(
-        self,
-        control: socket.socket,
-        driver_pid: int,
-        thread_setters: list[Callable[[int], object]],
-    ) -> None:
-        self.thread_setters = thread_setters
+    def __init__(self, control: socket.socket, driver_pid: int) -> None:
+        self._blas_threads = BlasThreads()
         self._control = control
         self._driver_pid = driver_pid
         self._selector = selectors.DefaultSelector()
@@ -227,6 +222,7 @@ class _Server:
         known_oom_kills = oom_kills()
         # A signal that finds the worker with the server's handlers would be lost, or end them all.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        self._blas_threads.follow(spawn.environment)
         try:
             pid = os.fork()
         except OSError as error:
@@ -316,7 +312,6 @@ def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -
     try:
         server.forget()
         _become_worker(spawn, output_fd)
-        use_own_threads(server.thread_setters)
         channel = SocketChannel(spawn.rank, socket.socket(fileno=socket_fd), _end_own_group)
         _handle_signals(channel)
         try:

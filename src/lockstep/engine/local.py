@@ -37,7 +37,12 @@ from lockstep.engine.forkserver import (
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.output import OutputThread
 from lockstep.engine.processes import current_directory, kill_family
-from lockstep.engine.resources import check_fits, room_for, worker_environment
+from lockstep.engine.resources import (
+    check_fits,
+    room_for,
+    server_environment,
+    worker_environment,
+)
 from lockstep.engine.wire import Connection, Terminating, make_frame, send_with_files
 from lockstep.errors import EngineError
 
@@ -139,7 +144,7 @@ class _ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
                 stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
-                env=settings.child_environment(spec.environment),
+                env=server_environment(spec),
                 start_new_session=True,
             )
         except OSError as error:

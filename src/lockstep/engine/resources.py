@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 
 from lockstep import runtime, settings
@@ -13,11 +13,11 @@ from lockstep.engine.base import GroupSpec
 from lockstep.errors import InsufficientResourcesError
 
 __all__ = [
+    "BlasThreads",
     "available_cpus",
-    "blas_thread_setters",
     "check_fits",
     "room_for",
-    "use_own_threads",
+    "server_environment",
     "visible_gpus",
     "worker_environment",
 ]
@@ -109,8 +109,44 @@ def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
     return environment
 
 
-def blas_thread_setters() -> list[Callable[[int], object]]:
-    """For each OpenBLAS in this process (NumPy's, SciPy's): what sets its number of threads."""
+def server_environment(spec: GroupSpec) -> dict[str, str]:
+    """A fork server's environment. Its own OpenBLAS has nothing to do: it needs no threads."""
+    environment = settings.child_environment(spec.environment)
+    if settings.user_thread_setting(spec.environment) is None:
+        environment["OPENBLAS_NUM_THREADS"] = "1"
+    return environment
+
+
+class BlasThreads:
+    """How many threads each OpenBLAS of this process (NumPy's, SciPy's) starts for its work.
+
+    It has read the variables when it was loaded, and takes one a CPU at most by itself. Forked
+    processes inherit the number and start their threads when they need them; one that sets it
+    itself starts all of them at once.
+    """
+
+    def __init__(self) -> None:
+        self._setters = _blas_thread_setters()
+        self._threads = min(_blas_threads(settings.child_environment({})), available_cpus())
+
+    def follow(self, environment: Mapping[str, str]) -> None:
+        """Sets the number that these variables ask for."""
+        threads = _blas_threads(environment)
+        if threads != self._threads:
+            self._threads = threads
+            for set_threads in self._setters:
+                set_threads(threads)
+
+
+def _blas_threads(environment: Mapping[str, str]) -> int:
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        first = environment.get(name, "").split(",")[0].strip()
+        if first.isdigit() and int(first) > 0:
+            return int(first)
+    return available_cpus()
+
+
+def _blas_thread_setters() -> list[Callable[[int], object]]:
     import ctypes
 
     try:
@@ -124,11 +160,3 @@ def blas_thread_setters() -> list[Callable[[int], object]]:
             library = ctypes.CDLL(path)
             found += [getattr(library, name) for name in _BLAS_SETTERS if hasattr(library, name)]
     return found
-
-
-def use_own_threads(setters: Iterable[Callable[[int], object]]) -> None:
-    """In a forked worker: OpenBLAS has read the variables where it was loaded, in the server."""
-    threads = settings.omp_threads()
-    if threads is not None and settings.library_variable("OPENBLAS_NUM_THREADS") is None:
-        for set_threads in setters:
-            set_threads(threads)

@@ -18,6 +18,9 @@ __all__ = ["LOG_DIRECTORY", "OutputRouter", "log_file"]
 
 LOG_DIRECTORY = "logs"
 
+_TOGETHER_S = 1.0
+"""Lines that are due so soon are shown with the one that is: alike on all ranks, they are one."""
+
 
 def log_file(rank: int) -> str:
     """A rank's log, relative to the run's directory."""
@@ -29,7 +32,7 @@ class OutputRouter:
 
     The stacks of a worker go to its file as they come and to the display in a tidy form. A line
     that takes long to end (a progress bar) is shown as it stands every ten seconds, in a long run
-    every minute, if it has changed.
+    every minute, if it has changed, and at its end only if it has changed since.
     """
 
     def __init__(
@@ -52,8 +55,8 @@ class OutputRouter:
         self._collapser = LineCollapser(world_size)
         self._clock = clock
         self._began = clock()
-        self._unfinished = [""] * world_size  # as it was shown last
-        self._look_at: float | None = None
+        self._unfinished: list[str | None] = [None] * world_size  # the line as it was shown last
+        self._due = [math.inf] * world_size  # when to show a line that has not ended
 
     def write(self, rank: int, data: bytes) -> None:
         """See :class:`lockstep.engine.OutputSink`."""
@@ -62,36 +65,32 @@ class OutputRouter:
             self._files[rank].write(data)
         if self._display is not None:
             now = self._clock()
-            for line in self._splitters[rank].feed(data):
-                self._pass_on(rank, self._stacks[rank].feed(line, now), now)
-            if self._look_at is None and not data.endswith(b"\n"):
-                self._look_at = now + self._patience(now)
+            self._take(rank, self._splitters[rank].feed(data), now)
+            if self._due[rank] == math.inf and not data.endswith(b"\n"):
+                self._due[rank] = now + self._patience(now)
 
     def tick(self) -> float | None:
         """See :class:`lockstep.engine.OutputSink`."""
         if self._display is None:
             return None
         now = self._clock()
-        if self._look_at is not None and self._look_at <= now:
-            self._show_unfinished(now)
         for rank, stacks in enumerate(self._stacks):
             if (late := stacks.deadline()) is not None and late <= now:
                 self._pass_on(rank, stacks.flush(), now)
+        if min(self._due) <= now:
+            for rank, due in enumerate(self._due):
+                if due <= now + _TOGETHER_S:
+                    self._show_unfinished(rank, now)
         self._show(self._collapser.flush(now))
-        waiting = [
-            self._look_at,
-            self._collapser.deadline(),
-            *(stacks.deadline() for stacks in self._stacks),
-        ]
-        deadlines = [deadline for deadline in waiting if deadline is not None]
-        return max(0.0, min(deadlines) - now) if deadlines else None
+        waiting = [self._collapser.deadline(), *(stacks.deadline() for stacks in self._stacks)]
+        deadline = min([*self._due, *(late for late in waiting if late is not None)])
+        return max(0.0, deadline - now) if deadline < math.inf else None
 
     def close(self) -> None:
         """See :class:`lockstep.engine.OutputSink`. Idempotent."""
         now = self._clock()
         for rank, splitter in enumerate(self._splitters):
-            for line in splitter.close():
-                self._pass_on(rank, self._stacks[rank].feed(line, now), now)
+            self._take(rank, splitter.close(), now)
             self._pass_on(rank, self._stacks[rank].flush(), now)
         self._show(self._collapser.flush(math.inf))
         for file in self._files:
@@ -100,15 +99,20 @@ class OutputRouter:
     def _patience(self, now: float) -> float:
         return min(max((now - self._began) / 10, 10.0), 60.0)
 
-    def _show_unfinished(self, now: float) -> None:
-        self._look_at = None  # until more of it comes
-        for rank, splitter in enumerate(self._splitters):
-            line = splitter.unfinished()
-            if not line or line == self._unfinished[rank] or self._stacks[rank].deadline():
-                continue
+    def _show_unfinished(self, rank: int, now: float) -> None:
+        self._due[rank] = math.inf  # until more of it comes
+        line = self._splitters[rank].unfinished()
+        if line and line != self._unfinished[rank]:
             self._unfinished[rank] = line
-            self._look_at = now + self._patience(now)
+            self._due[rank] = now + self._patience(now)
             self._show(self._collapser.feed(rank, line, now))
+
+    def _take(self, rank: int, ended: list[str], now: float) -> None:
+        for line in ended:
+            shown, self._unfinished[rank] = self._unfinished[rank], None
+            self._due[rank] = math.inf
+            if line != shown:
+                self._pass_on(rank, self._stacks[rank].feed(line, now), now)
 
     def _pass_on(self, rank: int, lines: list[str], now: float) -> None:
         if len(lines) == 1:
