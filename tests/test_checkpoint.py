@@ -506,6 +506,20 @@ def test_dict_value() -> None:
     assert checkpoint.current_id is None
 
 
+def test_a_pickle_that_is_no_dict(tmp_path: Path) -> None:
+    (tmp_path / DICT_FILE).write_bytes(pickle.dumps([1]))
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.dict_value("loss") is None
+    with pytest.raises(CheckpointError, match=f"has a list in its {DICT_FILE}"):
+        checkpoint.to_dict()
+
+
+def test_half_a_manifest_is_not_taken_over(tmp_path: Path) -> None:
+    assert Checkpoint(tmp_path).is_movable
+    (tmp_path / MANIFEST).write_text('{"name": "chec')
+    assert not Checkpoint(tmp_path).is_movable
+
+
 def test_a_temporary_directory_may_go_after_saving(tmp_path: Path, directory: Path) -> None:
     storage = open_storage(tmp_path / "run")
     checkpoint = Checkpoint.from_directory(directory)

@@ -269,7 +269,10 @@ class Checkpoint:
         """
         if self._storage is None or not self._storage.is_local:
             return False
-        manifest = self._manifest()
+        try:
+            manifest = self._manifest()
+        except ValueError:  # half a copy, perhaps
+            return False
         own_name = os.path.basename(self._real_path())
         return manifest is None or manifest.get("name", own_name) != own_name
 
@@ -368,14 +371,20 @@ class Checkpoint:
 
         content = b"".join(self._chunks(DICT_FILE))
         try:
-            data: dict[str, Any] = pickle.loads(content)
+            data: Any = pickle.loads(content)
         except MemoryError:
             raise
         except Exception as error:  # a damaged pickle may raise anything
             raise CheckpointError(
                 f"{self!r} cannot be unpickled here: {type(error).__name__}: {error}."
             ) from error
-        return data
+        if not isinstance(data, dict):
+            raise CheckpointError(
+                f"{self!r} has a {type(data).__name__} in its {DICT_FILE}; write a dict to it, or "
+                "call the file something else."
+            )
+        loaded: dict[str, Any] = data
+        return loaded
 
     def _tar(self) -> bytes:
         import tarfile

@@ -19,6 +19,7 @@ __all__ = [
     "address_from",
     "existing_checkpoints",
     "newest_run",
+    "open_address",
     "open_checkpoint",
     "reported_metrics",
 ]
@@ -36,26 +37,56 @@ def address_from(storage: Storage, checkpoint: Checkpoint) -> str:
     """
     place = checkpoint.storage
     assert place is not None
-    if storage.same_filesystem(place):
-        inside = place.root.removeprefix(storage.root.rstrip("/") + "/")
-        return place.root if inside == place.root else _INSIDE + inside
-    if place.is_local:
+    same = storage.same_filesystem(place)
+    if not same and place.is_local:
         return Path(place.root).as_uri()
-    if "://" in place.uri:
-        return place.uri
+    if not same and "://" in place.uri:
+        address, mark, query = place.uri.partition("?")
+        return address.rstrip("/") + mark + query
+    if same or _leads_there(storage, place):
+        path, own = place.root.lstrip("/"), storage.root.strip("/") + "/"
+        return _INSIDE + path.removeprefix(own) if path.startswith(own) else place.root
     raise CheckpointError(
         f"{checkpoint!r} is on another filesystem than the run, so it would not be found again by "
         "its path; give Checkpoint a URI, or use SYNC or ASYNC."
     )
 
 
+def _leads_there(storage: Storage, place: Storage) -> bool:
+    """Whether a path leads to the same files on two filesystems that do not call themselves equal.
+
+    Two of the same store may not, such as with a newer token, or inherited over a fork.
+    """
+    from pyarrow.fs import FileSelector
+
+    ours, theirs = storage.filesystem, place.filesystem
+    if ours.type_name != theirs.type_name:
+        return False
+    selector = FileSelector(place.root, allow_not_found=True, recursive=True)
+    try:
+        found = [
+            {(info.path, info.size, info.mtime_ns) for info in filesystem.get_file_info(selector)}
+            for filesystem in (ours, theirs)
+        ]
+    except OSError:
+        return False
+    return bool(found[0]) and found[0] == found[1]
+
+
 def open_checkpoint(storage: Storage, record: CheckpointRecord) -> Checkpoint:
     """The checkpoint that a run in ``storage`` recorded."""
-    if record.uploaded or record.name.startswith(_INSIDE):
-        return Checkpoint.at(storage.child(record.name.removeprefix(_INSIDE)))
-    if "://" in record.name:
-        return Checkpoint(record.name)
-    return Checkpoint(record.name, None if storage.is_local else storage.filesystem)
+    if record.uploaded:
+        return Checkpoint.at(storage.child(record.name))
+    return open_address(storage, record.name)
+
+
+def open_address(storage: Storage, address: str) -> Checkpoint:
+    """The checkpoint that a run in ``storage`` has not uploaded: what ``address_from`` named."""
+    if address.startswith(_INSIDE):
+        return Checkpoint.at(storage.child(address.removeprefix(_INSIDE)))
+    if "://" in address:
+        return Checkpoint(address)
+    return Checkpoint(address, None if storage.is_local else storage.filesystem)
 
 
 class RunRecords:
@@ -66,7 +97,7 @@ class RunRecords:
         self.attempts: dict[int, dict[str, Any]] = {}
         self.leaves: list[dict[str, Any]] = []
         self.checkpoints: dict[int, CheckpointRecord] = {}
-        self.never_uploaded: set[str] = set()
+        self._never_uploaded: set[str] = set()
         self.failure: dict[str, Any] | None = None
         self.end: dict[str, Any] | None = None
         self.last_report: bytes | None = None
@@ -103,6 +134,14 @@ class RunRecords:
         """Every batch of ``train.log()`` rows."""
         return map(self._parse, self._logs)
 
+    def never_uploaded(self) -> set[str]:
+        """Where checkpoints lie, or lay, that users had put there themselves."""
+        rows = (self._parse(one) for one in self._reports if b'"checkpoint":"' in one[1])
+        # A driver that was killed may have had no time for more than the row. An uploaded one's
+        # name has no slash.
+        places = (str(row["checkpoint"]) for row in rows)
+        return self._never_uploaded.union(place for place in places if "/" in place)
+
     def row(self, report: dict[str, Any]) -> dict[str, Any]:
         """A row with the keys every row gets."""
         return full_row(
@@ -119,10 +158,10 @@ class RunRecords:
         elif event == "attempt":
             self.attempts[record["attempt"]] = record
         elif event == "checkpoint":
-            checkpoint = CheckpointRecord(**record)
+            checkpoint = CheckpointRecord.of(record)
             self.checkpoints[checkpoint.id] = checkpoint
             if not checkpoint.uploaded:
-                self.never_uploaded.add(checkpoint.name)
+                self._never_uploaded.add(checkpoint.name)
         elif event == "delete":
             self._forget(record)
         elif event == "failure":
@@ -183,7 +222,7 @@ def _published_as(storage: Storage, name: str) -> list[CheckpointRecord]:
     """The checkpoint of this name; none for a copy that somebody has put there, whole or not."""
     manifest = storage.manifest(name)
     with suppress(ValueError, TypeError):
-        record = CheckpointRecord(**parse_line(manifest or b""))
+        record = CheckpointRecord.of(parse_line(manifest or b""))
         if record.name == name:
             return [record]
     return []

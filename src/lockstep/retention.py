@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lockstep.config import CheckpointConfig
@@ -18,7 +18,7 @@ class CheckpointRecord:
 
     id: int
     name: str
-    """Its directory in the run's own; for one that was not uploaded by lockstep, its full path."""
+    """Its directory in the run's own; for one that was not uploaded by lockstep, where it lies."""
     index: int
     """How many reports the run had seen with the one that carried it."""
     score: float | None
@@ -32,6 +32,12 @@ class CheckpointRecord:
     """How long the run had trained by then."""
     positions: dict[str, Any] | None = None
     """How far the datasets had been read by all ranks then: an attempt from here goes on there."""
+
+    @staticmethod
+    def of(written: Mapping[str, Any]) -> CheckpointRecord:
+        """The record that was written, without what only a later version knows."""
+        known = {field.name for field in fields(CheckpointRecord)}
+        return CheckpointRecord(**{key: written[key] for key in written if key in known})
 
 
 def _quality(record: CheckpointRecord, config: CheckpointConfig) -> tuple[float, int]:

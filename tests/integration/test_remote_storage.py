@@ -10,19 +10,21 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep import train
+from lockstep.callback import UserCallback
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError, StorageError
 from lockstep.journal import JOURNAL_FILE, Journal
 from lockstep.storage import MANIFEST, Storage, open_storage
 from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result, RunConfig
 from lockstep.train.background import Background
-from lockstep.train.run import SPOOL_PREFIX
+from lockstep.train.run import spool_prefix
 from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, trainer
 from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
@@ -119,6 +121,30 @@ class TestS3:
         assert text.startswith("s3://")
         assert "secret" not in text
         assert open_storage(text).root == newest(result).path
+
+    def test_no_upload_with_another_token(self, port: int) -> None:
+        from pyarrow import fs
+
+        newer = fs.S3FileSystem(
+            endpoint_override=f"127.0.0.1:{port}",
+            scheme="http",
+            region="us-east-1",
+            access_key="key",
+            secret_key="secret",
+            session_token="newer",
+        )
+        filesystem, bucket = s3_filesystem(port), new_bucket()
+        assert not filesystem.equals(newer)
+        open_storage(f"{bucket}/mine", filesystem).write("file", b"x")
+
+        def train_func() -> None:
+            checkpoint = Checkpoint(f"{bucket}/mine", newer)
+            train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+
+        result = fit(
+            train_func, workers=1, storage_path=f"{bucket}/runs", storage_filesystem=filesystem
+        )
+        assert newest(result).files() == {"file": 1}
 
     def test_by_filesystem(self, port: int) -> None:
         filesystem = s3_filesystem(port)
@@ -326,8 +352,67 @@ def test_no_upload_is_the_users_when_it_is_one_too_many(
         assert (tmp_path / "remote" / first.path / "checkpoint_000000").is_dir()
 
 
+def test_a_users_directory_is_no_place_for_a_checkpoint(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    def train_func() -> None:
+        (run,) = (tmp_path / "remote" / "runs" / "named").iterdir()
+        mine = run / "checkpoint_000001"
+        mine.mkdir()
+        (mine / "file").write_text("precious")
+        checkpoint = Checkpoint(f"runs/named/{run.name}/{mine.name}", options["storage_filesystem"])
+        train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+        for n in range(2):
+            train.report({}, checkpoint=Checkpoint.from_dict({"n": n}))
+
+    config = CheckpointConfig(num_to_keep=1)
+    result = fit(train_func, workers=1, name="named", checkpoint_config=config, **options)
+    mine = tmp_path / "remote" / result.path / "checkpoint_000001"
+    assert [path.name for path in mine.iterdir()] == ["file"]
+    assert newest(result).path == f"{result.path}/checkpoint_000003"
+    assert newest(result).to_dict()["n"] == 1
+
+
+class Seen(UserCallback):
+    def __init__(self) -> None:
+        self.paths: list[tuple[str | None, bool]] = []
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        self.paths.append((checkpoint.path, checkpoint.storage.is_directory()))
+
+
+def test_callbacks_get_the_checkpoint_where_it_lies(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    (tmp_path / "remote" / "mine").mkdir()
+
+    def train_func() -> None:
+        checkpoint = Checkpoint("mine", options["storage_filesystem"])
+        train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+        train.report({}, checkpoint=Checkpoint.from_dict({}))
+
+    seen = Seen()
+    result = fit(train_func, workers=1, callbacks=[seen], **options)
+    assert seen.paths == [("mine", True), (f"{result.path}/checkpoint_000001", True)]
+
+
+def test_no_upload_of_a_run_in_another_thread(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    filesystem = fsspec.filesystem("file")  # which is not equal to another thread's
+    (tmp_path / "mine").mkdir()
+
+    def train_func() -> None:
+        checkpoint = Checkpoint(str(tmp_path / "mine"), fsspec.filesystem("file"))
+        train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=NO_UPLOAD)
+
+    place = {"storage_path": str(tmp_path / "runs"), "storage_filesystem": filesystem}
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(lambda: fit(train_func, workers=1, **place)).result()
+    assert newest(result).path == str(tmp_path / "mine")
+
+
 def test_what_a_killed_driver_had_to_upload_is_cleared_away(options: dict[str, Any]) -> None:
-    dead, driven = (Path(tempfile.mkdtemp(prefix=SPOOL_PREFIX)) for _ in range(2))
+    dead, driven = (Path(tempfile.mkdtemp(prefix=spool_prefix())) for _ in range(2))
     try:
         for spool in (dead, driven):
             (spool / ".snapshot-1").mkdir()

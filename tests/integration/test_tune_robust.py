@@ -315,23 +315,25 @@ def test_a_donors_checkpoint_stays_until_it_is_taken(tmp_path: Path) -> None:
         assert len(list(Path(result.path).glob("at_*"))) == 1
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_donors_checkpoint_that_was_never_uploaded(tmp_path: Path, inside: bool) -> None:
+@pytest.mark.parametrize("where", ["elsewhere", "run", "experiment"])
+def test_a_donors_checkpoint_that_was_never_uploaded(tmp_path: Path, where: str) -> None:
     def trial(config: dict[str, Any]) -> None:
         checkpoint = tune.get_checkpoint()
         if config.get("resumed"):
             assert checkpoint is not None
             note(config["notes"], "resumed", Path(str(checkpoint.path), "i").read_text())
         for i in range(1, 4):
-            parent = tune.get_context().get_trial_dir() if inside else config["notes"]
-            place = Path(parent, f"kept_{config['x']}_{i}")
-            place.mkdir(exist_ok=True)
+            run = Path(tune.get_context().get_trial_dir())
+            parent = {"elsewhere": tmp_path, "run": run, "experiment": run.parent / "shared"}[where]
+            place = parent / f"kept_{config['x']}_{i}"
+            place.mkdir(exist_ok=True, parents=True)
             (place / "i").write_text(str(i))
             mode = CheckpointUploadMode.NO_UPLOAD
             tune.report({"i": i}, checkpoint=Checkpoint(place), checkpoint_upload_mode=mode)
 
     space = {"x": tune.grid_search([0, 1]), "notes": str(tmp_path)}
-    grid = fit(trial, space, scheduler=TakesOver(), max_concurrent_trials=1)
+    keep_one = {"checkpoint_config": CheckpointConfig(num_to_keep=1)}
+    grid = fit(trial, space, scheduler=TakesOver(), max_concurrent_trials=1, run=keep_one)
     assert grid.errors == []
     assert notes(tmp_path, "resumed") == notes(tmp_path, "taken") == ["1"]
 

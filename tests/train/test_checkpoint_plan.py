@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.messages import CheckpointReport
 from lockstep.errors import CheckpointError
@@ -80,7 +79,7 @@ def test_the_lowest_rank_that_gives_a_name_decides() -> None:
         ("mode", list(CheckpointUploadMode)[:2], "upload modes (rank 0: SYNC, rank 2: ASYNC)"),
         (
             "location",
-            [Checkpoint("/one"), Checkpoint("/two")],
+            ["/one", "/two"],
             "directories and none is uploaded (rank 0: /one, rank 2: /two)",
         ),
     ],

@@ -379,6 +379,15 @@ class TestDirectoryNames:
         actions = machine.feed(e.Recorded(False), report(0, SYNC, 2))
         assert name_of(actions) == "checkpoint_000002"
 
+    def test_a_users_directory_is_taken(self) -> None:
+        machine = Machine(1, max_failures=1).run()
+        mine = part(NO_UPLOAD)._replace(location="./checkpoint_000001/deep")
+        machine.feed(e.Reported(0, Report(1, {}, mine, None, 0.0, 0.0)))
+        machine.feed(e.Recorded(False), e.Committed("checkpoint_000000"))
+        machine.feed(e.Raised(0, ERROR), e.Gone(0, 1, ""))
+        machine.run()
+        assert name_of(machine.feed(report(0, SYNC))) == "checkpoint_000002"
+
     def test_a_name_is_free_again_when_its_checkpoint_was_lost(self) -> None:
         machine = Machine(1, max_failures=1).run()
         machine.feed(report(0, SYNC, name="best"), e.Raised(0, ERROR))

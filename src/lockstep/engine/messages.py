@@ -74,8 +74,8 @@ class CheckpointReport(NamedTuple):
     dir_name: str | None
     score: float | None
     """The score attribute's value in a dict checkpoint."""
-    location: Any
-    """In NO_UPLOAD mode: the checkpoint itself."""
+    location: str | None
+    """In NO_UPLOAD mode: how the run calls the place where the checkpoint lies."""
     of_last_row: bool = False
     """It comes after the last report, and belongs to that."""
 

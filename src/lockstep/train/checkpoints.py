@@ -15,6 +15,7 @@ __all__ = [
     "agreed_name",
     "checkpoint_name",
     "differing_files",
+    "entry_of",
     "is_numbered",
     "plan_save",
 ]
@@ -37,6 +38,11 @@ def is_numbered(name: str) -> bool:
     return re.fullmatch(r"checkpoint_\d{6,}", name) is not None
 
 
+def entry_of(location: str) -> str | None:
+    """The entry of the run's directory that a checkpoint which is not uploaded lies in, if any."""
+    return location.split("/")[1] if location.startswith("./") else None
+
+
 def agreed_name(parts: Mapping[int, CheckpointReport]) -> str | None:
     """The ``checkpoint_dir_name`` of the lowest rank that gave one, None where none did.
 
@@ -45,7 +51,7 @@ def agreed_name(parts: Mapping[int, CheckpointReport]) -> str | None:
             directories.
     """
     _check_agree("upload modes", "checkpoint_upload_mode", _each(parts, lambda p: p.mode.name))
-    places = _each(parts, lambda part: part.location and part.location.uri)
+    places = _each(parts, lambda part: part.location)
     _check_agree("directories and none is uploaded", "checkpoint", places)
     return next(iter(_each(parts, lambda part: part.dir_name).values()), None)
 

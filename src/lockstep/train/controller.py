@@ -22,7 +22,7 @@ from typing import Any
 from lockstep import settings
 from lockstep.callback import RunContext, Trial
 from lockstep.checkpoint import Checkpoint
-from lockstep.config import CheckpointUploadMode, RunConfig, StopCondition
+from lockstep.config import RunConfig, StopCondition
 from lockstep.console import Display, RunStatus
 from lockstep.engine import Engine, GroupSpec, WorkerGroup
 from lockstep.engine import messages as m
@@ -123,7 +123,6 @@ class Controller:
         self._handling = False
         self._started_at = 0.0
         self._newest: Checkpoint | None = None
-        self._committed: dict[str, Checkpoint] = {}
         self._reported: list[tuple[Checkpoint, dict[str, Any]]] = []
         self._known_to: list[int] = []
         self._last_result: dict[str, Any] = {}
@@ -355,8 +354,7 @@ class Controller:
         self._last_result = row
         checkpoint = None
         if action.checkpoint is not None:
-            committed = self._committed.pop(action.checkpoint, None)
-            checkpoint = committed or run.open_directory(action.checkpoint)
+            checkpoint = run.open_reported(action.reports, action.checkpoint)
         ranks = [report.metrics or {} for report in action.reports]
         self._callbacks.report(run.iteration, trial, row, ranks, checkpoint)
         if action.reports[0].reduce is not None and "reduce" not in self._told:
@@ -397,8 +395,6 @@ class Controller:
         if not run.storage.is_local:
             self._sync_soon()
         self._newest = checkpoint
-        if save.is_row and save.mode is not CheckpointUploadMode.ASYNC:
-            self._committed[save.name] = checkpoint  # its row is about to be told
         trial, iteration = self._trial("RUNNING"), run.iteration
         self._afterwards.append(lambda: self._callbacks.checkpoint(iteration, trial, checkpoint))
         self._feed(e.Committed(save.name))  # last: it may be what the end was waiting for

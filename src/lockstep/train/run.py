@@ -6,9 +6,11 @@ import glob
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -20,24 +22,24 @@ from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.console.logs import LineSplitter
 from lockstep.console.text import shorten, without_controls
 from lockstep.engine.base import WorkerInfo
-from lockstep.engine.messages import CheckpointReport, Report
+from lockstep.engine.messages import Report
 from lockstep.errors import StorageError
 from lockstep.journal import JOURNAL_FILE, Journal, is_driven
 from lockstep.metrics import first_result, full_row, look_up
-from lockstep.records import RunRecords, address_from, existing_checkpoints, open_checkpoint
+from lockstep.records import RunRecords, existing_checkpoints, open_address, open_checkpoint
 from lockstep.result import Result
 from lockstep.retention import CheckpointRecord, surplus
 from lockstep.storage import Storage, open_storage
-from lockstep.train.checkpoints import is_numbered
+from lockstep.train.checkpoints import entry_of, is_numbered
 from lockstep.train.datasets import merge_positions
 from lockstep.train.events import Notice, Phase, Save
 from lockstep.train.failure import WorkerFailure, first_cause
 from lockstep.train.output import LOG_DIRECTORY, log_file
 from lockstep.train.reports import combine
 from lockstep.train.saved import TRAINER_FILE
-from lockstep.train.session import SNAPSHOT_PREFIX
+from lockstep.train.session import SNAPSHOT_PREFIX, snapshot_prefix
 
-__all__ = ["SPOOL_PREFIX", "Run", "RunPlace", "experiment_storage"]
+__all__ = ["SPOOL_PREFIX", "Run", "RunPlace", "experiment_storage", "spool_prefix"]
 
 SPOOL_PREFIX = "lockstep-run-"
 """How the local directories of runs on remote storage are called."""
@@ -74,7 +76,7 @@ class Run:
         if not storage.is_local:
             _clear_dead_spools()
         with ExitStack() as undo:
-            self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=SPOOL_PREFIX)
+            self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=spool_prefix())
             undo.callback(self._remove_spool)
             if restored and self._spool is not None:
                 self._fetch(self._spool)
@@ -95,14 +97,15 @@ class Run:
         self.checkpoint_config = CheckpointConfig(**self.record["checkpoint_config"])
         self._started = time.perf_counter()
         self.checkpoints: list[CheckpointRecord] = []
+        self._users: set[str] = set()
         self.rows = 0
         self._attempts = 0
         if past is not None:
             storage.sweep()
             self.checkpoints = existing_checkpoints(storage, past.checkpoints)
-            # What users have put here themselves is called "./name", and theirs for ever.
-            known = {*(checkpoint.name for checkpoint in self.checkpoints), *past.never_uploaded}
-            self._stale -= {name.removeprefix("./").partition("/")[0] for name in known}
+            for place in past.never_uploaded():
+                self._users |= _entries(storage, place)
+            self._stale -= self.taken_names()
             for name in filter(is_numbered, sorted(self._stale)):
                 self.clear_stage(name)
             self.rows = past.rows
@@ -181,8 +184,12 @@ class Run:
             "rows": self.rows,
             "safe_rows": newest.index if newest else 0,
             "next_checkpoint_id": newest.id + 1 if newest else 0,
-            "committed": frozenset(record.name for record in self.checkpoints),
+            "committed": self.taken_names(),
         }
+
+    def taken_names(self) -> frozenset[str]:
+        """Names that no new checkpoint may get. What users put there before is theirs for ever."""
+        return frozenset({*(record.name for record in self.checkpoints), *self._users})
 
     @property
     def elapsed_s(self) -> float:
@@ -224,10 +231,7 @@ class Run:
         if lead.data is not None:
             also["data_wait"] = [report.data.waited for report in reports if report.data]
             self.data_wait = max(also["data_wait"])
-        place = None
-        if checkpoint is not None:
-            part = next((r.checkpoint for r in reports if r.checkpoint is not None), None)
-            place = self._place(part, checkpoint)
+        place = checkpoint and (_location(reports) or checkpoint)
         self._last_record = self._journal.append(
             "report",
             index=self.rows,
@@ -270,7 +274,7 @@ class Run:
                 score = float(value)
         return CheckpointRecord(
             id=save.id,
-            name=self._place(lead.checkpoint, save.name),
+            name=lead.checkpoint.location or save.name,
             index=save.report_number,
             score=score,
             metrics=metrics,
@@ -283,9 +287,10 @@ class Run:
 
     def publish(self, record: CheckpointRecord) -> None:
         """The atomic step after which the checkpoint exists. May run in another thread."""
+        # A run that goes on from this checkpoint has its row, and knows what is a user's.
+        self._sync_journal()
         if record.uploaded:
             manifest = json.dumps(asdict(record), default=repr).encode()
-            self._sync_journal()  # a run that goes on from this checkpoint has its row
             self.storage.publish(record.name, manifest)
 
     def committed(self, record: CheckpointRecord) -> list[CheckpointRecord]:
@@ -320,8 +325,11 @@ class Run:
         """A committed checkpoint for users."""
         return open_checkpoint(self.storage, record)
 
-    def open_directory(self, name: str) -> Checkpoint:
-        """A checkpoint in the run's own directory."""
+    def open_reported(self, reports: Sequence[Report], name: str) -> Checkpoint:
+        """The checkpoint of a row; it may not be committed yet."""
+        place = _location(reports)
+        if place is not None:
+            return open_address(self.storage, place)
         return Checkpoint.at(self.storage.child(name))
 
     def newest_checkpoint(self) -> CheckpointRecord | None:
@@ -377,8 +385,7 @@ class Run:
         ``flush=False``: ``flush`` is called later, so that the end survives a power cut, too.
         """
         failed = self._lost
-        if phase is not Phase.FINISHED:
-            self._clear_snapshots()
+        self._clear_snapshots()
         try:
             if failed is None:
                 # Whoever has not finished may go on, and needs something to go on from.
@@ -475,12 +482,7 @@ class Run:
     def _clear_snapshots(self) -> None:
         """Delete what workers that are gone had still to upload."""
         _remove_beginning(self.directory, SNAPSHOT_PREFIX)
-        _remove_beginning(tempfile.gettempdir(), f"{SNAPSHOT_PREFIX}{self.trial_id}-")
-
-    def _place(self, part: CheckpointReport | None, name: str) -> str:
-        if part is not None and part.mode is CheckpointUploadMode.NO_UPLOAD:
-            return address_from(self.storage, part.location)
-        return name
+        _remove_beginning(tempfile.gettempdir(), snapshot_prefix(self.trial_id, self.storage))
 
     def _forget_surplus(self, *, ended: bool) -> list[CheckpointRecord]:
         old = surplus(self.checkpoints, self.checkpoint_config, ended=ended)
@@ -491,6 +493,21 @@ class Run:
         return gone
 
 
+def _location(reports: Sequence[Report]) -> str | None:
+    """Where the checkpoint of a row lies that is not uploaded."""
+    return next((r.checkpoint.location for r in reports if r.checkpoint is not None), None)
+
+
+def _entries(storage: Storage, place: str) -> set[str]:
+    """The entries of a run's directory that a checkpoint which was not uploaded may lie in."""
+    path, own = place.lstrip("/"), storage.root.strip("/") + "/"
+    entry = entry_of("./" + path.removeprefix(own) if path.startswith(own) else place)
+    if entry is not None:
+        return {entry}
+    # An older journal has the path of one in the run's directory, which may have moved since.
+    return set(filter(is_numbered, path.split("/")))
+
+
 def _remove_beginning(folder: str, prefix: str) -> None:
     for path in glob.glob(os.path.join(glob.escape(folder), f"{prefix}*")):
         shutil.rmtree(path, ignore_errors=True)
@@ -498,10 +515,25 @@ def _remove_beginning(folder: str, prefix: str) -> None:
 
 def _clear_dead_spools() -> None:
     """Delete what drivers that were killed had still to upload; their records stay."""
-    places = os.path.join(glob.escape(tempfile.gettempdir()), f"{SPOOL_PREFIX}*")
+    places = os.path.join(glob.escape(tempfile.gettempdir()), f"{spool_prefix()}*")
     for snapshot in glob.glob(os.path.join(places, f"{SNAPSHOT_PREFIX}*")):
-        if not is_driven(os.path.join(os.path.dirname(snapshot), JOURNAL_FILE)):
+        spool = os.path.dirname(snapshot)
+        if _is_mine(spool) and not is_driven(os.path.join(spool, JOURNAL_FILE)):
             shutil.rmtree(snapshot, ignore_errors=True)
+
+
+def spool_prefix() -> str:
+    """How they begin on this machine: whether another machine's driver lives cannot be told."""
+    return f"{SPOOL_PREFIX}{zlib.crc32(os.uname().nodename.encode()):08x}-"
+
+
+def _is_mine(directory: str) -> bool:
+    """Whether this user has made it: in a directory of others', opening a file may never end."""
+    try:
+        status = os.lstat(directory)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _spooled(spool: str) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import PurePosixPath
@@ -42,7 +43,7 @@ from lockstep.train.datasets import Shards
 from lockstep.train.reports import check_reduce
 from lockstep.train.uploads import Uploader
 
-__all__ = ["SNAPSHOT_PREFIX", "Session", "activate", "current"]
+__all__ = ["SNAPSHOT_PREFIX", "Session", "activate", "current", "snapshot_prefix"]
 
 SNAPSHOT_PREFIX = ".snapshot-"
 """Directories of a run that hold what is still to be uploaded."""
@@ -209,8 +210,9 @@ class Session:
                     "nowhere yet; use SYNC or ASYNC."
                 )
             checkpoint.files()  # raises where there is nothing
-            address_from(self._storage, checkpoint)  # raises where it would not be found again
-            return CheckpointReport({}, mode, dir_name, score, checkpoint)
+            # Decided here: seen from another process, filesystems may not look the same any more.
+            place = address_from(self._storage, checkpoint)
+            return CheckpointReport({}, mode, dir_name, score, place)
         return CheckpointReport(checkpoint.files(), mode, dir_name, score, None)
 
     def _exchange(self, report: Report, checkpoint: Checkpoint | None, take_over: bool) -> None:
@@ -318,8 +320,8 @@ class Session:
         # even if this worker dies. Never beside the checkpoint: that may end with the report, too.
         remote = not self._storage.is_local and os.path.isdir(self.context.trial_dir)
         parent = self.context.trial_dir if remote else None
-        # By the run's id, so that the driver finds what a worker that died has left.
-        prefix = f"{SNAPSHOT_PREFIX}{self.context.trial_id}-"
+        # By the run, so that the driver finds what a worker that died has left.
+        prefix = snapshot_prefix(self.context.trial_id, self._storage)
         aside = tempfile.mkdtemp(prefix=prefix, dir=parent)
         checkpoint.save_files(open_storage(aside), "", order.names, move=take_over, flush=False)
         if take_over:
@@ -328,6 +330,11 @@ class Session:
 
     def _upload_failed(self, error: Exception) -> None:
         self._channel.send(Failed(pack_error(error)))
+
+
+def snapshot_prefix(trial_id: str, storage: Storage) -> str:
+    """How the snapshots of one run are called; a copy of its directory has the same trial id."""
+    return f"{SNAPSHOT_PREFIX}{trial_id}-{zlib.crc32(storage.root.encode()):08x}-"
 
 
 def _remove_empty(checkpoint: Checkpoint) -> None:

@@ -40,7 +40,7 @@ from lockstep.errors import (
     MismatchedReportsError,
     PreemptedError,
 )
-from lockstep.train.checkpoints import agreed_name, checkpoint_name, plan_save
+from lockstep.train.checkpoints import agreed_name, checkpoint_name, entry_of, plan_save
 from lockstep.train.events import (
     Action,
     Answer,
@@ -272,9 +272,11 @@ def _start_save(
         else frozenset(),
         is_row=is_row,
     )
+    users = entry_of(lead.location or "")
     state = state._replace(
         next_checkpoint_id=number + 1,
         saves=(*state.saves, save),
+        committed=state.committed if users is None else state.committed | {users},
         history=_note(state, f"save {save.name}"),
     )
     if save.parts_due:

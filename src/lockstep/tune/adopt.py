@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from lockstep.errors import CheckpointError
@@ -45,6 +46,8 @@ def adopt_checkpoint(run: Run, experiment: Storage, source: str) -> None:
         )
     newest = run.newest_checkpoint()
     number = 0 if newest is None else newest.id + 1
+    while checkpoint_name(number) in run.taken_names():
+        number += 1
     record = replace(found, id=number, index=run.rows, timestamp=int(time.time()))
     if record.uploaded:
         record = replace(record, name=checkpoint_name(number))
@@ -60,10 +63,11 @@ def _find(donor: Storage, name: str) -> CheckpointRecord | None:
     if not name.startswith("/") and "://" not in name:
         manifest = donor.manifest(name)
         if manifest is not None:
-            return CheckpointRecord(**parse_line(manifest))
-    for record in RunRecords(donor).checkpoints.values():
-        if record.name in (name, f"./{name}") and not record.uploaded:
-            return record
+            return CheckpointRecord.of(parse_line(manifest))
+    with suppress(FileNotFoundError):  # no run's directory, or one that is gone
+        for record in RunRecords(donor).checkpoints.values():
+            if record.name in (name, f"./{name}") and not record.uploaded:
+                return record
     return None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.error_record import pack_error
 from lockstep.errors import LockstepError
 from lockstep.records import address_from
+from lockstep.retention import CheckpointRecord
 from lockstep.train.events import Phase
 from lockstep.train.failure import WorkerFailure, describe
 from lockstep.train.run import Run, RunPlace
@@ -90,13 +91,13 @@ class TrialStarter:
         storage = self._experiment.storage
         path = str(checkpoint.path)
         inside = path.removeprefix(storage.path("").rstrip("/") + "/")
-        if inside != path:
+        if inside != path and inside.partition("/")[0] in {one.directory for one in trials}:
             return inside
-        # One that was never uploaded lies somewhere else.
+        # One that was never uploaded may lie somewhere else.
         for donor in trials:
             if donor.checkpoint is checkpoint:
                 place = address_from(storage.child(donor.directory), checkpoint)
-                return f"{donor.directory}/{place}"
+                return f"{donor.directory}/{place.removeprefix('./')}"
         raise ValueError(f"exploit({checkpoint!r}): it is not the newest checkpoint of a trial.")
 
     def change(self, trial: Trial, config: Mapping[str, Any], source: str | None) -> None:
@@ -151,7 +152,12 @@ class TrialStarter:
     def _protected(self, run: Run, trial: Trial) -> Run:
         """A run that keeps what other trials are to go on from."""
         directory, wanted = trial.directory, self._exploits
-        run.is_wanted = lambda record: f"{directory}/{record.name}" in tuple(wanted.values())
+
+        def is_wanted(record: CheckpointRecord) -> bool:
+            name = record.name.removeprefix("./")  # as ``source`` calls it
+            return f"{directory}/{name}" in tuple(wanted.values())
+
+        run.is_wanted = is_wanted
         return run
 
     def finish_run(self, trial: Trial) -> None:
