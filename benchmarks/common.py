@@ -215,6 +215,9 @@ class Against:
     samples: list[float]
     reach: Reach | None = None
     note: str = ""
+    in_turn: bool = False
+    """Each sample was taken next to ours of the same place: compared one by one, the machine's
+    slower and faster minutes cancel out."""
 
 
 @dataclass
@@ -251,16 +254,24 @@ class Measurement:
         """How many times better than the peer; below 1 the peer is better."""
         if not peer.samples:
             return None
-        ours, theirs = self.value, median(peer.samples)
-        return ours / theirs if self.higher_is_better else theirs / ours
+        if peer.in_turn:
+            return median(self._ratios(peer))
+        return self._better(self.value, median(peer.samples))
 
     def ratio_interval(self, peer: Against) -> tuple[float, float] | None:
         """Where the ratio lies, as far as the noise of both tells (95 %, bootstrap)."""
         if not peer.samples:
             return None
+        if peer.in_turn:
+            return _interval(self._ratios(peer))
         ours, theirs = _resampled_medians(self.samples, 1), _resampled_medians(peer.samples, 2)
-        pairs = zip(ours, theirs, strict=True)
-        return _middle([a / b if self.higher_is_better else b / a for a, b in pairs])
+        return _middle(list(map(self._better, ours, theirs)))
+
+    def _ratios(self, peer: Against) -> list[float]:
+        return [self._better(*pair) for pair in zip(self.samples, peer.samples, strict=True)]
+
+    def _better(self, ours: float, theirs: float) -> float:
+        return ours / theirs if self.higher_is_better else theirs / ours
 
     def peer_reached(self, peer: Against) -> bool | None:
         """Whether the ratio is within reach; None where none is set or noise hides it."""
