@@ -68,7 +68,7 @@ def init(
             What would set up or join a cluster does nothing, with a warning.
     """
     from lockstep import runtime
-    from lockstep.engine.select import ENGINES
+    from lockstep.engine.registry import ENGINES
 
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"init(engine={engine!r}): choose one of {', '.join(ENGINES)}.")

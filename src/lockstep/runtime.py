@@ -98,6 +98,6 @@ def reset() -> None:
     """Forget ``init()`` and end everything engines keep warm."""
     global _configured
     _configured = None
-    select = sys.modules.get("lockstep.engine.select")
+    select = sys.modules.get("lockstep.engine.registry")
     if select is not None:
         select.close_engines()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from lockstep.config import CheckpointUploadMode
-from lockstep.engine.messages import CheckpointReport
 from lockstep.errors import CheckpointError
 from lockstep.train.checkpoints import (
     agreed_name,
@@ -15,6 +14,7 @@ from lockstep.train.checkpoints import (
     differing_files,
     plan_save,
 )
+from lockstep.train.protocol import CheckpointReport
 
 
 def part(*names: str) -> CheckpointReport:

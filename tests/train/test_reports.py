@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.engine.messages import Report
+from lockstep.train.protocol import Report
 from lockstep.train.reports import check_reduce, combine, keys_of_nobody
 
 

@@ -16,13 +16,13 @@ from pyarrow import fs
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
-from lockstep.engine.messages import CheckpointReport, Report
 from lockstep.errors import CheckpointError
 from lockstep.journal import JOURNAL_FILE
 from lockstep.records import RunRecords, address_from, existing_checkpoints
 from lockstep.retention import CheckpointRecord
 from lockstep.storage import MANIFEST, Storage, open_storage
 from lockstep.train.events import Phase
+from lockstep.train.protocol import CheckpointReport, Report
 from lockstep.train.run import Run, RunPlace
 from lockstep.train.session import snapshot_prefix
 from lockstep.tune.adopt import adopt_checkpoint

@@ -6,11 +6,11 @@ import pytest
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
-from lockstep.engine.messages import CheckpointReport, Report
 from lockstep.error_record import pack_error, summarise_error
 from lockstep.train import events as e
 from lockstep.train.events import Phase
 from lockstep.train.failure import FailurePolicy
+from lockstep.train.protocol import CheckpointReport, Report
 from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.state import IllegalTransition, RunState, transition
 

@@ -1,7 +1,7 @@
 """Where worker processes live. Nothing above this package knows which engine it is on."""
 
 from lockstep.engine.base import Engine, GroupSpec, OutputSink, WorkerGroup, WorkerInfo
-from lockstep.engine.select import choose_engine, close_engines
+from lockstep.engine.registry import choose_engine, close_engines
 
 __all__ = [
     "Engine",

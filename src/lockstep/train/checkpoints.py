@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lockstep.checkpoint import DICT_FILE
-from lockstep.engine.messages import CheckpointReport
 from lockstep.errors import CheckpointError
+from lockstep.train.protocol import CheckpointReport
 
 __all__ = [
     "SavePlan",

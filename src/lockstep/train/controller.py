@@ -25,7 +25,6 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, StopCondition
 from lockstep.console import Display, RunStatus
 from lockstep.engine import Engine, GroupSpec, WorkerGroup
-from lockstep.engine import messages as m
 from lockstep.engine.base import (
     EngineEvent,
     Posted,
@@ -39,6 +38,7 @@ from lockstep.errors import LockstepError, StopConditionError, StorageError
 from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
 from lockstep.train import events as e
+from lockstep.train import protocol as m
 from lockstep.train.background import Background
 from lockstep.train.callbacks import RunListener
 from lockstep.train.checkpoints import differing_files

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from lockstep.engine.messages import DataReport, Report
+from lockstep.train.protocol import DataReport, Report
 from lockstep.train.serialize import dump
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
-from lockstep.engine.messages import Report
 from lockstep.train.checkpoints import SavePlan
 from lockstep.train.failure import WorkerFailure
+from lockstep.train.protocol import Report
 
 __all__ = [
     "Action",

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
-from lockstep.engine.messages import Report
 from lockstep.metrics import flatten
+from lockstep.train.protocol import Report
 
 __all__ = ["REDUCTIONS", "check_reduce", "combine", "keys_of_nobody"]
 

@@ -22,7 +22,6 @@ from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.console.logs import LineSplitter
 from lockstep.console.text import shorten, without_controls
 from lockstep.engine.base import WorkerInfo
-from lockstep.engine.messages import Report
 from lockstep.errors import StorageError
 from lockstep.journal import JOURNAL_FILE, Journal, is_driven
 from lockstep.metrics import first_result, full_row, look_up
@@ -35,6 +34,7 @@ from lockstep.train.datasets import merge_positions
 from lockstep.train.events import Notice, Phase, Save
 from lockstep.train.failure import WorkerFailure, first_cause
 from lockstep.train.output import LOG_DIRECTORY, log_file
+from lockstep.train.protocol import Report
 from lockstep.train.reports import combine
 from lockstep.train.saved import TRAINER_FILE
 from lockstep.train.session import SNAPSHOT_PREFIX, snapshot_prefix

@@ -18,7 +18,15 @@ from typing import Any
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import Channel
-from lockstep.engine.messages import (
+from lockstep.error_record import pack_error
+from lockstep.errors import CheckpointError, StopTraining
+from lockstep.metrics import normalise
+from lockstep.records import address_from
+from lockstep.storage import Storage, open_storage
+from lockstep.trackers.values import Outcome
+from lockstep.train.context import PreemptionInfo, TrainContext
+from lockstep.train.datasets import Shards
+from lockstep.train.protocol import (
     Answer,
     CheckpointReport,
     Ending,
@@ -32,14 +40,6 @@ from lockstep.engine.messages import (
     SaveOrder,
     Snapshotted,
 )
-from lockstep.error_record import pack_error
-from lockstep.errors import CheckpointError, StopTraining
-from lockstep.metrics import normalise
-from lockstep.records import address_from
-from lockstep.storage import Storage, open_storage
-from lockstep.trackers.values import Outcome
-from lockstep.train.context import PreemptionInfo, TrainContext
-from lockstep.train.datasets import Shards
 from lockstep.train.reports import check_reduce
 from lockstep.train.uploads import Uploader
 

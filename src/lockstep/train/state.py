@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
-from lockstep.engine.messages import Report
 from lockstep.error_record import pack_error, summarise_error
 from lockstep.errors import (
     CheckpointError,
@@ -90,6 +89,7 @@ from lockstep.train.failure import (
     lost_connection,
     name_ranks,
 )
+from lockstep.train.protocol import Report
 from lockstep.train.scaling import ScalingPolicy
 
 __all__ = ["IllegalTransition", "RunState", "transition"]

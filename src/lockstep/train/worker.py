@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.engine.base import Channel, WorkerInfo
-from lockstep.engine.messages import Exit, Failed, Finished, Hello, Interrupted, Launch
 from lockstep.error_record import pack_error
 from lockstep.errors import StopTraining, WorkerDiedError
 from lockstep.storage import Storage
@@ -20,6 +19,7 @@ from lockstep.train import session as sessions
 from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext, place_among
 from lockstep.train.datasets import Shards
+from lockstep.train.protocol import Exit, Failed, Finished, Hello, Interrupted, Launch
 from lockstep.train.serialize import config_like
 
 __all__ = ["ENTRY", "WorkerSetup", "main", "takes_config"]
