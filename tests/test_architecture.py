@@ -20,6 +20,7 @@ ROOT = SRC / "lockstep"
 
 # A module may import its own layer and those before it.
 LAYERS = [
+    "checks",
     "errors",
     "error_record",
     "settings",

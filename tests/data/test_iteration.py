@@ -369,7 +369,7 @@ class TestThreads:
 
     def test_backpressure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A reader works ahead as far as it may, and no further."""
-        monkeypatch.setattr("lockstep.data.iteration.AHEAD_BYTES", 1000)
+        monkeypatch.setattr("lockstep.data.iterate.iterator.AHEAD_BYTES", 1000)
         read = []
         ahead, further = threading.Event(), threading.Event()
 
@@ -514,8 +514,8 @@ class TestPickling:
 def test_a_large_row_group_is_read_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.data.order.STREAMED_BYTES", 1000)
-    monkeypatch.setattr("lockstep.data.parquet.BLOCK_BYTES", 500)
+    monkeypatch.setattr("lockstep.data.plan.order.STREAMED_BYTES", 1000)
+    monkeypatch.setattr("lockstep.data.sources.parquet.BLOCK_BYTES", 500)
     pq.write_table(pa.table({"x": range(1000), "y": range(1000)}), tmp_path / "a.parquet")
     dataset = lockstep.data.read_parquet(tmp_path).rename_columns({"x": "id"})
     assert dataset.num_blocks() == 1

@@ -352,7 +352,7 @@ def test_states_that_do_not_belong_together_are_an_error() -> None:
 
 
 def test_the_order_is_the_same_on_every_machine_and_in_every_version() -> None:
-    from lockstep.data.hashing import hash_range, key_of, permutation
+    from lockstep.data.plan.hashing import hash_range, key_of, permutation
 
     assert key_of(0) == 16294208416658607535  # as splitmix64's authors give it
     assert hash_range(1, 0, 3).tolist() == [
@@ -380,7 +380,7 @@ def test_the_order_is_the_same_on_every_machine_and_in_every_version() -> None:
 
 
 def test_a_permutation_has_every_number_once() -> None:
-    from lockstep.data.hashing import permutation
+    from lockstep.data.plan.hashing import permutation
 
     for size in (0, 1, 2, 3, 64, 65, 1000, 4097, 65_537, 131_072):
         assert sorted(permutation(size * 7 + 1, size).tolist()) == list(range(size))

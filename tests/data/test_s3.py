@@ -36,7 +36,7 @@ def ids(dataset: Any) -> list[int]:
 
 
 def test_files_by_uri(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.data.lines.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("lockstep.data.sources.lines.BLOCK_BYTES", 1000)
     uri = s3_uri(port, new_bucket())
     place, mark, query = uri.partition("?")
 

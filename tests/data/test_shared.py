@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import lockstep.data
-from lockstep.data.shared import SMALLEST, SharedTables
-from lockstep.data.source import MemorySource
+from lockstep.data.sources.base import MemorySource
+from lockstep.data.sources.shared_tables import SMALLEST, SharedTables
 
 TABLE = pa.table({"id": np.arange(SMALLEST // 4), "name": ["a", "b"] * (SMALLEST // 8)})
 

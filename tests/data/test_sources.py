@@ -27,7 +27,7 @@ def column(dataset: Dataset, name: str) -> list[Any]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of lines are cut as if they were large."""
-    monkeypatch.setattr("lockstep.data.lines.BLOCK_BYTES", 100)
+    monkeypatch.setattr("lockstep.data.sources.lines.BLOCK_BYTES", 100)
 
 
 class TestPaths:
@@ -362,9 +362,9 @@ class TestCsv:
     def test_types_are_found_from_samples(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lockstep.data.csv._SAMPLE", 1000)
-        monkeypatch.setattr("lockstep.data.csv._LATER_SAMPLE", 500)
-        monkeypatch.setattr("lockstep.data.lines.BLOCK_BYTES", 1000)
+        monkeypatch.setattr("lockstep.data.sources.csv._SAMPLE", 1000)
+        monkeypatch.setattr("lockstep.data.sources.csv._LATER_SAMPLE", 500)
+        monkeypatch.setattr("lockstep.data.sources.lines.BLOCK_BYTES", 1000)
         rows = [f"{i},{i},{i}" for i in range(1000)]
         rows[990:] = [f"{i},{i}.5,word" for i in range(990, 1000)]
         (tmp_path / "a.csv").write_text("i,f,s\n" + "\n".join(rows))
@@ -375,8 +375,8 @@ class TestCsv:
     def test_a_type_no_sample_has_shown(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lockstep.data.csv._SAMPLE", 100)
-        monkeypatch.setattr("lockstep.data.csv._LATER_SAMPLE", 100)
+        monkeypatch.setattr("lockstep.data.sources.csv._SAMPLE", 100)
+        monkeypatch.setattr("lockstep.data.sources.csv._LATER_SAMPLE", 100)
         rows = [f"{i},{i}" for i in range(1000)]
         rows[200] = "200,word"
         (tmp_path / "a.csv").write_text("i,n\n" + "\n".join(rows))

@@ -23,7 +23,8 @@ from lockstep.data.create import (
     range_tensor,
 )
 from lockstep.data.dataset import Dataset
-from lockstep.data.iteration import DataIterator
+from lockstep.data.iterate.iterator import DataIterator
+from lockstep.data.iterate.shard import DataShard, ShardPlan, merge_states
 from lockstep.data.read import (
     read_binary_files,
     read_csv,
@@ -33,7 +34,6 @@ from lockstep.data.read import (
     read_parquet,
     read_text,
 )
-from lockstep.data.shard import DataShard, ShardPlan, merge_states
 from lockstep.data.transforms import ActorPoolStrategy, TaskPoolStrategy
 
 __all__ = [

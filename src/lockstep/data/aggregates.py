@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.arrow.columns import to_values
 from lockstep.data.base import DatasetBase
-from lockstep.data.columns import to_values
-from lockstep.data.ops import SelectColumns
+from lockstep.data.plan.operations import SelectColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa

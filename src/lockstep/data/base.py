@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.batching import locally_shuffled
-from lockstep.data.hashing import draw_seed
-from lockstep.data.iteration import DataIterator, Pass, Request
-from lockstep.data.ops import Operation
-from lockstep.data.order import Group, read_windows, windows_of
-from lockstep.data.position import LocalShuffle
-from lockstep.data.schema import known_schema
-from lockstep.data.unit import Piece, Reader, Unit, count_rows
+from lockstep.data.iterate.batching import locally_shuffled
+from lockstep.data.iterate.iterator import DataIterator, Pass, Request
+from lockstep.data.plan.hashing import draw_seed
+from lockstep.data.plan.operations import Operation
+from lockstep.data.plan.order import Group, read_windows, windows_of
+from lockstep.data.plan.position import LocalShuffle
+from lockstep.data.plan.schema import known_schema
+from lockstep.data.plan.unit import Piece, Reader, Unit, count_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +91,7 @@ class DatasetBase(DataIterator):
 
     def _pieces(self, epoch: int = 0) -> Iterator[Piece]:
         """All rows of an epoch, in order."""
-        from lockstep.data.threads import arrow_threads
+        from lockstep.data.iterate.threads import arrow_threads
 
         groups = self._groups()
         if any(g.shuffle is not None and g.shuffle.window for g in groups) and any(

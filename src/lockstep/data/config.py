@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lockstep.checks import check_seed
 from lockstep.data.compat import ExecutionOptions
-from lockstep.data.whole import seed_or_none
 
 __all__ = ["DataConfig", "DatasetConfig"]
 
@@ -53,7 +53,7 @@ class DataConfig:
             raise ValueError(f"DataConfig(order={self.order!r}): give 'local' or 'global'.")
         if not isinstance(self.equal, bool):
             raise TypeError(f"DataConfig(equal={self.equal!r}): give True or False.")
-        object.__setattr__(self, "seed", seed_or_none("DataConfig", self.seed))
+        object.__setattr__(self, "seed", check_seed("DataConfig", self.seed))
 
     @staticmethod
     def default_ingest_options() -> ExecutionOptions:

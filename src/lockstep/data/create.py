@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.arrange import source_groups
-from lockstep.data.columns import to_arrow
+from lockstep.checks import check_int
+from lockstep.data.arrow.columns import to_arrow
+from lockstep.data.arrow.formats import from_rows, to_table
+from lockstep.data.arrow.views import without_views
 from lockstep.data.compat import only_hints
 from lockstep.data.dataset import Dataset
-from lockstep.data.formats import from_rows, to_table
-from lockstep.data.items import ItemSource, row_of
-from lockstep.data.source import MemorySource, RangeSource, Source
-from lockstep.data.views import without_views
-from lockstep.data.whole import whole
+from lockstep.data.reordering import source_groups
+from lockstep.data.sources.base import MemorySource, RangeSource, Source
+from lockstep.data.sources.items import ItemSource, row_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +46,7 @@ def _in_memory(table: Any, blocks: int | None = None) -> Dataset:
 def _blocks(count: int | None, parallelism: int = -1) -> int | None:
     if count is None and parallelism != -1:
         count = parallelism
-    return None if count is None else whole(f"override_num_blocks={count!r}", count, 1)
+    return None if count is None else check_int(f"override_num_blocks={count!r}", count, 1)
 
 
 def from_items(
@@ -212,7 +212,7 @@ def range(
         concurrency: accepted; nothing here needs it.
     """
     blocks = _blocks(override_num_blocks, parallelism)
-    return dataset_of(RangeSource(whole(f"range({n!r})", n), "id", None, blocks))
+    return dataset_of(RangeSource(check_int(f"range({n!r})", n), "id", None, blocks))
 
 
 def range_tensor(
@@ -225,4 +225,6 @@ def range_tensor(
 ) -> Dataset:
     """``n`` tensors of a shape in a column ``"data"``, the i-th filled with i; see ``range``."""
     blocks = _blocks(override_num_blocks, parallelism)
-    return dataset_of(RangeSource(whole(f"range_tensor({n!r})", n), "data", tuple(shape), blocks))
+    return dataset_of(
+        RangeSource(check_int(f"range_tensor({n!r})", n), "data", tuple(shape), blocks)
+    )

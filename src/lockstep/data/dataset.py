@@ -7,14 +7,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from lockstep.checks import check_int, check_seed
 from lockstep.data.aggregates import Aggregates
-from lockstep.data.arrange import Arranging
-from lockstep.data.formats import check_format, to_format, to_rows
+from lockstep.data.arrow.formats import check_format, to_format, to_rows
+from lockstep.data.iterate.shard import DataShard, ShardPlan
 from lockstep.data.outputs import Outputs
-from lockstep.data.position import Cut
-from lockstep.data.shard import DataShard, ShardPlan
+from lockstep.data.plan.position import Cut
+from lockstep.data.reordering import Arranging
 from lockstep.data.transforms import Transforms
-from lockstep.data.whole import seed_or_none, whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
 
     def take(self, limit: int = 20) -> list[dict[str, Any]]:
         """The first rows, as dicts."""
-        return list(islice(self._rows(), whole(f"take({limit!r})", limit)))
+        return list(islice(self._rows(), check_int(f"take({limit!r})", limit)))
 
     def take_all(self, limit: int | None = None) -> list[dict[str, Any]]:
         """All rows, as dicts.
@@ -54,9 +54,9 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
 
     def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:
         """The first rows, as a batch."""
-        from lockstep.data.batching import cut_tables
+        from lockstep.data.iterate.batching import cut_tables
 
-        batch_size = whole(f"take_batch({batch_size!r})", batch_size, 1)
+        batch_size = check_int(f"take_batch({batch_size!r})", batch_size, 1)
         name = check_format(batch_format)
         for table, _ in cut_tables(self._pieces(), batch_size, False, "pyarrow"):
             return to_format(table, name)
@@ -76,7 +76,7 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
         """The columns and their types; may run transforms on the first rows to find out."""
         schema = self._schema()
         if schema is None and fetch_if_missing:
-            from lockstep.data.schema import found_schema
+            from lockstep.data.plan.schema import found_schema
 
             schema = found_schema(self._groups())
         return schema
@@ -140,13 +140,13 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
             seed: replaces those that ``random_shuffle()`` drew for itself.
             name: what to call it in errors.
         """
-        world_size = whole(f"world_size={world_size!r}", world_size, 1)
+        world_size = check_int(f"world_size={world_size!r}", world_size, 1)
         if order not in ("local", "global"):
             raise ValueError(f"order={order!r} is not known; give 'local' or 'global'.")
         for source in {id(unit.source): unit.source for unit in self._units()}.values():
             source.check()
         groups = self._counted()
-        seed = seed_or_none("prepare", seed)
+        seed = check_seed("prepare", seed)
         if seed is not None:
             groups = [
                 replace(group, shuffle=replace(group.shuffle, seed=seed))
@@ -167,7 +167,7 @@ class Dataset(Transforms, Arranging, Aggregates, Outputs):
             raise AttributeError(f"A dataset has no {name!r}.")
 
     def __repr__(self) -> str:
-        from lockstep.data.schema import known_schema
+        from lockstep.data.plan.schema import known_schema
 
         made = self._made
         if made is None:

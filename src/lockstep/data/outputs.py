@@ -9,12 +9,12 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lockstep.checks import check_int
+from lockstep.data.arrow.columns import as_written, to_numpy
+from lockstep.data.arrow.formats import to_pandas
 from lockstep.data.base import DatasetBase
-from lockstep.data.batching import cut_tables
-from lockstep.data.columns import as_written, to_numpy
-from lockstep.data.formats import to_pandas
-from lockstep.data.ops import known
-from lockstep.data.whole import whole
+from lockstep.data.iterate.batching import cut_tables
+from lockstep.data.plan.operations import known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,7 +175,7 @@ class Outputs(DatasetBase):
         from lockstep.storage import open_storage
 
         if rows is not None:
-            rows = whole(f"num_rows_per_file={rows!r}", rows, 1)
+            rows = check_int(f"num_rows_per_file={rows!r}", rows, 1)
         mode = str(getattr(mode, "value", mode)).lower()
         if mode not in _MODES:
             raise ValueError(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from lockstep.data.compat import FileShuffleConfig, only_hints
 from lockstep.data.create import dataset_of
 from lockstep.data.dataset import Dataset
-from lockstep.data.partitions import PartitionedSource, partitions_of, paths_of, pruned
-from lockstep.data.paths import File, Paths, list_files
-from lockstep.data.source import Source
+from lockstep.data.sources.base import Source
+from lockstep.data.sources.partitions import PartitionedSource, partitions_of, paths_of, pruned
+from lockstep.data.sources.paths import File, Paths, list_files
 
 if TYPE_CHECKING:
     import pyarrow.csv
@@ -62,8 +62,8 @@ def read_parquet(
         hints: what Ray's scripts tell its scheduler (``override_num_blocks``, ``concurrency``,
             ``num_cpus``, …) is accepted; files are read in the pieces they have.
     """
-    from lockstep.data.expressions import from_filters
-    from lockstep.data.parquet import ParquetSource
+    from lockstep.data.arrow.expressions import from_filters
+    from lockstep.data.sources.parquet import ParquetSource
 
     files = _files("read_parquet", paths, filesystem, file_extensions, ignore_missing_paths, hints)
     expression = None if filters is None else from_filters(filters)
@@ -105,7 +105,7 @@ def read_csv(
         read_options, parse_options, convert_options: Arrow's. Values with line breaks in them need
             ``ParseOptions(newlines_in_values=True)``; a file is then read as a whole.
     """
-    from lockstep.data.csv import CsvSource
+    from lockstep.data.sources.csv import CsvSource
 
     files = _files("read_csv", paths, filesystem, file_extensions, ignore_missing_paths, hints)
     make = partial(
@@ -142,7 +142,7 @@ def read_json(
         lines: accepted; which of the two a file is can be seen.
         read_options, parse_options: Arrow's.
     """
-    from lockstep.data.json import JsonSource
+    from lockstep.data.sources.json import JsonSource
 
     files = _files("read_json", paths, filesystem, file_extensions, ignore_missing_paths, hints)
     make = partial(JsonSource, read_options=read_options, parse_options=parse_options)
@@ -170,7 +170,7 @@ def read_text(
         drop_empty_lines: leave them out.
         include_paths: add a column ``"path"``.
     """
-    from lockstep.data.text import TextSource
+    from lockstep.data.sources.text import TextSource
 
     files = _files("read_text", paths, filesystem, file_extensions, ignore_missing_paths, hints)
     source: Source = TextSource(files, encoding, drop_empty_lines)
@@ -198,7 +198,7 @@ def read_numpy(
         include_paths: add a column ``"path"``.
         allow_pickle: read arrays of objects, which may run code.
     """
-    from lockstep.data.whole_files import NumpySource
+    from lockstep.data.sources.whole_files import NumpySource
 
     files = _files("read_numpy", paths, filesystem, file_extensions, ignore_missing_paths, hints)
     return _shuffled(dataset_of(NumpySource(files, allow_pickle, include_paths)), shuffle)
@@ -227,7 +227,7 @@ def read_images(
     """
     import importlib.util
 
-    from lockstep.data.whole_files import ImageSource
+    from lockstep.data.sources.whole_files import ImageSource
 
     if importlib.util.find_spec("PIL") is None:
         raise ImportError("read_images() needs Pillow; install it with: pip install pillow")
@@ -254,7 +254,7 @@ def read_binary_files(
             ``read_parquet``.
         include_paths: add a column ``"path"``.
     """
-    from lockstep.data.whole_files import BinarySource
+    from lockstep.data.sources.whole_files import BinarySource
 
     doing = "read_binary_files"
     files = _files(doing, paths, filesystem, file_extensions, ignore_missing_paths, hints)
@@ -291,7 +291,7 @@ def _read(
     include_paths: bool,
 ) -> Dataset:
     """Files of one kind, with the columns that their directories' names add, and their paths."""
-    from lockstep.data.expressions import from_filters
+    from lockstep.data.arrow.expressions import from_filters
 
     expression = None if filters is None else from_filters(filters)
     partitions = partitions_of(files)

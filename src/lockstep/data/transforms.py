@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data import ops
+from lockstep.checks import check_int
+from lockstep.data.arrow.formats import check_format
 from lockstep.data.base import DatasetBase
 from lockstep.data.compat import only_hints
-from lockstep.data.formats import check_format
-from lockstep.data.whole import whole
+from lockstep.data.plan import operations as ops
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
@@ -99,7 +99,9 @@ class Transforms(DatasetBase):
             raise TypeError(f"preserves_rows={preserves_rows!r} is not True, False or None.")
         if batch_size in ("auto", "default"):
             batch_size = None
-        rows = None if batch_size is None else whole(f"batch_size={batch_size!r}", batch_size, 1)
+        rows = (
+            None if batch_size is None else check_int(f"batch_size={batch_size!r}", batch_size, 1)
+        )
         call = ops.Call(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
             _pool(compute) if concurrency is None else concurrency,
@@ -176,7 +178,7 @@ class Transforms(DatasetBase):
         if (fn is None) == (expr is None):
             raise ValueError("filter() takes either a function or expr=…; give one of them.")
         if expr is not None:
-            from lockstep.data.expressions import as_expression
+            from lockstep.data.arrow.expressions import as_expression
 
             return self._checked(ops.FilterExpression(as_expression(expr)))
         assert fn is not None

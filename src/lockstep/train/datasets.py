@@ -20,7 +20,7 @@ from lockstep.train.serialize import dump
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, Dataset, DatasetConfig, DataShard, ShardPlan
-    from lockstep.data.shared import SharedTables
+    from lockstep.data.sources.shared_tables import SharedTables
 
     Sharing = DataConfig | Mapping[str, DatasetConfig] | None
 
@@ -171,7 +171,7 @@ def plan_datasets(
     if not datasets:
         return {}, None
     from lockstep.data import Dataset
-    from lockstep.data.shared import SharedTables
+    from lockstep.data.sources.shared_tables import SharedTables
 
     plans = {}
     tables = SharedTables()

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lockstep.data import DataConfig, DatasetConfig
-    from lockstep.data.shared import SharedTables
+    from lockstep.data.sources.shared_tables import SharedTables
 
 __all__ = ["BaseTrainer", "DataParallelTrainer", "Package"]
 

@@ -53,7 +53,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
 
 def _are_batches(dataset: object) -> bool:
-    from lockstep.data.iteration import Rows
+    from lockstep.data.iterate.iterator import Rows
 
     return isinstance(dataset, Rows)
 

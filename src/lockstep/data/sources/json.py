@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.lines import LineSource, read_range, read_whole
-from lockstep.data.paths import File, unreadable
-from lockstep.data.source import Block
+from lockstep.data.sources.base import Block
+from lockstep.data.sources.lines import LineSource, read_range, read_whole
+from lockstep.data.sources.paths import File, unreadable
 from lockstep.errors import StorageError
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.columns import to_arrow
-from lockstep.data.lines import read_whole
-from lockstep.data.paths import File, check_unchanged, open_input, unreadable
-from lockstep.data.source import BLOCK_BYTES, Block, Source
+from lockstep.data.arrow.columns import to_arrow
+from lockstep.data.sources.base import BLOCK_BYTES, Block, Source
+from lockstep.data.sources.lines import read_whole
+from lockstep.data.sources.paths import File, check_unchanged, open_input, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa

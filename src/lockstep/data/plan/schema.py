@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.data.ops import (
+from lockstep.data.plan.operations import (
     CastColumns,
     DropColumns,
     FilterExpression,
@@ -16,8 +16,8 @@ from lockstep.data.ops import (
     SelectColumns,
     SliceRows,
 )
-from lockstep.data.order import Group
-from lockstep.data.unit import Piece, Reader, Unit
+from lockstep.data.plan.order import Group
+from lockstep.data.plan.unit import Piece, Reader, Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,15 +9,15 @@ from functools import reduce
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
+from lockstep.checks import check_int, check_seed
 from lockstep.data.base import DatasetBase, after
 from lockstep.data.compat import only_hints
-from lockstep.data.hashing import draw_seed, hash_range, key_of
-from lockstep.data.ops import CastColumns, Operation, Sample, known
-from lockstep.data.order import Group, Shuffle, read_windows, total_rows, windows_of
-from lockstep.data.schema import known_schema, schema_of, unified
-from lockstep.data.source import Block, MemorySource, Source
-from lockstep.data.unit import Reader, Unit
-from lockstep.data.whole import seed_or_none, whole
+from lockstep.data.plan.hashing import draw_seed, hash_range, key_of
+from lockstep.data.plan.operations import CastColumns, Operation, Sample, known
+from lockstep.data.plan.order import Group, Shuffle, read_windows, total_rows, windows_of
+from lockstep.data.plan.schema import known_schema, schema_of, unified
+from lockstep.data.plan.unit import Reader, Unit
+from lockstep.data.sources.base import Block, MemorySource, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +36,7 @@ class Arranging(DatasetBase):
 
     def limit(self, limit: int) -> Dataset:
         """The first so many rows."""
-        rows = whole(f"limit({limit!r})", limit)
+        rows = check_int(f"limit({limit!r})", limit)
         return self._derive(lambda groups: _first_rows(self, groups, rows))
 
     def union(self, *other: Dataset) -> Dataset:
@@ -115,7 +115,7 @@ class Arranging(DatasetBase):
         if (num_blocks is None) == (target_num_rows_per_block is None):
             raise ValueError("repartition() takes num_blocks or target_num_rows_per_block: one.")
         wanted = num_blocks if target_num_rows_per_block is None else target_num_rows_per_block
-        number = whole(f"repartition({wanted!r})", wanted, 1)
+        number = check_int(f"repartition({wanted!r})", wanted, 1)
 
         def change(groups: list[Group]) -> list[Group]:
             size = number
@@ -160,7 +160,7 @@ class Arranging(DatasetBase):
                 f"random_shuffle(window={window!r}): give 'auto', 'full' or a number of rows."
             )
         else:
-            rows = whole(f"random_shuffle(window={window!r})", window, 1)
+            rows = check_int(f"random_shuffle(window={window!r})", window, 1)
         pieces = self if num_blocks is None else self.repartition(num_blocks)
         return pieces._shuffled(_seed("random_shuffle", seed), rows, True, seed is None)
 
@@ -222,7 +222,7 @@ class Arranging(DatasetBase):
         self, n: int, *, equal: bool = False, locality_hints: Sequence[Any] | None = None
     ) -> list[Dataset]:
         """``n`` datasets; ``equal`` drops what is left over (``locality_hints`` is not needed)."""
-        n = whole(f"split({n!r})", n, 1)
+        n = check_int(f"split({n!r})", n, 1)
         total = total_rows(self._counted())
         bounds = [(total // n if equal else 0) * part for part in range(n + 1)]
         if not equal:
@@ -262,7 +262,7 @@ def _only_datasets(doing: str, given: Sequence[Any]) -> None:
 
 
 def _seed(doing: str, seed: int | None) -> int:
-    number = seed_or_none(doing, seed)
+    number = check_seed(doing, seed)
     return draw_seed() if number is None else number
 
 
@@ -315,7 +315,7 @@ def _plain_joined(groups: list[Group]) -> list[Group]:
 
 def _first_rows(dataset: DatasetBase, groups: list[Group], limit: int) -> list[Group]:
     """Counts no further than it has to, where the order is plain."""
-    from lockstep.data.unit import count_rows
+    from lockstep.data.plan.unit import count_rows
 
     if any(group.shuffle is not None for group in groups):
         counted = dataset._counted()

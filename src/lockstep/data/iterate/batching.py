@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lockstep.data.columns import one_array, take, to_numpy, writable
-from lockstep.data.formats import to_format
-from lockstep.data.unit import Piece
+from lockstep.data.arrow.columns import one_array, take, to_numpy, writable
+from lockstep.data.arrow.formats import to_format
+from lockstep.data.plan.unit import Piece
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from lockstep.data.position import LocalShuffle
+    from lockstep.data.plan.position import LocalShuffle
 
 __all__ = ["Batch", "cut_arrays", "cut_tables", "locally_shuffled", "skipped"]
 

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from lockstep.data.batching import Batch, cut_arrays, cut_tables
-from lockstep.data.formats import check_format, to_rows
-from lockstep.data.prefetch import Ahead
-from lockstep.data.stats import DataStats
-from lockstep.data.unit import Piece
-from lockstep.data.whole import seed_or_none, whole
+from lockstep.checks import check_int, check_seed
+from lockstep.data.arrow.formats import check_format, to_rows
+from lockstep.data.iterate.batching import Batch, cut_arrays, cut_tables
+from lockstep.data.iterate.prefetch import Ahead
+from lockstep.data.iterate.stats import DataStats
+from lockstep.data.plan.unit import Piece
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
     import torch.utils.data
 
-    from lockstep.data.position import LocalShuffle
+    from lockstep.data.plan.position import LocalShuffle
 
 __all__ = ["DataIterator", "Pass", "Request", "Rows"]
 
@@ -50,8 +50,8 @@ class Request:
         ):
             value = getattr(self, field)
             if value is not None:
-                object.__setattr__(self, field, whole(f"{name}={value!r}", value, least))
-        seed = seed_or_none("local_shuffle", self.shuffle_seed)
+                object.__setattr__(self, field, check_int(f"{name}={value!r}", value, least))
+        seed = check_seed("local_shuffle", self.shuffle_seed)
         object.__setattr__(self, "shuffle_seed", seed)
         if self.shuffle_size is not None and self.batch_size is None:
             raise ValueError("local_shuffle_buffer_size needs a batch_size; give one.")
@@ -281,7 +281,7 @@ class DataIterator(ABC):
             collate_fn: makes a batch of a dict of arrays, in a thread; instead of ``dtypes``.
             pin_memory: put them into pinned memory, for a copy of your own.
         """
-        from lockstep.data.torch_batches import ToTensors, arrived
+        from lockstep.data.iterate.torch_batches import ToTensors, arrived
 
         if collate_fn is not None and dtypes is not None:
             raise ValueError("collate_fn makes the tensors, so dtypes cannot; give one of the two.")
@@ -339,7 +339,7 @@ class DataIterator(ABC):
             unsqueeze_label_tensor, unsqueeze_feature_tensors: make a column of numbers a tensor of
                 two dimensions, one column wide.
         """
-        from lockstep.data.torch_dataset import features_and_label
+        from lockstep.data.iterate.torch_dataset import features_and_label
 
         batches = self.iter_torch_batches(
             batch_size=batch_size,
@@ -385,7 +385,7 @@ class DataIterator(ABC):
             feature_type_spec, label_type_spec, additional_type_spec: ``tf.TypeSpec``, where what is
                 found from the columns is not what you want.
         """
-        from lockstep.data.tf_dataset import tf_dataset
+        from lockstep.data.iterate.tf_dataset import tf_dataset
 
         batches = self.iter_batches(
             batch_size=batch_size,

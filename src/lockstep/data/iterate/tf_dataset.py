@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.data.ops import known
+from lockstep.data.plan.operations import known
 
 __all__ = ["tf_dataset"]
 
@@ -48,7 +48,7 @@ def tf_dataset(
 def _spec(tf: Any, part: str | Sequence[str], schema: Any) -> Any:
     if not isinstance(part, str):
         return {name: _spec(tf, name, schema) for name in part}
-    from lockstep.data.columns import to_numpy
+    from lockstep.data.arrow.columns import to_numpy
 
     kind = schema.field(part).type
     sample = to_numpy(schema.empty_table()[part])

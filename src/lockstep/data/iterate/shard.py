@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.batching import locally_shuffled, skipped
-from lockstep.data.formats import to_pandas
-from lockstep.data.hashing import draw_seed
-from lockstep.data.iteration import DataIterator, Pass, Request
-from lockstep.data.order import Group, read_windows, reseeded, total_rows, windows_of
-from lockstep.data.position import (
+from lockstep.data.arrow.formats import to_pandas
+from lockstep.data.iterate.batching import locally_shuffled, skipped
+from lockstep.data.iterate.iterator import DataIterator, Pass, Request
+from lockstep.data.plan.hashing import draw_seed
+from lockstep.data.plan.order import Group, read_windows, reseeded, total_rows, windows_of
+from lockstep.data.plan.position import (
     Cut,
     LocalShuffle,
     consistent,
@@ -21,8 +21,8 @@ from lockstep.data.position import (
     rest_of,
     within,
 )
-from lockstep.data.schema import found_schema
-from lockstep.data.unit import Piece, Reader
+from lockstep.data.plan.schema import found_schema
+from lockstep.data.plan.unit import Piece, Reader
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -322,7 +322,7 @@ class _Pieces:
     def __call__(self) -> Iterator[Piece]:
         import numpy as np
 
-        from lockstep.data.threads import arrow_threads
+        from lockstep.data.iterate.threads import arrow_threads
 
         base = rest_of(self._base, self._rows)
         own = self._cut.own(self._rank, _length(base))

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.expressions import by_position
-from lockstep.data.paths import File, check_unchanged, open_input, unreadable
-from lockstep.data.source import BLOCK_BYTES, Block, Source
+from lockstep.data.arrow.expressions import by_position
+from lockstep.data.sources.base import BLOCK_BYTES, Block, Source
+from lockstep.data.sources.paths import File, check_unchanged, open_input, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.columns import take
-from lockstep.data.ops import (
+from lockstep.data.arrow.columns import take
+from lockstep.data.plan.operations import (
     DropColumns,
     FilterExpression,
     Operation,
@@ -17,7 +17,7 @@ from lockstep.data.ops import (
     SliceRows,
     known,
 )
-from lockstep.data.source import Block, Source
+from lockstep.data.sources.base import Block, Source
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.paths import File, check_unchanged, open_input, unreadable
-from lockstep.data.source import Block, Source
+from lockstep.data.sources.base import Block, Source
+from lockstep.data.sources.paths import File, check_unchanged, open_input, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa

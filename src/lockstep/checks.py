@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-__all__ = ["seed_or_none", "whole"]
+__all__ = ["check_int", "check_seed"]
 
 
-def whole(given: str, value: Any, least: int = 0) -> int:
+def check_int(given: str, value: Any, least: int = 0) -> int:
     """A whole number.
 
     Args:
@@ -27,7 +27,7 @@ def whole(given: str, value: Any, least: int = 0) -> int:
     return number
 
 
-def seed_or_none(doing: str, seed: Any) -> int | None:
+def check_seed(doing: str, seed: Any) -> int | None:
     """A seed, or None where the user left that open.
 
     Raises:

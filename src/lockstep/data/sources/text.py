@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.data.lines import LineSource
-from lockstep.data.paths import File, unreadable
-from lockstep.data.source import Block
+from lockstep.data.sources.base import Block
+from lockstep.data.sources.lines import LineSource
+from lockstep.data.sources.paths import File, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa

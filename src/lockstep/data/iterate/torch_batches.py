@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from lockstep.data.batching import Batch
+    from lockstep.data.iterate.batching import Batch
 
 __all__ = ["ToTensors", "arrived", "to_tensor"]
 

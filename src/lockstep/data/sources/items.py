@@ -6,8 +6,8 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.formats import from_rows
-from lockstep.data.source import Block, Source
+from lockstep.data.arrow.formats import from_rows
+from lockstep.data.sources.base import Block, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from lockstep.data.expressions import by_position
-from lockstep.data.paths import File
-from lockstep.data.source import Block, Source
+from lockstep.data.arrow.expressions import by_position
+from lockstep.data.sources.base import Block, Source
+from lockstep.data.sources.paths import File
 
 if TYPE_CHECKING:
     import pyarrow as pa

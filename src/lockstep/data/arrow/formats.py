@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.columns import to_arrow, to_numpy, to_values
+from lockstep.data.arrow.columns import to_arrow, to_numpy, to_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,7 @@ def to_format(table: pa.Table, name: str, copy: bool = False) -> Any:
         return to_pandas(table)
     arrays = {n: to_numpy(c) for n, c in zip(table.column_names, table.columns, strict=True)}
     if name == "torch":
-        from lockstep.data.torch_batches import to_tensor
+        from lockstep.data.iterate.torch_batches import to_tensor
 
         return {key: to_tensor(key, array.copy()) for key, array in arrays.items()}
     if copy:

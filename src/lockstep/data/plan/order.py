@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lockstep.data.columns import LinedUp, take
-from lockstep.data.hashing import key_of, permutation
-from lockstep.data.unit import Piece, Reader, Unit
+from lockstep.data.arrow.columns import LinedUp, take
+from lockstep.data.plan.hashing import key_of, permutation
+from lockstep.data.plan.unit import Piece, Reader, Unit
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.hashing import key_of, permutation
+from lockstep.data.plan.hashing import key_of, permutation
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from lockstep.data.order import Intervals
+    from lockstep.data.plan.order import Intervals
 
 __all__ = [
     "Cut",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.shared import open_shared, share
+from lockstep.data.sources.shared_tables import open_shared, share
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,7 +160,7 @@ class RangeSource(Source):
         import numpy as np
         import pyarrow as pa
 
-        from lockstep.data.columns import to_arrow
+        from lockstep.data.arrow.columns import to_arrow
 
         start, stop = block.where
         numbers = np.arange(start, stop, dtype=np.int64)

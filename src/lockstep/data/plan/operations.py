@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.expressions import by_position
-from lockstep.data.formats import described, from_rows, to_format, to_rows, to_table
-from lockstep.data.whole import whole
+from lockstep.checks import check_int
+from lockstep.data.arrow.expressions import by_position
+from lockstep.data.arrow.formats import described, from_rows, to_format, to_rows, to_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,7 +130,7 @@ class Call:
 
 def _threads(concurrency: int | tuple[int, ...] | None) -> int:
     most = max(concurrency) if isinstance(concurrency, tuple) and concurrency else concurrency
-    return 1 if most is None else whole(f"concurrency={concurrency!r}", most, 1)
+    return 1 if most is None else check_int(f"concurrency={concurrency!r}", most, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,7 +406,7 @@ class Sample(Operation):
         """Which of a block's rows are in."""
         import numpy as np
 
-        from lockstep.data.hashing import hash_range
+        from lockstep.data.plan.hashing import hash_range
 
         hashes = hash_range(self.key, self.offset, self.offset + rows)
         mask = np.ones(rows, dtype=bool)
