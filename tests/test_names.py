@@ -27,7 +27,7 @@ SPELLINGS = [
     ["tune.analysis.ExperimentAnalysis", "tune.ExperimentAnalysis"],
     ["errors.LockstepError", "tune.error.TuneError", "tune.TuneError"],
     ["config.SyncConfig", "train.SyncConfig", "tune.SyncConfig"],
-    ["tune.trial.Trial", "tune.experiment.Trial"],
+    ["tune.experiment.trial.Trial", "tune.experiment.Trial"],
     ["tune.registry.register_trainable", "tune.register_trainable"],
     ["tune.compat.CLIReporter", "tune.progress_reporter.CLIReporter", "tune.CLIReporter"],
     [

@@ -15,8 +15,8 @@ from lockstep.errors import InsufficientResourcesError
 from lockstep.train import RunConfig, ScalingConfig
 from lockstep.train.torch import TorchTrainer, get_device
 from lockstep.tune import TuneConfig, Tuner
-from lockstep.tune.launch import Launcher
-from lockstep.tune.machine import Machine, Need
+from lockstep.tune.execution.launch import Launcher
+from lockstep.tune.execution.resources import Machine, Need
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.utils import wait_for_gpu
 from tests.integration.tuning import fit, note, notes

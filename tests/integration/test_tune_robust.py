@@ -22,9 +22,9 @@ from lockstep.train import (
 )
 from lockstep.train.run import Run
 from lockstep.tune import Callback, RunConfig
-from lockstep.tune.adopt import adopt_checkpoint
+from lockstep.tune.execution.adopt import adopt_checkpoint
+from lockstep.tune.execution.running_trial import LiveTrial
 from lockstep.tune.integration.ray_train import TuneReportCallback
-from lockstep.tune.live import LiveTrial
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.stopper import Stopper

@@ -25,7 +25,7 @@ from lockstep.train.events import Phase
 from lockstep.train.protocol import CheckpointReport, Report
 from lockstep.train.run import Run, RunPlace
 from lockstep.train.session import snapshot_prefix
-from lockstep.tune.adopt import adopt_checkpoint
+from lockstep.tune.execution.adopt import adopt_checkpoint
 
 IDENTITY = {"experiment_id": "e", "experiment_tag": "0", "experiment_name": "exp"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep import tune
 from lockstep.train import ScalingConfig
-from lockstep.tune.configs import decode_config, encode_config
+from lockstep.tune.experiment.configs import decode_config, encode_config
 
 
 class Model:

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.engine import GroupSpec
 from lockstep.engine.resources import worker_environment
-from lockstep.tune.machine import Machine, Need, Share
+from lockstep.tune.execution.resources import Machine, Need, Share
 
 
 def test_a_trial_gets_all_its_workers_or_nothing() -> None:

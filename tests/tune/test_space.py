@@ -14,7 +14,7 @@ import pytest
 from lockstep import tune
 from lockstep.tune.search import BasicVariantGenerator
 from lockstep.tune.search.sample import Domain
-from lockstep.tune.space import (
+from lockstep.tune.search.space import (
     Space,
     contains,
     evaluated_params,

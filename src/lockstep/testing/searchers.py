@@ -16,7 +16,7 @@ from typing import Any
 
 from lockstep.tune.search.sample import choice, loguniform, randint, sample_from, uniform
 from lockstep.tune.search.searcher import Searcher
-from lockstep.tune.space import has_unresolved, merge
+from lockstep.tune.search.space import has_unresolved, merge
 
 __all__ = ["SearcherConformance"]
 

@@ -12,10 +12,10 @@ from lockstep.callback import TrialStatus
 from lockstep.metrics import flatten
 from lockstep.result import Result
 from lockstep.storage import open_storage
-from lockstep.tune.experiment import ExperimentRecords
-from lockstep.tune.replay import read_grid
+from lockstep.tune.experiment.experiment import ExperimentRecords
+from lockstep.tune.experiment.replay import read_grid
 from lockstep.tune.result_grid import ResultGrid
-from lockstep.tune.space import evaluated_params
+from lockstep.tune.search.space import evaluated_params
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from enum import Enum
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-from lockstep.tune.replay import Resumption
+from lockstep.tune.experiment.replay import Resumption
 
 __all__ = [
     "CLIReporter",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.tune.launch import check_trainable
+from lockstep.tune.execution.launch import check_trainable
 
 __all__ = ["register_trainable", "registered_trainable"]
 

@@ -13,7 +13,7 @@ from lockstep.tune.search import Searcher
 from lockstep.tune.search.searcher import check_objective
 
 if TYPE_CHECKING:
-    from lockstep.tune.trial import Trial
+    from lockstep.tune.experiment.trial import Trial
 
 __all__ = ["TuneConfig"]
 

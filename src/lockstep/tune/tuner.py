@@ -24,20 +24,20 @@ from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.drive import driver_signals, install_quiet_excepthook
 from lockstep.train.run import experiment_storage
 from lockstep.train.trainer import DataParallelTrainer
-from lockstep.tune.experiment import Experiment, ExperimentRecords
-from lockstep.tune.launch import Launcher, check_space, check_trainable, plain_space
-from lockstep.tune.loop import TuneLoop
-from lockstep.tune.machine import Machine
-from lockstep.tune.progress import ExperimentProgress
+from lockstep.tune.execution.launch import Launcher, check_space, check_trainable, plain_space
+from lockstep.tune.execution.loop import TuneLoop
+from lockstep.tune.execution.resources import Machine
+from lockstep.tune.experiment.experiment import Experiment, ExperimentRecords
+from lockstep.tune.experiment.replay import Resumption, Revived, read_grid, revive
+from lockstep.tune.experiment.saved_tuner import load_tuner, pack_tuner
+from lockstep.tune.experiment.trial import TrialSnapshots
 from lockstep.tune.registry import registered_trainable
-from lockstep.tune.replay import Resumption, Revived, read_grid, revive
+from lockstep.tune.reporting.progress import ExperimentProgress
 from lockstep.tune.result_grid import ResultGrid
-from lockstep.tune.saved import load_tuner, pack_tuner
 from lockstep.tune.schedulers import FIFOScheduler, TrialScheduler
 from lockstep.tune.search import BasicVariantGenerator, Searcher
-from lockstep.tune.space import Space, has_unresolved
+from lockstep.tune.search.space import Space, has_unresolved
 from lockstep.tune.stopper import Stopper
-from lockstep.tune.trial import TrialSnapshots
 from lockstep.tune.tune_config import TuneConfig
 
 if TYPE_CHECKING:

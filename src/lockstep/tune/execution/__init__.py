@@ -1,5 +1,5 @@
-"""``PlacementGroupFactory`` under the name of its Tune module."""
+"""Running an experiment's trials: which starts next, when it stops, how its run ends."""
 
 from __future__ import annotations
 
-__all__ = []
+__all__: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lockstep.tune.search.sample import Domain, as_random
 from lockstep.tune.search.searcher import Searcher
-from lockstep.tune.space import Space, contains, is_grid
+from lockstep.tune.search.space import Space, contains, is_grid
 
 __all__ = ["BasicVariantGenerator", "check_points"]
 

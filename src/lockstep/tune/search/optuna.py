@@ -13,7 +13,7 @@ from lockstep.metrics import look_up
 from lockstep.tune.search.basic_variant import check_points
 from lockstep.tune.search.optuna_space import OptunaSpace, open_space
 from lockstep.tune.search.searcher import Mode, Searcher
-from lockstep.tune.space import has_unresolved
+from lockstep.tune.search.space import has_unresolved
 
 __all__ = ["OptunaSearch"]
 

@@ -16,7 +16,7 @@ from lockstep.tune.search.sample import (
     Normal,
     quantise,
 )
-from lockstep.tune.space import Path, Space, contains, has_unresolved, is_grid
+from lockstep.tune.search.space import Path, Space, contains, has_unresolved, is_grid
 
 __all__ = ["OptunaSpace", "open_space"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from lockstep.console import Display
 from lockstep.metrics import look_up
-from lockstep.tune.machine import Machine, Need
-from lockstep.tune.progress import AUTOMATIC_KEYS
-from lockstep.tune.trial import Trial
+from lockstep.tune.execution.resources import Machine, Need
+from lockstep.tune.experiment.trial import Trial
+from lockstep.tune.reporting.progress import AUTOMATIC_KEYS
 
 __all__ = ["Notices"]
 

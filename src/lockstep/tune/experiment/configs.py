@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lockstep.tune.search.sample import Categorical
-from lockstep.tune.space import is_grid
+from lockstep.tune.search.space import is_grid
 
 __all__ = ["decode_config", "encode_config"]
 

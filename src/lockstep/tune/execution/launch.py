@@ -25,11 +25,11 @@ from lockstep.train.scaling import ScalingPolicy
 from lockstep.train.serialize import dump
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer, Package
 from lockstep.train.worker import takes_config
-from lockstep.tune.machine import Machine, Need, Share
+from lockstep.tune.execution.resources import Machine, Need, Share
 from lockstep.tune.parameters import resources_of
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search.sample import Categorical
-from lockstep.tune.space import is_grid, merge
+from lockstep.tune.search.space import is_grid, merge
 from lockstep.tune.trainable import Trainable, trainable_function
 
 __all__ = ["Launcher", "check_space", "check_trainable", "plain_space"]

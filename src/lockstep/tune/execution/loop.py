@@ -23,23 +23,23 @@ from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.controller import Controller, reaches
 from lockstep.train.events import Phase
 from lockstep.train.run import Run
-from lockstep.tune.asking import Asking, checked_choice, checked_suggestion
-from lockstep.tune.display import TrialDisplay
-from lockstep.tune.experiment import Experiment
-from lockstep.tune.launch import Launcher
-from lockstep.tune.listener import TrialListener
-from lockstep.tune.live import LiveTrial, Outcome
-from lockstep.tune.machine import Machine
-from lockstep.tune.notices import Notices
-from lockstep.tune.progress import ExperimentProgress
-from lockstep.tune.putting_away import PuttingAway
-from lockstep.tune.replay import Revived
+from lockstep.tune.execution.finisher import PuttingAway
+from lockstep.tune.execution.launch import Launcher
+from lockstep.tune.execution.listener import TrialListener
+from lockstep.tune.execution.resources import Machine
+from lockstep.tune.execution.running_trial import LiveTrial, Outcome
+from lockstep.tune.execution.starter import TrialStarter
+from lockstep.tune.execution.user_calls import Asking, checked_choice, checked_suggestion
+from lockstep.tune.experiment.experiment import Experiment
+from lockstep.tune.experiment.replay import Revived
+from lockstep.tune.experiment.trial import Trial
+from lockstep.tune.reporting.notices import Notices
+from lockstep.tune.reporting.progress import ExperimentProgress
+from lockstep.tune.reporting.trial_display import TrialDisplay
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
-from lockstep.tune.space import merge
-from lockstep.tune.starter import TrialStarter
+from lockstep.tune.search.space import merge
 from lockstep.tune.stopper import Stopper
-from lockstep.tune.trial import Trial
 from lockstep.tune.tune_config import TuneConfig
 
 __all__ = ["TuneLoop"]

@@ -11,9 +11,9 @@ from lockstep.train.events import Phase
 from lockstep.train.failure import WorkerFailure, describe
 from lockstep.train.run import Run
 from lockstep.train.trainer import Package
-from lockstep.tune.listener import TrialListener
-from lockstep.tune.machine import Share
-from lockstep.tune.trial import Trial
+from lockstep.tune.execution.listener import TrialListener
+from lockstep.tune.execution.resources import Share
+from lockstep.tune.experiment.trial import Trial
 
 __all__ = ["LiveTrial", "Outcome"]
 

@@ -10,7 +10,7 @@ from lockstep.console.display import Level
 from lockstep.console.text import ranks_label
 
 if TYPE_CHECKING:
-    from lockstep.tune.trial import Trial
+    from lockstep.tune.experiment.trial import Trial
 
 __all__ = ["TrialDisplay"]
 

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
-from lockstep.tune.configs import decode_config
-from lockstep.tune.experiment import ExperimentRecords, TrialRecord
+from lockstep.tune.experiment.configs import decode_config
+from lockstep.tune.experiment.experiment import ExperimentRecords, TrialRecord
+from lockstep.tune.experiment.trial import Trial
 from lockstep.tune.result_grid import ResultGrid
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
-from lockstep.tune.space import evaluated_params
+from lockstep.tune.search.space import evaluated_params
 from lockstep.tune.stopper import Stopper
-from lockstep.tune.trial import Trial
 
 __all__ = ["Resumption", "Revived", "outcome", "read_grid", "read_run", "revive"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.console.experiment import ExperimentStatus, TrialLine
 from lockstep.metrics import look_up
-from lockstep.tune.trial import Trial
+from lockstep.tune.experiment.trial import Trial
 from lockstep.tune.tune_config import TuneConfig
 
 __all__ = ["AUTOMATIC_KEYS", "ExperimentProgress"]

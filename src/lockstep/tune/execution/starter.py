@@ -13,11 +13,11 @@ from lockstep.retention import CheckpointRecord
 from lockstep.train.events import Phase
 from lockstep.train.failure import WorkerFailure, describe
 from lockstep.train.run import Run, RunPlace
-from lockstep.tune.adopt import adopt_checkpoint
-from lockstep.tune.experiment import Experiment
-from lockstep.tune.launch import Launcher
-from lockstep.tune.space import evaluated_params, experiment_tag
-from lockstep.tune.trial import Trial
+from lockstep.tune.execution.adopt import adopt_checkpoint
+from lockstep.tune.execution.launch import Launcher
+from lockstep.tune.experiment.experiment import Experiment
+from lockstep.tune.experiment.trial import Trial
+from lockstep.tune.search.space import evaluated_params, experiment_tag
 from lockstep.tune.tune_config import TuneConfig
 
 if TYPE_CHECKING:

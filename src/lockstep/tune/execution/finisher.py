@@ -9,10 +9,10 @@ from contextlib import suppress
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import LockstepError
 from lockstep.train.callbacks import CallbackDispatcher
-from lockstep.tune.live import LiveTrial
-from lockstep.tune.notices import Notices
-from lockstep.tune.starter import TrialStarter
-from lockstep.tune.trial import Trial
+from lockstep.tune.execution.running_trial import LiveTrial
+from lockstep.tune.execution.starter import TrialStarter
+from lockstep.tune.experiment.trial import Trial
+from lockstep.tune.reporting.notices import Notices
 
 __all__ = ["PuttingAway"]
 

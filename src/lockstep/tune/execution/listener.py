@@ -11,7 +11,7 @@ from lockstep.train.callbacks import CallbackDispatcher
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
-    from lockstep.tune.trial import Trial
+    from lockstep.tune.experiment.trial import Trial
 
 __all__ = ["TrialListener"]
 

@@ -28,10 +28,10 @@ from lockstep.journal import Journal, parse_line, read_lines
 from lockstep.records import RunRecords
 from lockstep.storage import Storage
 from lockstep.storage.base import join
-from lockstep.tune.configs import encode_config
-from lockstep.tune.trial import Trial
+from lockstep.tune.experiment.configs import encode_config
+from lockstep.tune.experiment.trial import Trial
 
-__all__ = ["Experiment", "ExperimentRecords", "Trial", "TrialRecord", "experiment_numbers"]
+__all__ = ["Experiment", "ExperimentRecords", "TrialRecord", "experiment_numbers"]
 
 _JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
 _SPOOL_PREFIX = "lockstep-experiment-"

@@ -1,0 +1,7 @@
+"""An experiment on storage: its journal, its trials, and how it is restored."""
+
+from __future__ import annotations
+
+from lockstep.tune.experiment.trial import Trial
+
+__all__ = ["Trial"]
