@@ -1,7 +1,7 @@
 """What a user subclasses to follow a run, and the frozen values handed to it.
 
-Nothing here dispatches: ``train/callbacks.py`` calls the hooks, each callback from a thread of its
-own in the driver process, in this order:
+Nothing here dispatches: ``train/driver/callbacks.py`` calls the hooks, each callback from a
+thread of its own in the driver process, in this order:
 
     setup → on_trial_start → (on_trial_restore) → on_trial_result | on_trial_save, on_checkpoint …
           → on_trial_complete | on_trial_error → on_experiment_end

@@ -114,7 +114,7 @@ def _runs_elsewhere(text: str) -> Iterator[Storage]:
     """Runs on remote storage that are driven from this machine: their journals are here."""
     from lockstep.records import RunRecords
     from lockstep.storage import open_storage
-    from lockstep.train.run import SPOOL_PREFIX
+    from lockstep.train.record.run import SPOOL_PREFIX
 
     for directory in Path(tempfile.gettempdir()).glob(f"{SPOOL_PREFIX}*"):
         storage = open_storage(directory)
@@ -139,8 +139,8 @@ def _newest_attempt(records: RunRecords) -> dict[str, Any] | None:
 
 def _stack(text: str) -> int:
     from lockstep.engine.attach import request_stacks
-    from lockstep.train.failure import name_ranks
-    from lockstep.train.output import log_file
+    from lockstep.train.driver.failure import name_ranks
+    from lockstep.train.driver.worker_logs import log_file
 
     directory, records = _live_books(_find_run(text))
     attempt = _check_live(records)

@@ -19,8 +19,8 @@ from lockstep.train import (
     RunConfig,
     ScalingConfig,
     WorkerGroupError,
-    controller,
 )
+from lockstep.train.driver import controller
 
 SRC = Path(__file__).parents[2] / "src"
 

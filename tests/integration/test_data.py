@@ -559,7 +559,7 @@ def test_what_was_in_memory_is_kept_if_it_is_small(monkeypatch: pytest.MonkeyPat
         == 4
     )
 
-    monkeypatch.setattr("lockstep.train.saved.DATASET_BYTES", 10)
+    monkeypatch.setattr("lockstep.train.record.saved_trainer.DATASET_BYTES", 10)
     path = failed_run(TABLE)
     with pytest.raises(ValueError, match=r"dataset 'train' could not be kept.*give datasets="):
         DataParallelTrainer.restore(path, train_loop_per_worker=count_rows)

@@ -16,7 +16,7 @@ from lockstep.train import (
     ScalingConfig,
     WorkerGroupError,
 )
-from lockstep.train import session as sessions
+from lockstep.train.worker import session as sessions
 
 
 def fit(function: Any, workers: int, path: Path, **options: Any) -> train.Result:

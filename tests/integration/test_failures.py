@@ -484,7 +484,7 @@ def test_a_backend_that_cannot_be_set_up(where: str, kind: type[Exception]) -> N
 def test_a_function_whose_module_cannot_be_imported_in_the_worker(tmp_path: Path) -> None:
     (tmp_path / "fickle.py").write_text(
         "from lockstep import train\n"
-        "from lockstep.train.session import current\n"
+        "from lockstep.train.worker.session import current\n"
         "if current() is not None:\n"
         "    raise ImportError('not in a worker')\n"
         "def train_func():\n"

@@ -22,7 +22,7 @@ from lockstep.train import (
     UserCallback,
     WorkerGroupError,
 )
-from lockstep.train.session import current
+from lockstep.train.worker.session import current
 from lockstep.tune import Callback
 from tests.console.terminal import on_terminal
 from tests.integration.runs import failure, fit, run_script

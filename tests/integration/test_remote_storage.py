@@ -23,8 +23,8 @@ from lockstep.errors import CheckpointError, StorageError
 from lockstep.journal import JOURNAL_FILE, Journal
 from lockstep.storage import MANIFEST, Storage, open_storage
 from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result, RunConfig
-from lockstep.train.background import Background
-from lockstep.train.run import spool_prefix
+from lockstep.train.driver.background import Background
+from lockstep.train.record.run import spool_prefix
 from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, trainer
 from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
@@ -522,7 +522,7 @@ def test_copies_do_not_queue_up_behind_slow_storage(
         faults.clear()
 
     monkeypatch.setattr(Background, "submit", note)
-    monkeypatch.setattr("lockstep.train.controller.SYNC_INTERVAL_S", 0.005)
+    monkeypatch.setattr("lockstep.train.driver.controller.SYNC_INTERVAL_S", 0.005)
     faults.add("move", kind="stall", path="journal.jsonl")
     fit(train_func, workers=1, storage_path="runs", storage_filesystem=filesystem)
     assert max(waiting) == 1

@@ -30,7 +30,7 @@ from lockstep.train import (
     RunConfig,
     ScalingConfig,
 )
-from lockstep.train.saved import TRAINER_FILE
+from lockstep.train.record.saved_trainer import TRAINER_FILE
 from lockstep.train.torch import TorchConfig, TorchTrainer
 from tests.integration.runs import SRC, failure, fit, run_script, trainer
 from tests.s3 import new_bucket, s3_uri, serve

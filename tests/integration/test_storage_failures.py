@@ -19,7 +19,7 @@ from lockstep import train
 from lockstep.errors import StorageError
 from lockstep.storage import Storage, open_storage, remote
 from lockstep.train import Checkpoint, CheckpointUploadMode, DataParallelTrainer, Result
-from lockstep.train.controller import Controller
+from lockstep.train.driver.controller import Controller
 from lockstep.tune import Callback
 from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, trainer

@@ -177,7 +177,7 @@ def test_ctrl_c_before_the_workers_are_up(tmp_path: Path) -> None:
     source = script(tmp_path).replace("DataParallelTrainer(\n", "trainer = DataParallelTrainer(\n")
     source = source.replace(").fit()", ")")
     source += (
-        "import lockstep.train.controller as c\n"
+        "import lockstep.train.driver.controller as c\n"
         "start = c.Controller.start\n"
         "def interrupted(self):\n"
         "    start(self)\n"

@@ -26,7 +26,7 @@ from lockstep.train import (
     get_context,
     get_dataset_shard,
 )
-from lockstep.train.controller import Controller
+from lockstep.train.driver.controller import Controller
 from lockstep.tune import Callback, ResultGrid, TuneConfig, Tuner
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher

@@ -20,7 +20,7 @@ from lockstep.train import (
     Result,
     ScalingConfig,
 )
-from lockstep.train.run import Run
+from lockstep.train.record.run import Run
 from lockstep.tune import Callback, RunConfig
 from lockstep.tune.execution.adopt import adopt_checkpoint
 from lockstep.tune.execution.running_trial import LiveTrial

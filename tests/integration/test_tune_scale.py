@@ -15,8 +15,8 @@ import pytest
 from lockstep import tune
 from lockstep.storage import open_storage
 from lockstep.train import Checkpoint, RunConfig
-from lockstep.train.controller import Controller
-from lockstep.train.run import Run
+from lockstep.train.driver.controller import Controller
+from lockstep.train.record.run import Run
 from lockstep.tune import TuneConfig, Tuner
 from lockstep.tune.schedulers import TrialScheduler
 from tests.integration.tuning import fit

@@ -25,7 +25,7 @@ from lockstep.train import (
     Result,
     UserCallback,
 )
-from lockstep.train.uploads import MAX_PENDING, Uploader
+from lockstep.train.worker.uploads import MAX_PENDING, Uploader
 from tests.integration.runs import failure, fit
 
 SYNC, ASYNC, NO_UPLOAD = (

@@ -20,7 +20,7 @@ import pytest
 from lockstep.callback import LoggerCallback, RunContext, Trial
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
-from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.driver.callbacks import CallbackDispatcher
 
 Json = list[dict[str, Any]]
 

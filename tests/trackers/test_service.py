@@ -20,7 +20,7 @@ from lockstep.config import RunConfig, ScalingConfig
 from lockstep.errors import LockstepError
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
 from lockstep.trackers.values import Outcome, numbers_in
-from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.driver.callbacks import CallbackDispatcher
 from tests.integration.runs import fit
 
 TRIAL = Trial("4913f_00000", "TorchTrainer", "/results/run", "experiment")

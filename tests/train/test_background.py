@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lockstep.train.background import Background
+from lockstep.train.driver.background import Background
 
 
 def test_calls_come_in_order_and_errors_are_their_own() -> None:

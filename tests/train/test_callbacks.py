@@ -14,8 +14,8 @@ import pytest
 from lockstep.callback import Callback, LoggerCallback, RunContext, Trial, UserCallback
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
-from lockstep.train import callbacks as module
-from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.driver import callbacks as module
+from lockstep.train.driver.callbacks import CallbackDispatcher
 
 TRIAL = Trial("4913f_00000", "TorchTrainer", "/results/run", last_result={"trial_id": "4913f"})
 STOP = {"training_iteration": 10}

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.errors import CheckpointError
-from lockstep.train.checkpoints import (
+from lockstep.train.driver.save_plan import (
     agreed_name,
     checkpoint_name,
     differing_files,

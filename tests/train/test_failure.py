@@ -15,8 +15,8 @@ from lockstep.errors import (
     StorageError,
     WorkerDiedError,
 )
-from lockstep.train import events as e
-from lockstep.train.failure import (
+from lockstep.train.driver import events as e
+from lockstep.train.driver.failure import (
     FailurePolicy,
     WorkerFailure,
     describe,
@@ -25,7 +25,7 @@ from lockstep.train.failure import (
     lost_connection,
     name_ranks,
 )
-from lockstep.train.state import RunState, transition
+from lockstep.train.driver.state import RunState, transition
 
 
 def raised(rank: int, error: BaseException) -> WorkerFailure:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lockstep.config import CheckpointUploadMode
-from lockstep.train.events import Phase, Save
-from lockstep.train.hangs import HangWatch
-from lockstep.train.state import RunState
+from lockstep.train.driver.events import Phase, Save
+from lockstep.train.driver.hangs import HangWatch
+from lockstep.train.driver.state import RunState
 
 
 def state(**fields: Any) -> RunState:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.console.display import SilentDisplay
-from lockstep.train.output import OutputRouter, log_file
+from lockstep.train.driver.worker_logs import OutputRouter, log_file
 
 
 class Shown(SilentDisplay):

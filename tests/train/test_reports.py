@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.train.protocol import Report
-from lockstep.train.reports import check_reduce, combine, keys_of_nobody
+from lockstep.train.reduction import check_reduce, combine, keys_of_nobody
 
 
 def combined(

@@ -21,10 +21,10 @@ from lockstep.journal import JOURNAL_FILE
 from lockstep.records import RunRecords, address_from, existing_checkpoints
 from lockstep.retention import CheckpointRecord
 from lockstep.storage import MANIFEST, Storage, open_storage
-from lockstep.train.events import Phase
+from lockstep.train.driver.events import Phase
 from lockstep.train.protocol import CheckpointReport, Report
-from lockstep.train.run import Run, RunPlace
-from lockstep.train.session import snapshot_prefix
+from lockstep.train.record.run import Run, RunPlace
+from lockstep.train.worker.session import snapshot_prefix
 from lockstep.tune.execution.adopt import adopt_checkpoint
 
 IDENTITY = {"experiment_id": "e", "experiment_tag": "0", "experiment_name": "exp"}

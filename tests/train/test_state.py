@@ -7,12 +7,12 @@ import pytest
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
 from lockstep.error_record import pack_error, summarise_error
-from lockstep.train import events as e
-from lockstep.train.events import Phase
-from lockstep.train.failure import FailurePolicy
+from lockstep.train.driver import events as e
+from lockstep.train.driver.events import Phase
+from lockstep.train.driver.failure import FailurePolicy
+from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.driver.state import IllegalTransition, RunState, transition
 from lockstep.train.protocol import CheckpointReport, Report
-from lockstep.train.scaling import ScalingPolicy
-from lockstep.train.state import IllegalTransition, RunState, transition
 
 SYNC, ASYNC, NO_UPLOAD = (
     CheckpointUploadMode.SYNC,

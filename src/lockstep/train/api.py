@@ -14,9 +14,9 @@ from lockstep.trackers.csv import PROGRESS_FILE
 from lockstep.trackers.json import PARAMS_FILE, RESULT_FILE
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.datasets import Shards
-from lockstep.train.output import LOG_DIRECTORY
-from lockstep.train.saved import TRAINER_FILE
-from lockstep.train.session import Session, current
+from lockstep.train.driver.worker_logs import LOG_DIRECTORY
+from lockstep.train.record.saved_trainer import TRAINER_FILE
+from lockstep.train.worker.session import Session, current
 
 if TYPE_CHECKING:
     from lockstep.data import DataShard

@@ -30,7 +30,6 @@ from lockstep.result import Result
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.train.backend import Backend, BackendConfig
-from lockstep.train.callbacks import CallbackDispatcher
 from lockstep.train.context import TrainContext
 from lockstep.train.datasets import (
     PRELOADED,
@@ -39,20 +38,21 @@ from lockstep.train.datasets import (
     check_positions,
     plan_datasets,
 )
-from lockstep.train.drive import (
+from lockstep.train.driver.callbacks import CallbackDispatcher
+from lockstep.train.driver.drive import (
     drive,
     failure_text,
     install_quiet_excepthook,
     resume_advice,
 )
-from lockstep.train.events import Phase
-from lockstep.train.run import Run, experiment_storage
-from lockstep.train.saved import is_saved, run_storage, save_trainer, saved_trainer
-from lockstep.train.scaling import ScalingPolicy
+from lockstep.train.driver.events import Phase
+from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.driver.state import RunState
+from lockstep.train.record.run import Run, experiment_storage
+from lockstep.train.record.saved_trainer import is_saved, run_storage, save_trainer, saved_trainer
 from lockstep.train.serialize import config_like, dump, dump_function
-from lockstep.train.session import Faults
-from lockstep.train.state import RunState
-from lockstep.train.worker import ENTRY, WorkerSetup, takes_config
+from lockstep.train.worker.main import ENTRY, WorkerSetup, takes_config
+from lockstep.train.worker.session import Faults
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -374,7 +374,7 @@ class DataParallelTrainer(BaseTrainer):
             entry=ENTRY,
             payload=b"",
             preload=(
-                "lockstep.train.worker",
+                "lockstep.train.worker.main",
                 "cloudpickle",  # a function that comes by value needs it
                 *backend.preload,
                 *(PRELOADED if self.datasets else ()),

@@ -11,7 +11,8 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StopTraining
-from lockstep.train import api, session
+from lockstep.train import api
+from lockstep.train.worker import session
 
 __all__ = ["Trainable", "trainable_function"]
 

@@ -20,9 +20,9 @@ from lockstep.engine.resources import available_cpus, visible_gpus
 from lockstep.errors import LockstepError, TrainingInterrupted, TrainingPreempted
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
-from lockstep.train.callbacks import CallbackDispatcher
-from lockstep.train.drive import driver_signals, install_quiet_excepthook
-from lockstep.train.run import experiment_storage
+from lockstep.train.driver.callbacks import CallbackDispatcher
+from lockstep.train.driver.drive import driver_signals, install_quiet_excepthook
+from lockstep.train.record.run import experiment_storage
 from lockstep.train.trainer import DataParallelTrainer
 from lockstep.tune.execution.launch import Launcher, check_space, check_trainable, plain_space
 from lockstep.tune.execution.loop import TuneLoop

@@ -10,9 +10,9 @@ from typing import Any, cast
 from lockstep.engine.base import Channel
 from lockstep.storage import open_storage
 from lockstep.train import Result, RunConfig, ScalingConfig
-from lockstep.train import session as sessions
 from lockstep.train.context import TrainContext
 from lockstep.train.torch import TorchTrainer
+from lockstep.train.worker import session as sessions
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
 from lockstep.train import api
-from lockstep.train.session import SNAPSHOT_PREFIX, current
+from lockstep.train.worker.session import SNAPSHOT_PREFIX, current
 
 __all__ = ["WorkerEnvironment", "WorkerStrategy", "make_classes"]
 

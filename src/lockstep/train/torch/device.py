@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lockstep import settings
-from lockstep.train import session as sessions
+from lockstep.train.worker import session as sessions
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.callback import Callback, Trial
-from lockstep.train import session as sessions
+from lockstep.train.worker import session as sessions
 
 if TYPE_CHECKING:
     import torch

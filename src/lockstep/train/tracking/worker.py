@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep import settings
 from lockstep.trackers.values import Outcome
-from lockstep.train import session as sessions
+from lockstep.train.worker import session as sessions
 
 __all__ = ["StandIn", "Tracked", "checked_config", "tracked_worker", "within_time"]
 

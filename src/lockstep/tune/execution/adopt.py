@@ -14,8 +14,8 @@ from lockstep.records import RunRecords, address_from, open_checkpoint
 from lockstep.retention import CheckpointRecord
 from lockstep.storage import Storage
 from lockstep.storage.base import MANIFEST, join
-from lockstep.train.checkpoints import checkpoint_name
-from lockstep.train.run import Run
+from lockstep.train.driver.save_plan import checkpoint_name
+from lockstep.train.record.run import Run
 
 __all__ = ["adopt_checkpoint"]
 

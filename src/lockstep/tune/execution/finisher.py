@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import LockstepError
-from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.tune.execution.running_trial import LiveTrial
 from lockstep.tune.execution.starter import TrialStarter
 from lockstep.tune.experiment.trial import Trial

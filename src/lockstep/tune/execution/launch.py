@@ -20,11 +20,11 @@ from lockstep.metrics import describable
 from lockstep.train.api import report
 from lockstep.train.context import TrainContext
 from lockstep.train.datasets import check_datasets
-from lockstep.train.run import Run, RunPlace
-from lockstep.train.scaling import ScalingPolicy
+from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.record.run import Run, RunPlace
 from lockstep.train.serialize import dump
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer, Package
-from lockstep.train.worker import takes_config
+from lockstep.train.worker.main import takes_config
 from lockstep.tune.execution.resources import Machine, Need, Share
 from lockstep.tune.parameters import resources_of
 from lockstep.tune.schedulers import TrialScheduler

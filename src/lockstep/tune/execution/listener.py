@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.callback import RunContext
 from lockstep.callback import Trial as TrialSnapshot
-from lockstep.train.callbacks import CallbackDispatcher
+from lockstep.train.driver.callbacks import CallbackDispatcher
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint

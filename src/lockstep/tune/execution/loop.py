@@ -19,10 +19,10 @@ from lockstep.config import RunConfig
 from lockstep.console import Display
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import LockstepError
-from lockstep.train.callbacks import CallbackDispatcher
-from lockstep.train.controller import Controller, reaches
-from lockstep.train.events import Phase
-from lockstep.train.run import Run
+from lockstep.train.driver.callbacks import CallbackDispatcher
+from lockstep.train.driver.controller import Controller, reaches
+from lockstep.train.driver.events import Phase
+from lockstep.train.record.run import Run
 from lockstep.tune.execution.finisher import PuttingAway
 from lockstep.tune.execution.launch import Launcher
 from lockstep.tune.execution.listener import TrialListener

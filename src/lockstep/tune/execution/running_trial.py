@@ -6,10 +6,10 @@ from typing import Literal
 
 from lockstep.error_record import pack_error
 from lockstep.errors import LockstepError
-from lockstep.train.controller import Controller
-from lockstep.train.events import Phase
-from lockstep.train.failure import WorkerFailure, describe
-from lockstep.train.run import Run
+from lockstep.train.driver.controller import Controller
+from lockstep.train.driver.events import Phase
+from lockstep.train.driver.failure import WorkerFailure, describe
+from lockstep.train.record.run import Run
 from lockstep.train.trainer import Package
 from lockstep.tune.execution.listener import TrialListener
 from lockstep.tune.execution.resources import Share

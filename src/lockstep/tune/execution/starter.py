@@ -10,9 +10,9 @@ from lockstep.error_record import pack_error
 from lockstep.errors import LockstepError
 from lockstep.records import address_from
 from lockstep.retention import CheckpointRecord
-from lockstep.train.events import Phase
-from lockstep.train.failure import WorkerFailure, describe
-from lockstep.train.run import Run, RunPlace
+from lockstep.train.driver.events import Phase
+from lockstep.train.driver.failure import WorkerFailure, describe
+from lockstep.train.record.run import Run, RunPlace
 from lockstep.tune.execution.adopt import adopt_checkpoint
 from lockstep.tune.execution.launch import Launcher
 from lockstep.tune.experiment.experiment import Experiment

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
-from lockstep.train import api, session
+from lockstep.train import api
+from lockstep.train.worker import session
 
 __all__ = ["BoosterReporter", "Metrics", "MetricsChoice", "WithoutModel"]
 

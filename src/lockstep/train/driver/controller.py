@@ -37,24 +37,24 @@ from lockstep.error_record import pack_error, unpack_error
 from lockstep.errors import LockstepError, StopConditionError, StorageError
 from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
-from lockstep.train import events as e
 from lockstep.train import protocol as m
-from lockstep.train.background import Background
-from lockstep.train.callbacks import RunListener
-from lockstep.train.checkpoints import differing_files
-from lockstep.train.failure import FailurePolicy, describe
-from lockstep.train.hangs import HangWatch, Stalled
-from lockstep.train.notes import (
+from lockstep.train.driver import events as e
+from lockstep.train.driver.background import Background
+from lockstep.train.driver.callbacks import RunListener
+from lockstep.train.driver.failure import FailurePolicy, describe
+from lockstep.train.driver.hangs import HangWatch, Stalled
+from lockstep.train.driver.notes import (
     hang_note,
     silence_note,
     stalled_note,
     unanswered_note,
     unknown_keys_note,
 )
-from lockstep.train.output import LOG_DIRECTORY, OutputRouter
-from lockstep.train.run import Run
-from lockstep.train.scaling import ScalingPolicy
-from lockstep.train.state import RunState, transition
+from lockstep.train.driver.save_plan import differing_files
+from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.driver.state import RunState, transition
+from lockstep.train.driver.worker_logs import LOG_DIRECTORY, OutputRouter
+from lockstep.train.record.run import Run
 
 __all__ = ["Controller", "reaches"]
 

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
-from lockstep.train.checkpoints import SavePlan
-from lockstep.train.failure import WorkerFailure
+from lockstep.train.driver.failure import WorkerFailure
+from lockstep.train.driver.save_plan import SavePlan
 from lockstep.train.protocol import Report
 
 __all__ = [

@@ -19,14 +19,14 @@ from lockstep.console import Display
 from lockstep.engine import Engine
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import StorageError, TrainingInterrupted
-from lockstep.train.background import Background
-from lockstep.train.callbacks import CallbackDispatcher
-from lockstep.train.controller import Controller
-from lockstep.train.events import Phase
-from lockstep.train.failure import describe, first_cause
-from lockstep.train.notes import unanswered_note
-from lockstep.train.run import Run
-from lockstep.train.state import RunState
+from lockstep.train.driver.background import Background
+from lockstep.train.driver.callbacks import CallbackDispatcher
+from lockstep.train.driver.controller import Controller
+from lockstep.train.driver.events import Phase
+from lockstep.train.driver.failure import describe, first_cause
+from lockstep.train.driver.notes import unanswered_note
+from lockstep.train.driver.state import RunState
+from lockstep.train.record.run import Run
 
 __all__ = [
     "drive",

@@ -15,16 +15,16 @@ from lockstep.engine.base import Channel, WorkerInfo
 from lockstep.error_record import pack_error
 from lockstep.errors import StopTraining, WorkerDiedError
 from lockstep.storage import Storage
-from lockstep.train import session as sessions
 from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext, place_among
 from lockstep.train.datasets import Shards
 from lockstep.train.protocol import Exit, Failed, Finished, Hello, Interrupted, Launch
 from lockstep.train.serialize import config_like
+from lockstep.train.worker import session as sessions
 
 __all__ = ["ENTRY", "WorkerSetup", "main", "takes_config"]
 
-ENTRY = "lockstep.train.worker:main"
+ENTRY = "lockstep.train.worker.main:main"
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ from lockstep.train.protocol import (
     SaveOrder,
     Snapshotted,
 )
-from lockstep.train.reports import check_reduce
-from lockstep.train.uploads import Uploader
+from lockstep.train.reduction import check_reduce
+from lockstep.train.worker.uploads import Uploader
 
 __all__ = ["SNAPSHOT_PREFIX", "Session", "activate", "current", "snapshot_prefix"]
 

@@ -39,8 +39,7 @@ from lockstep.errors import (
     MismatchedReportsError,
     PreemptedError,
 )
-from lockstep.train.checkpoints import agreed_name, checkpoint_name, entry_of, plan_save
-from lockstep.train.events import (
+from lockstep.train.driver.events import (
     Action,
     Answer,
     CapacityChanged,
@@ -81,7 +80,7 @@ from lockstep.train.events import (
     Stuck,
     TimerFired,
 )
-from lockstep.train.failure import (
+from lockstep.train.driver.failure import (
     FailurePolicy,
     WorkerFailure,
     died,
@@ -89,8 +88,9 @@ from lockstep.train.failure import (
     lost_connection,
     name_ranks,
 )
+from lockstep.train.driver.save_plan import agreed_name, checkpoint_name, entry_of, plan_save
+from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.protocol import Report
-from lockstep.train.scaling import ScalingPolicy
 
 __all__ = ["IllegalTransition", "RunState", "transition"]
 

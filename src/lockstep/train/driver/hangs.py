@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lockstep.train.events import Phase, Stuck
-from lockstep.train.state import RunState
+from lockstep.train.driver.events import Phase, Stuck
+from lockstep.train.driver.state import RunState
 
 __all__ = ["HangWatch", "Stalled"]
 

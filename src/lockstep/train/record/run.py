@@ -29,15 +29,15 @@ from lockstep.records import RunRecords, existing_checkpoints, open_address, ope
 from lockstep.result import Result
 from lockstep.retention import CheckpointRecord, surplus
 from lockstep.storage import Storage, open_storage
-from lockstep.train.checkpoints import entry_of, is_numbered
 from lockstep.train.datasets import merge_positions
-from lockstep.train.events import Notice, Phase, Save
-from lockstep.train.failure import WorkerFailure, first_cause
-from lockstep.train.output import LOG_DIRECTORY, log_file
+from lockstep.train.driver.events import Notice, Phase, Save
+from lockstep.train.driver.failure import WorkerFailure, first_cause
+from lockstep.train.driver.save_plan import entry_of, is_numbered
+from lockstep.train.driver.worker_logs import LOG_DIRECTORY, log_file
 from lockstep.train.protocol import Report
-from lockstep.train.reports import combine
-from lockstep.train.saved import TRAINER_FILE
-from lockstep.train.session import SNAPSHOT_PREFIX, snapshot_prefix
+from lockstep.train.record.saved_trainer import TRAINER_FILE
+from lockstep.train.reduction import combine
+from lockstep.train.worker.session import SNAPSHOT_PREFIX, snapshot_prefix
 
 __all__ = ["SPOOL_PREFIX", "Run", "RunPlace", "experiment_storage", "spool_prefix"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.metrics import flatten
-from lockstep.train.events import ExplainHang
-from lockstep.train.failure import name_ranks
-from lockstep.train.hangs import Stalled
+from lockstep.train.driver.events import ExplainHang
+from lockstep.train.driver.failure import name_ranks
+from lockstep.train.driver.hangs import Stalled
 from lockstep.train.protocol import Report
-from lockstep.train.reports import keys_of_nobody
+from lockstep.train.reduction import keys_of_nobody
 
 __all__ = ["hang_note", "silence_note", "stalled_note", "unanswered_note", "unknown_keys_note"]
 
