@@ -15,12 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from lockstep import run_layout
+
 SRC = Path(__file__).resolve().parents[1] / "src"
 ROOT = SRC / "lockstep"
 
 # A module may import its own layer and those before it.
 LAYERS = [
     "checks",
+    "run_layout",
     "errors",
     "error_record",
     "settings",
@@ -219,6 +222,22 @@ def test_lockstep_variables_are_named_in_settings_only() -> None:
         and re.fullmatch("LOCKSTEP_[A-Z0-9_]+", node.value)
     ]
     assert not wrong
+
+
+def test_a_run_s_files_are_named_in_run_layout_only() -> None:
+    names = {
+        str(value)
+        for name, value in vars(run_layout).items()
+        if name.isupper() and isinstance(value, str) and len(value) > 4
+    }
+    wrong = [
+        f"{file}:{node.lineno} names {node.value}"
+        for file in FILES
+        if file != "run_layout.py"
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert not wrong, "import the name from lockstep.run_layout"
 
 
 def test_nothing_is_deep() -> None:

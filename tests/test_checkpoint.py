@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.checkpoint import DICT_FILE, METADATA_FILE, Checkpoint
+from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError
-from lockstep.storage import MANIFEST, Storage, open_storage
+from lockstep.run_layout import DICT_FILE, MANIFEST, METADATA_FILE
+from lockstep.storage import Storage, open_storage
 from tests.test_storage import run_python
 
 FILES = {"step": b"7", "sub/weights.gz": b"w" * 1000}

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.metrics import describable, first_result, flatten, full_row, look_up, normalise
+from lockstep.metrics import (
+    AUTOMATIC_KEYS,
+    CHARTED_KEYS,
+    describable,
+    first_result,
+    flatten,
+    full_row,
+    look_up,
+    normalise,
+)
 
 
 class Colour(enum.IntEnum):
@@ -167,3 +176,8 @@ class TestFullRow:
         assert row["trial_id"] == "abcde_00000"
         assert "training_iteration" not in row
         assert set(row) < set(full_row({}, RUN, ATTEMPT, REPORT))
+
+    def test_the_list_of_automatic_keys_is_the_row_s(self) -> None:
+        row = full_row({}, RUN, ATTEMPT, {**REPORT, "data_wait": [0.1, 0.2]})
+        assert set(row) == AUTOMATIC_KEYS
+        assert CHARTED_KEYS < AUTOMATIC_KEYS

@@ -11,7 +11,8 @@ import pytest
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
-from lockstep.storage import MANIFEST, RemoteStorage, Storage, open_storage
+from lockstep.run_layout import MANIFEST
+from lockstep.storage import RemoteStorage, Storage, open_storage
 from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
 from tests.test_storage import StorageContract
 

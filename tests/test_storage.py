@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from lockstep.errors import StorageError
-from lockstep.storage import MANIFEST, LocalStorage, RemoteStorage, Storage, local, open_storage
+from lockstep.run_layout import MANIFEST
+from lockstep.storage import LocalStorage, RemoteStorage, Storage, local, open_storage
 
 
 def write_local(folder: Path, **files: bytes) -> Path:

@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint_dict import number_at, numbers_in, pickle_dict
 from lockstep.errors import CheckpointError
-from lockstep.storage import MANIFEST, Storage, open_storage
+from lockstep.run_layout import DICT_FILE, MANIFEST, METADATA_FILE
+from lockstep.storage import Storage, open_storage
 
 if TYPE_CHECKING:
     import pyarrow.fs
     from typing_extensions import Self
 
-__all__ = ["DICT_FILE", "METADATA_FILE", "Checkpoint"]
-
-DICT_FILE = "dict_checkpoint.pkl"
-"""The file that makes a directory a dict checkpoint: the pickled dict."""
-METADATA_FILE = ".metadata.json"
-"""The file that holds a checkpoint's metadata."""
+__all__ = ["Checkpoint"]
 
 _TAR_KEY = "fs_checkpoint"
 _ID_KEY = "_current_checkpoint_id"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__, settings
 from lockstep.errors import LockstepError
+from lockstep.run_layout import JOURNAL_FILE, SPOOL_PREFIX, log_file
 
 if TYPE_CHECKING:
     from lockstep.records import RunRecords
@@ -79,7 +80,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _find_run(text: str) -> Storage:
-    from lockstep.journal import JOURNAL_FILE
     from lockstep.records import newest_run
     from lockstep.storage import open_storage
 
@@ -114,7 +114,6 @@ def _runs_elsewhere(text: str) -> Iterator[Storage]:
     """Runs on remote storage that are driven from this machine: their journals are here."""
     from lockstep.records import RunRecords
     from lockstep.storage import open_storage
-    from lockstep.train.record.run import SPOOL_PREFIX
 
     for directory in Path(tempfile.gettempdir()).glob(f"{SPOOL_PREFIX}*"):
         storage = open_storage(directory)
@@ -140,7 +139,6 @@ def _newest_attempt(records: RunRecords) -> dict[str, Any] | None:
 def _stack(text: str) -> int:
     from lockstep.engine.attach import request_stacks
     from lockstep.train.driver.failure import name_ranks
-    from lockstep.train.driver.worker_logs import log_file
 
     directory, records = _live_books(_find_run(text))
     attempt = _check_live(records)

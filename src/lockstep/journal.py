@@ -25,9 +25,8 @@ from typing import Any
 
 from lockstep.errors import StorageError
 
-__all__ = ["JOURNAL_FILE", "Journal", "is_driven", "parse_line", "read_lines"]
+__all__ = ["Journal", "is_driven", "parse_line", "read_lines"]
 
-JOURNAL_FILE = "journal.jsonl"
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
 

@@ -10,6 +10,48 @@ from typing import Any
 
 __all__ = ["describable", "first_result", "flatten", "full_row", "look_up", "normalise"]
 
+AUTOMATIC_KEYS = frozenset(
+    (
+        "_timestamp",
+        "_time_this_iter_s",
+        "_training_iteration",
+        "time_this_iter_s",
+        "done",
+        "timesteps_total",
+        "episodes_total",
+        "training_iteration",
+        "trial_id",
+        "experiment_id",
+        "date",
+        "timestamp",
+        "time_total_s",
+        "pid",
+        "hostname",
+        "node_ip",
+        "config",
+        "time_since_restore",
+        "timesteps_since_restore",
+        "iterations_since_restore",
+        "warmup_time",
+        "experiment_tag",
+        "checkpoint_dir_name",
+        "data_wait",
+    )
+)
+"""The keys that ``full_row`` adds to what was reported; ``data_wait`` in a run with datasets."""
+
+CHARTED_KEYS = frozenset(
+    (
+        "time_this_iter_s",
+        "timesteps_total",
+        "episodes_total",
+        "training_iteration",
+        "time_total_s",
+        "data_wait",
+    )
+)
+"""Those of them that trackers draw."""
+
 _PLAIN = frozenset((float, int, str, bool, type(None)))
 _BIG_ARRAY = 1000
 """How many elements an array of a config may have to be kept as it is."""

@@ -9,9 +9,10 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError, StorageError
-from lockstep.journal import JOURNAL_FILE, parse_line, read_lines
+from lockstep.journal import parse_line, read_lines
 from lockstep.metrics import full_row
 from lockstep.retention import CheckpointRecord
+from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig
 from lockstep.error_record import unpack_error
-from lockstep.journal import JOURNAL_FILE, parse_line
+from lockstep.journal import parse_line
 from lockstep.metrics import flatten, look_up
 from lockstep.records import (
     RunRecords,
@@ -21,6 +21,7 @@ from lockstep.records import (
     reported_metrics,
 )
 from lockstep.retention import CheckpointRecord, best_first_last
+from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage, open_storage
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep import train
 from lockstep.config import CheckpointUploadMode
-from lockstep.journal import JOURNAL_FILE
+from lockstep.run_layout import JOURNAL_FILE
 from lockstep.train import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from lockstep.result import Result
-from lockstep.storage import MANIFEST
+from lockstep.run_layout import MANIFEST
 from lockstep.train import Checkpoint, CheckpointConfig, DataParallelTrainer, RunConfig
 from tests.integration.runs import SRC
 

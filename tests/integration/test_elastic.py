@@ -16,7 +16,7 @@ import lockstep
 from lockstep import runtime, train
 from lockstep.callback import Callback
 from lockstep.errors import InsufficientResourcesError
-from lockstep.journal import JOURNAL_FILE
+from lockstep.run_layout import JOURNAL_FILE
 from lockstep.train import (
     Checkpoint,
     DataParallelTrainer,

@@ -14,7 +14,7 @@ import pytest
 
 from lockstep import train
 from lockstep.errors import PreemptedError, TrainingPreempted
-from lockstep.journal import JOURNAL_FILE
+from lockstep.run_layout import JOURNAL_FILE
 from lockstep.train import Checkpoint, DataParallelTrainer, FailureConfig, Result, RunConfig
 from tests.integration.runs import failure, fit, run_script, trainer
 

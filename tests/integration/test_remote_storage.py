@@ -20,11 +20,11 @@ from lockstep import train
 from lockstep.callback import UserCallback
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError, StorageError
-from lockstep.journal import JOURNAL_FILE, Journal
-from lockstep.storage import MANIFEST, Storage, open_storage
+from lockstep.journal import Journal
+from lockstep.run_layout import JOURNAL_FILE, MANIFEST, spool_prefix
+from lockstep.storage import Storage, open_storage
 from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result, RunConfig
 from lockstep.train.driver.background import Background
-from lockstep.train.record.run import spool_prefix
 from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, trainer
 from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve

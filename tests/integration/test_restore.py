@@ -20,7 +20,7 @@ import pytest
 from lockstep import train
 from lockstep.callback import Callback
 from lockstep.errors import StorageError
-from lockstep.journal import JOURNAL_FILE
+from lockstep.run_layout import JOURNAL_FILE, TRAINER_FILE
 from lockstep.storage import open_storage
 from lockstep.train import (
     Checkpoint,
@@ -30,7 +30,6 @@ from lockstep.train import (
     RunConfig,
     ScalingConfig,
 )
-from lockstep.train.record.saved_trainer import TRAINER_FILE
 from lockstep.train.torch import TorchConfig, TorchTrainer
 from tests.integration.runs import SRC, failure, fit, run_script, trainer
 from tests.s3 import new_bucket, s3_uri, serve

@@ -16,7 +16,7 @@ import pytest
 
 from lockstep import air, train
 from lockstep.errors import StorageError
-from lockstep.storage import MANIFEST
+from lockstep.run_layout import MANIFEST
 from lockstep.train import Checkpoint, CheckpointConfig, Result
 from tests.integration.runs import failure, fit, run_script, trainer
 

@@ -17,7 +17,8 @@ import pytest
 from lockstep import train
 from lockstep.errors import CheckpointError, StorageError
 from lockstep.records import RunRecords
-from lockstep.storage import MANIFEST, local, open_storage
+from lockstep.run_layout import MANIFEST
+from lockstep.storage import local, open_storage
 from lockstep.train import (
     Checkpoint,
     CheckpointConfig,

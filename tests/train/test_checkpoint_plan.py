@@ -8,12 +8,8 @@ import pytest
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.errors import CheckpointError
-from lockstep.train.driver.save_plan import (
-    agreed_name,
-    checkpoint_name,
-    differing_files,
-    plan_save,
-)
+from lockstep.run_layout import checkpoint_name
+from lockstep.train.driver.save_plan import agreed_name, differing_files, plan_save
 from lockstep.train.protocol import CheckpointReport
 
 

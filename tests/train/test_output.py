@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.console.display import SilentDisplay
-from lockstep.train.driver.worker_logs import OutputRouter, log_file
+from lockstep.run_layout import log_file
+from lockstep.train.driver.worker_logs import OutputRouter
 
 
 class Shown(SilentDisplay):

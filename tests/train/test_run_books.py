@@ -17,14 +17,13 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
 from lockstep.errors import CheckpointError
-from lockstep.journal import JOURNAL_FILE
 from lockstep.records import RunRecords, address_from, existing_checkpoints
 from lockstep.retention import CheckpointRecord
-from lockstep.storage import MANIFEST, Storage, open_storage
+from lockstep.run_layout import JOURNAL_FILE, MANIFEST, snapshot_prefix
+from lockstep.storage import Storage, open_storage
 from lockstep.train.driver.events import Phase
 from lockstep.train.protocol import CheckpointReport, Report
 from lockstep.train.record.run import Run, RunPlace
-from lockstep.train.worker.session import snapshot_prefix
 from lockstep.tune.execution.adopt import adopt_checkpoint
 
 IDENTITY = {"experiment_id": "e", "experiment_tag": "0", "experiment_name": "exp"}
@@ -201,7 +200,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def set_aside(run: Run, folder: str | None = None) -> Path:
-    prefix = snapshot_prefix(run.trial_id, run.storage)
+    prefix = snapshot_prefix(run.trial_id, run.storage.root)
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
     (path / "file").touch()
     return path

@@ -15,6 +15,7 @@ from lockstep.data.arrow.formats import to_pandas
 from lockstep.data.base import DatasetBase
 from lockstep.data.iterate.batching import cut_tables
 from lockstep.data.plan.operations import known
+from lockstep.run_layout import TEMPORARY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,7 +203,7 @@ class Outputs(DatasetBase):
                 name = f"part-{number:05d}-{token}.{ending}"
                 file = os.path.join(scratch, name)
                 write(_plain(table) if ending != "parquet" else table, file)
-                staged = f".lockstep-tmp-{name}" if storage.is_local else name
+                staged = f"{TEMPORARY}{name}" if storage.is_local else name
                 storage.put(staged, file, move=True, flush=False)
                 if storage.is_local:
                     os.replace(storage.path(staged), storage.path(name))

@@ -3,9 +3,9 @@
 What a checkpoint is made of, and which ones there are, is not known here.
 """
 
-from lockstep.storage.base import MANIFEST, Storage
+from lockstep.storage.base import Storage
 from lockstep.storage.local import LocalStorage
 from lockstep.storage.open import open_storage
 from lockstep.storage.remote import RemoteStorage
 
-__all__ = ["MANIFEST", "LocalStorage", "RemoteStorage", "Storage", "open_storage"]
+__all__ = ["LocalStorage", "RemoteStorage", "Storage", "open_storage"]

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lockstep.errors import StorageError
+from lockstep.run_layout import MANIFEST
 
 if TYPE_CHECKING:
     import pyarrow.fs
 
 __all__ = [
     "CHUNK",
-    "MANIFEST",
-    "TEMPORARY",
     "Buffer",
     "Storage",
     "failing",
@@ -28,10 +27,6 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-MANIFEST = ".lockstep_checkpoint.json"
-"""The file whose presence makes a directory a published one."""
-TEMPORARY = ".lockstep-tmp-"
-"""How the name of a file begins that is about to be renamed; such a file is never listed."""
 CHUNK = 16 << 20
 """The most bytes of a file that are held in memory at once."""
 

@@ -11,10 +11,9 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from lockstep.run_layout import MANIFEST, STAGING_DIRECTORY, TEMPORARY, TRASH_DIRECTORY
 from lockstep.storage.base import (
     CHUNK,
-    MANIFEST,
-    TEMPORARY,
     Buffer,
     Storage,
     failing,
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     import pyarrow.fs
 
 __all__ = ["LocalStorage", "save_local"]
-
-_STAGING = ".staging"
-_TRASH = ".trash"
 
 
 class LocalStorage(Storage):
@@ -159,7 +155,7 @@ class LocalStorage(Storage):
         self._get_tree(name, destination)
 
     def stage(self, name: str) -> str:
-        return join(_STAGING, name)
+        return join(STAGING_DIRECTORY, name)
 
     def publish(self, name: str, manifest: bytes) -> None:
         if self.is_published(name):
@@ -187,7 +183,7 @@ class LocalStorage(Storage):
     def unpublish(self, name: str) -> None:
         path = self.path(name)
         unique = f"{os.path.basename(path)}-{uuid.uuid4().hex[:12]}"
-        trash = self.path(join(_TRASH, unique))
+        trash = self.path(join(TRASH_DIRECTORY, unique))
         with failing("delete", path):
             if not os.path.lexists(path):
                 return
@@ -199,7 +195,7 @@ class LocalStorage(Storage):
 
     def sweep(self) -> None:
         with failing("delete leftovers in", self._root):
-            for folder in (_STAGING, _TRASH):
+            for folder in (STAGING_DIRECTORY, TRASH_DIRECTORY):
                 _remove_tree(self.path(folder))
             if os.path.isdir(self._root):
                 for entry in os.listdir(self._root):

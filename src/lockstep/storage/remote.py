@@ -12,10 +12,9 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockstep.run_layout import MANIFEST, TEMPORARY
 from lockstep.storage.base import (
     CHUNK,
-    MANIFEST,
-    TEMPORARY,
     Buffer,
     Storage,
     failing,

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.journal import JOURNAL_FILE, parse_line, read_lines
+from lockstep.journal import parse_line, read_lines
 from lockstep.records import reported_metrics
 from lockstep.result import Result
+from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import open_storage
 from lockstep.testing.compare import ABSENT, Comparison
 

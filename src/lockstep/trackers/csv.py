@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.callback import Trial
 from lockstep.metrics import flatten
+from lockstep.run_layout import PROGRESS_FILE
 from lockstep.trackers.files import (
     FileLoggerCallback,
     RowFile,
@@ -21,7 +22,6 @@ from lockstep.trackers.files import (
 
 __all__ = ["CSVLoggerCallback"]
 
-PROGRESS_FILE = "progress.csv"
 _CELL_TYPES = (str, int, float, bool, type(None))
 _CELLS = frozenset(_CELL_TYPES)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.callback import Trial
+from lockstep.run_layout import PARAMS_FILE, RESULT_FILE
 from lockstep.trackers.files import (
     FileLoggerCallback,
     RowFile,
@@ -18,9 +19,6 @@ from lockstep.trackers.files import (
 )
 
 __all__ = ["JsonLoggerCallback"]
-
-RESULT_FILE = "result.json"
-PARAMS_FILE = "params.json"
 
 
 class JsonLoggerCallback(FileLoggerCallback):

@@ -18,10 +18,8 @@ from urllib.parse import urlsplit
 from lockstep.callback import Trial
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
-from lockstep.storage.base import MANIFEST
+from lockstep.run_layout import MANIFEST, PROGRESS_FILE, RESULT_FILE
 from lockstep.trackers.credentials import check_databricks, require, variable
-from lockstep.trackers.csv import PROGRESS_FILE
-from lockstep.trackers.json import RESULT_FILE
 from lockstep.trackers.mlflow_client import (
     MLFLOW_STATUS,
     Login,

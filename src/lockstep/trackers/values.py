@@ -8,29 +8,15 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from lockstep.callback import Trial
-from lockstep.metrics import flatten
+from lockstep.metrics import AUTOMATIC_KEYS, CHARTED_KEYS, flatten
 
 __all__ = ["Outcome", "numbers_in", "outcome_of", "parameters_in", "report_time", "run_key"]
 
 Outcome = Literal["finished", "failed", "stopped"]
 """How a run ended; stopped: interrupted or preempted, so that it can be restored."""
 
-# Every row has these, and no chart is about them.
-_BOOKKEEPING = frozenset(
-    {
-        "_time_this_iter_s",
-        "_timestamp",
-        "_training_iteration",
-        "config",
-        "done",
-        "iterations_since_restore",
-        "pid",
-        "time_since_restore",
-        "timestamp",
-        "timesteps_since_restore",
-        "warmup_time",
-    }
-)
+# No chart is about these.
+_BOOKKEEPING = AUTOMATIC_KEYS - CHARTED_KEYS
 
 
 def numbers_in(

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
-from lockstep.journal import JOURNAL_FILE
-from lockstep.trackers.csv import PROGRESS_FILE
-from lockstep.trackers.json import PARAMS_FILE, RESULT_FILE
+from lockstep.run_layout import OWN_NAMES
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.datasets import Shards
-from lockstep.train.driver.worker_logs import LOG_DIRECTORY
-from lockstep.train.record.saved_trainer import TRAINER_FILE
 from lockstep.train.worker.session import Session, current
 
 if TYPE_CHECKING:
@@ -49,10 +45,6 @@ __all__ = [
     "world_rank",
     "world_size",
 ]
-
-_OWN_NAMES = frozenset(
-    (JOURNAL_FILE, LOG_DIRECTORY, PARAMS_FILE, PROGRESS_FILE, RESULT_FILE, TRAINER_FILE)
-)
 
 
 def _session(caller: str) -> Session:
@@ -131,7 +123,7 @@ def _check_dir_name(name: str | None) -> None:
             f"report(checkpoint_dir_name={name!r}): expected one directory name, "
             "without slashes and not starting with a dot."
         )
-    if name in _OWN_NAMES or name.startswith("rank_"):
+    if name in OWN_NAMES or name.startswith("rank_"):
         raise ValueError(
             f"report(checkpoint_dir_name={name!r}): a run has something of that name itself; "
             "choose another."

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from lockstep.callback import Callback
+from lockstep.run_layout import callback_state_file
 from lockstep.trackers.files import replace_file
 
 __all__ = ["CallbackState"]
@@ -24,7 +25,7 @@ class CallbackState:
 
     def __init__(self, callback: Callback, number: int, interval_s: float = 0.0) -> None:
         self._callback = callback
-        self._file = f"callback_{type(callback).__name__}_{number}.pkl"
+        self._file = callback_state_file(type(callback).__name__, number)
         self._interval_s = interval_s
         self._not_before = 0.0
         self._postponed: str | None = None

@@ -37,6 +37,7 @@ from lockstep.error_record import pack_error, unpack_error
 from lockstep.errors import LockstepError, StopConditionError, StorageError
 from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
+from lockstep.run_layout import LOG_DIRECTORY
 from lockstep.train import protocol as m
 from lockstep.train.driver import events as e
 from lockstep.train.driver.background import Background
@@ -53,7 +54,7 @@ from lockstep.train.driver.notes import (
 from lockstep.train.driver.save_plan import differing_files
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import RunState, transition
-from lockstep.train.driver.worker_logs import LOG_DIRECTORY, OutputRouter
+from lockstep.train.driver.worker_logs import OutputRouter
 from lockstep.train.record.run import Run
 
 __all__ = ["Controller", "reaches"]

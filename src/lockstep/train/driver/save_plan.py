@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from lockstep.checkpoint import DICT_FILE
 from lockstep.errors import CheckpointError
+from lockstep.run_layout import DICT_FILE
 from lockstep.train.protocol import CheckpointReport
 
 __all__ = [
     "SavePlan",
     "agreed_name",
-    "checkpoint_name",
     "differing_files",
-    "entry_of",
-    "is_numbered",
     "plan_save",
 ]
 
@@ -26,21 +22,6 @@ class SavePlan(NamedTuple):
 
     write: dict[int, tuple[str, ...]]
     compare: dict[int, tuple[str, ...]]
-
-
-def checkpoint_name(checkpoint_id: int) -> str:
-    """``checkpoint_000003``."""
-    return f"checkpoint_{checkpoint_id:06d}"
-
-
-def is_numbered(name: str) -> bool:
-    """Whether it is one of ``checkpoint_name``'s."""
-    return re.fullmatch(r"checkpoint_\d{6,}", name) is not None
-
-
-def entry_of(location: str) -> str | None:
-    """The entry of the run's directory that a checkpoint which is not uploaded lies in, if any."""
-    return location.split("/")[1] if location.startswith("./") else None
 
 
 def agreed_name(parts: Mapping[int, CheckpointReport]) -> str | None:

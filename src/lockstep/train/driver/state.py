@@ -39,6 +39,7 @@ from lockstep.errors import (
     MismatchedReportsError,
     PreemptedError,
 )
+from lockstep.run_layout import checkpoint_name, entry_of
 from lockstep.train.driver.events import (
     Action,
     Answer,
@@ -88,7 +89,7 @@ from lockstep.train.driver.failure import (
     lost_connection,
     name_ranks,
 )
-from lockstep.train.driver.save_plan import agreed_name, checkpoint_name, entry_of, plan_save
+from lockstep.train.driver.save_plan import agreed_name, plan_save
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.protocol import Report
 

@@ -13,18 +13,12 @@ from typing import BinaryIO
 from lockstep.console import Display
 from lockstep.console.logs import Line, LineCollapser, LineSplitter
 from lockstep.console.stacks import StackCollector
+from lockstep.run_layout import LOG_DIRECTORY, log_file
 
-__all__ = ["LOG_DIRECTORY", "OutputRouter", "log_file"]
-
-LOG_DIRECTORY = "logs"
+__all__ = ["OutputRouter"]
 
 _TOGETHER_S = 1.0
 """Lines that are due so soon are shown with the one that is: alike on all ranks, they are one."""
-
-
-def log_file(rank: int) -> str:
-    """A rank's log, relative to the run's directory."""
-    return f"{LOG_DIRECTORY}/rank_{rank}.log"
 
 
 class OutputRouter:

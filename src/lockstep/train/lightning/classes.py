@@ -11,8 +11,9 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
+from lockstep.run_layout import SNAPSHOT_PREFIX
 from lockstep.train import api
-from lockstep.train.worker.session import SNAPSHOT_PREFIX, current
+from lockstep.train.worker.session import current
 
 __all__ = ["WorkerEnvironment", "WorkerStrategy", "make_classes"]
 

@@ -10,7 +10,6 @@ import stat
 import tempfile
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -23,26 +22,31 @@ from lockstep.console.logs import LineSplitter
 from lockstep.console.text import shorten, without_controls
 from lockstep.engine.base import WorkerInfo
 from lockstep.errors import StorageError
-from lockstep.journal import JOURNAL_FILE, Journal, is_driven
+from lockstep.journal import Journal, is_driven
 from lockstep.metrics import first_result, full_row, look_up
 from lockstep.records import RunRecords, existing_checkpoints, open_address, open_checkpoint
 from lockstep.result import Result
 from lockstep.retention import CheckpointRecord, surplus
+from lockstep.run_layout import (
+    JOURNAL_FILE,
+    LOG_DIRECTORY,
+    SNAPSHOT_PREFIX,
+    TRAINER_FILE,
+    entry_of,
+    is_numbered,
+    log_file,
+    run_directory,
+    snapshot_prefix,
+    spool_prefix,
+)
 from lockstep.storage import Storage, open_storage
 from lockstep.train.datasets import merge_positions
 from lockstep.train.driver.events import Notice, Phase, Save
 from lockstep.train.driver.failure import WorkerFailure, first_cause
-from lockstep.train.driver.save_plan import entry_of, is_numbered
-from lockstep.train.driver.worker_logs import LOG_DIRECTORY, log_file
 from lockstep.train.protocol import Report
-from lockstep.train.record.saved_trainer import TRAINER_FILE
 from lockstep.train.reduction import combine
-from lockstep.train.worker.session import SNAPSHOT_PREFIX, snapshot_prefix
 
-__all__ = ["SPOOL_PREFIX", "Run", "RunPlace", "experiment_storage", "spool_prefix"]
-
-SPOOL_PREFIX = "lockstep-run-"
-"""How the local directories of runs on remote storage are called."""
+__all__ = ["Run", "RunPlace", "experiment_storage"]
 
 _TAIL_BYTES = 1 << 16
 _TAIL_WIDTH = 400
@@ -151,7 +155,7 @@ class Run:
         trial_id = f"{uuid.uuid4().hex[:5]}_00000"
         experiment_name = run_config.name or f"{trainer_name}_{date}"
         experiment = experiment_storage(run_config, experiment_name)
-        storage = experiment.child(f"{trainer_name}_{trial_id}_0_{date}")
+        storage = experiment.child(run_directory(trainer_name, trial_id, "0", now))
         storage.make_directory("")
         record = {
             "version": 1,
@@ -482,7 +486,7 @@ class Run:
     def _clear_snapshots(self) -> None:
         """Delete what workers that are gone had still to upload."""
         _remove_beginning(self.directory, SNAPSHOT_PREFIX)
-        _remove_beginning(tempfile.gettempdir(), snapshot_prefix(self.trial_id, self.storage))
+        _remove_beginning(tempfile.gettempdir(), snapshot_prefix(self.trial_id, self.storage.root))
 
     def _forget_surplus(self, *, ended: bool) -> list[CheckpointRecord]:
         old = surplus(self.checkpoints, self.checkpoint_config, ended=ended)
@@ -520,11 +524,6 @@ def _clear_dead_spools() -> None:
         spool = os.path.dirname(snapshot)
         if _is_mine(spool) and not is_driven(os.path.join(spool, JOURNAL_FILE)):
             shutil.rmtree(snapshot, ignore_errors=True)
-
-
-def spool_prefix() -> str:
-    """How they begin on this machine: whether another machine's driver lives cannot be told."""
-    return f"{SPOOL_PREFIX}{zlib.crc32(os.uname().nodename.encode()):08x}-"
 
 
 def _is_mine(directory: str) -> bool:

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.journal import JOURNAL_FILE
 from lockstep.records import newest_run
+from lockstep.run_layout import JOURNAL_FILE, TRAINER_FILE
 from lockstep.storage import Storage, open_storage
 from lockstep.train.serialize import dump
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
     from lockstep.train.trainer import DataParallelTrainer
 
-__all__ = ["TRAINER_FILE", "is_saved", "run_storage", "save_trainer", "saved_trainer"]
-
-TRAINER_FILE = "trainer.pkl"
+__all__ = ["is_saved", "run_storage", "save_trainer", "saved_trainer"]
 
 _GIVEN_ANEW = (
     "train_loop_per_worker",

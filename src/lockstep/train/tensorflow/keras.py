@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
+from lockstep.run_layout import SNAPSHOT_PREFIX
 from lockstep.train import api
 from lockstep.train.tensorflow.checkpoint import MODEL_FILE
 from lockstep.train.tensorflow.config import check_installed
-from lockstep.train.worker.session import SNAPSHOT_PREFIX
 
 __all__ = ["Callback", "ReportCheckpointCallback"]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.callback import Callback, Trial
+from lockstep.run_layout import TRACE_DIRECTORY
 from lockstep.train.worker import session as sessions
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TRACE_DIRECTORY", "TorchTensorboardProfilerCallback", "TorchWorkerProfiler"]
+__all__ = ["TorchTensorboardProfilerCallback", "TorchWorkerProfiler"]
 
-TRACE_DIRECTORY = "pytorch_profiler"
 """Where in the run directory the traces are; TensorBoard's profiler plugin reads it."""
 
 _kept: weakref.WeakKeyDictionary[sessions.Session, Counter[str]] = weakref.WeakKeyDictionary()

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import PurePosixPath
@@ -22,6 +21,7 @@ from lockstep.error_record import pack_error
 from lockstep.errors import CheckpointError, StopTraining
 from lockstep.metrics import normalise
 from lockstep.records import address_from
+from lockstep.run_layout import snapshot_prefix
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers.values import Outcome
 from lockstep.train.context import PreemptionInfo, TrainContext
@@ -43,10 +43,7 @@ from lockstep.train.protocol import (
 from lockstep.train.reduction import check_reduce
 from lockstep.train.worker.uploads import Uploader
 
-__all__ = ["SNAPSHOT_PREFIX", "Session", "activate", "current", "snapshot_prefix"]
-
-SNAPSHOT_PREFIX = ".snapshot-"
-"""Directories of a run that hold what is still to be uploaded."""
+__all__ = ["Session", "activate", "current"]
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -321,7 +318,7 @@ class Session:
         remote = not self._storage.is_local and os.path.isdir(self.context.trial_dir)
         parent = self.context.trial_dir if remote else None
         # By the run, so that the driver finds what a worker that died has left.
-        prefix = snapshot_prefix(self.context.trial_id, self._storage)
+        prefix = snapshot_prefix(self.context.trial_id, self._storage.root)
         aside = tempfile.mkdtemp(prefix=prefix, dir=parent)
         checkpoint.save_files(open_storage(aside), "", order.names, move=take_over, flush=False)
         if take_over:
@@ -330,11 +327,6 @@ class Session:
 
     def _upload_failed(self, error: Exception) -> None:
         self._channel.send(Failed(pack_error(error)))
-
-
-def snapshot_prefix(trial_id: str, storage: Storage) -> str:
-    """How the snapshots of one run are called; a copy of its directory has the same trial id."""
-    return f"{SNAPSHOT_PREFIX}{trial_id}-{zlib.crc32(storage.root.encode()):08x}-"
 
 
 def _remove_empty(checkpoint: Checkpoint) -> None:

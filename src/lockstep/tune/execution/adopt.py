@@ -12,9 +12,9 @@ from lockstep.errors import CheckpointError
 from lockstep.journal import parse_line
 from lockstep.records import RunRecords, address_from, open_checkpoint
 from lockstep.retention import CheckpointRecord
+from lockstep.run_layout import MANIFEST, checkpoint_name
 from lockstep.storage import Storage
-from lockstep.storage.base import MANIFEST, join
-from lockstep.train.driver.save_plan import checkpoint_name
+from lockstep.storage.base import join
 from lockstep.train.record.run import Run
 
 __all__ = ["adopt_checkpoint"]

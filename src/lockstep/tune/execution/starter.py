@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from lockstep.error_record import pack_error
 from lockstep.errors import LockstepError
 from lockstep.records import address_from
 from lockstep.retention import CheckpointRecord
+from lockstep.run_layout import run_directory
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.failure import WorkerFailure, describe
 from lockstep.train.record.run import Run, RunPlace
@@ -76,9 +76,8 @@ class TrialStarter:
                     "a directory, without slashes."
                 )
         else:
-            date = time.strftime("%Y-%m-%d_%H-%M-%S")
             tag = trial.experiment_tag[:_DIRECTORY_TAG]
-            wanted = f"{trial.trainable_name}_{trial.trial_id}_{tag}_{date}"
+            wanted = run_directory(trial.trainable_name, trial.trial_id, tag)
         trial.directory = self._experiment.free_directory(wanted, trial.trial_id)
         trial.path = self._experiment.storage.path(trial.directory)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -26,6 +25,7 @@ from typing import Any
 
 from lockstep.journal import Journal, parse_line, read_lines
 from lockstep.records import RunRecords
+from lockstep.run_layout import EXPERIMENT_SPOOL_PREFIX, experiment_file, experiment_number
 from lockstep.storage import Storage
 from lockstep.storage.base import join
 from lockstep.tune.experiment.configs import encode_config
@@ -33,18 +33,11 @@ from lockstep.tune.experiment.trial import Trial
 
 __all__ = ["Experiment", "ExperimentRecords", "TrialRecord", "experiment_numbers"]
 
-_JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
-_SPOOL_PREFIX = "lockstep-experiment-"
-
-
-def _file(stem: str, number: int, suffix: str = "") -> str:
-    return f"{stem}{'' if number == 1 else f'_{number}'}{suffix and '.'}{suffix}"
-
 
 def experiment_numbers(storage: Storage) -> list[int]:
     """The experiments in a directory, by number, oldest first."""
-    found = (_JOURNAL.fullmatch(name) for name in storage.listdir(""))
-    return sorted(int(match[1] or 1) for match in found if match)
+    numbers = map(experiment_number, storage.listdir(""))
+    return sorted(number for number in numbers if number is not None)
 
 
 @dataclass
@@ -84,7 +77,7 @@ class ExperimentRecords:
         if not numbers:
             raise FileNotFoundError(
                 f"{storage.uri} is not the directory of an experiment: there is no "
-                f"{_file('experiment', 1, 'jsonl')} in it."
+                f"{experiment_file('journal', 1)} in it."
             )
         self.number = numbers[-1]
         self.header: dict[str, Any] = {}
@@ -92,11 +85,11 @@ class ExperimentRecords:
         self.adopted: list[TrialRecord] = []
         """Those of them that only their own runs tell of."""
         self.state = "unfinished"
-        for line in read_lines(storage.read(_file("experiment", self.number, "jsonl"))):
+        for line in read_lines(storage.read(experiment_file("journal", self.number))):
             self._take(parse_line(line))
         if not self.header:
             raise FileNotFoundError(
-                f"{storage.path(_file('experiment', self.number, 'jsonl'))} records no experiment; "
+                f"{storage.path(experiment_file('journal', self.number))} records no experiment; "
                 "the driver may have been killed as it began."
             )
         if not storage.is_local:
@@ -106,7 +99,7 @@ class ExperimentRecords:
     def saved(self) -> bytes | None:
         """What ``Experiment.create`` was given to keep; None if it is not there."""
         try:
-            return self.storage.read(_file("tuner", self.number, "pkl"))
+            return self.storage.read(experiment_file("tuner", self.number))
         except FileNotFoundError:
             return None
 
@@ -159,9 +152,9 @@ class Experiment:
         self.storage = storage
         self.number = number
         self._space = space
-        self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=_SPOOL_PREFIX)
-        self._name = _file("experiment", number, "jsonl")
-        self._states = _file("callbacks", number)
+        self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=EXPERIMENT_SPOOL_PREFIX)
+        self._name = experiment_file("journal", number)
+        self._states = experiment_file("callbacks", number)
         directory = self._spool or storage.root
         self.callback_states = os.path.join(directory, self._states)
         """A directory on this machine for what callbacks want to have kept."""
@@ -187,7 +180,7 @@ class Experiment:
         experiment = cls(storage, number, space=space)
         try:
             # Before the journal says that there is an experiment: one that is there restores.
-            storage.write(_file("tuner", number, "pkl"), saved)
+            storage.write(experiment_file("tuner", number), saved)
             identity = {"prefix": uuid.uuid4().hex[:5], "experiment_id": uuid.uuid4().hex}
             experiment.header = {"version": 1, **identity, **header, "time": time.time()}
             experiment._journal.append("experiment", **experiment.header)
@@ -205,7 +198,7 @@ class Experiment:
             experiment.header = records.header
             experiment._directories |= {trial.directory for trial in records.trials.values()}
             if saved is not None:
-                experiment.storage.write(_file("tuner", records.number, "pkl"), saved)
+                experiment.storage.write(experiment_file("tuner", records.number), saved)
             experiment._journal.append("restore", time=time.time())
             for trial in records.adopted:
                 experiment._journal.append("trial", **_as_added(trial))

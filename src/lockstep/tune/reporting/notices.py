@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.console import Display
-from lockstep.metrics import look_up
+from lockstep.metrics import AUTOMATIC_KEYS, look_up
 from lockstep.tune.execution.resources import Machine, Need
 from lockstep.tune.experiment.trial import Trial
-from lockstep.tune.reporting.progress import AUTOMATIC_KEYS
 
 __all__ = ["Notices"]
 

@@ -9,40 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.console.experiment import ExperimentStatus, TrialLine
-from lockstep.metrics import look_up
+from lockstep.metrics import AUTOMATIC_KEYS, look_up
 from lockstep.tune.experiment.trial import Trial
 from lockstep.tune.tune_config import TuneConfig
 
-__all__ = ["AUTOMATIC_KEYS", "ExperimentProgress"]
-
-AUTOMATIC_KEYS = frozenset(
-    (
-        "_timestamp",
-        "_time_this_iter_s",
-        "_training_iteration",
-        "time_this_iter_s",
-        "done",
-        "timesteps_total",
-        "episodes_total",
-        "training_iteration",
-        "trial_id",
-        "experiment_id",
-        "date",
-        "timestamp",
-        "time_total_s",
-        "pid",
-        "hostname",
-        "node_ip",
-        "config",
-        "time_since_restore",
-        "timesteps_since_restore",
-        "iterations_since_restore",
-        "warmup_time",
-        "experiment_tag",
-        "checkpoint_dir_name",
-    )
-)
-"""What every row has besides what was reported."""
+__all__ = ["ExperimentProgress"]
 
 _SHOWN = 64
 
