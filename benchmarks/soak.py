@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.integration.soak import check, hit_driver, hit_workers
+from tests.integration.failures.soak import check, hit_driver, hit_workers
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from lockstep import run_layout
+from tests.repository import SRC
 
-SRC = Path(__file__).resolve().parents[1] / "src"
 ROOT = SRC / "lockstep"
 
 # A module may import its own layer and those before it.

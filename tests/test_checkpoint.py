@@ -22,7 +22,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError
 from lockstep.run_layout import DICT_FILE, MANIFEST, METADATA_FILE
 from lockstep.storage import Storage, open_storage
-from tests.test_storage import run_python
+from tests.storage.test_storage import run_python
 
 FILES = {"step": b"7", "sub/weights.gz": b"w" * 1000}
 

@@ -26,7 +26,8 @@ from lockstep.errors import EngineError
 from lockstep.journal import Journal
 from lockstep.records import newest_run
 from lockstep.storage import open_storage
-from tests.integration.runs import SRC, failure, fit
+from tests.integration.runs import failure, fit
+from tests.repository import SRC
 
 LIVE = """
 import sys, time

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+from tests.repository import ROOT
+
+EXAMPLES = ROOT / "examples"
 
 SHOWS = {
     "01_quickstart.py": ["accuracy:   0.9", "checkpoint: ", "run:        "],

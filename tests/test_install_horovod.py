@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "install_horovod.py"
+from tests.repository import ROOT
+
+SCRIPT = ROOT / "scripts" / "install_horovod.py"
 
 
 def run(*arguments: str, path: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import pyte
 
-SRC = Path(__file__).resolve().parents[2] / "src"
+from tests.repository import SRC
 
 PRELUDE = """
 import os, sys

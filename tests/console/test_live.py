@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.console.terminal import SRC, on_terminal
+from tests.console.terminal import on_terminal
+from tests.repository import SRC
 
 
 def test_the_panel_is_redrawn_in_place_and_stays() -> None:

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.console.terminal import SRC
+from tests.repository import SRC
 
 SETUP = """
 import sys

@@ -4,15 +4,13 @@ import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from lockstep.console.display import SilentDisplay, make_display
 from lockstep.console.plain import PlainDisplay
 from tests.console.statuses import Clock, status
-
-SRC = Path(__file__).resolve().parents[2] / "src"
+from tests.repository import SRC
 
 
 def test_a_short_run_is_three_lines_and_a_summary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from tests.engine.driving import lives, members, wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.repository import ROOT
 
 DRIVER = """
 import contextlib, json, os, sys, time

@@ -17,7 +17,7 @@ import pytest
 from lockstep.engine.base import OUT_OF_MEMORY
 from lockstep.engine.processes import oom_kills
 from lockstep.train.driver.failure import describe, died
-from tests.integration.runs import SRC
+from tests.repository import SRC
 
 LIMIT = 400 << 20
 

@@ -21,8 +21,7 @@ from lockstep.train import (
     WorkerGroupError,
 )
 from lockstep.train.driver import controller
-
-SRC = Path(__file__).parents[2] / "src"
+from tests.repository import SRC
 
 
 def trainer(

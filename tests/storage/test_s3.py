@@ -14,7 +14,7 @@ from lockstep.errors import StorageError
 from lockstep.run_layout import MANIFEST
 from lockstep.storage import RemoteStorage, Storage, open_storage
 from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
-from tests.test_storage import StorageContract
+from tests.storage.test_storage import StorageContract
 
 pytest.importorskip("moto.server")
 

@@ -16,7 +16,7 @@ from lockstep.train import Checkpoint, RunConfig
 from lockstep.tune import Tuner
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.search import BasicVariantGenerator, Searcher
-from tests.integration.tuning import fit, note, notes, tuner
+from tests.integration.tune.tuning import fit, note, notes, tuner
 
 
 def noted(config: dict[str, Any]) -> None:

@@ -21,7 +21,8 @@ from lockstep.errors import (
     StopConditionError,
 )
 from lockstep.train import Checkpoint, CheckpointConfig, Result, WorkerGroupError
-from tests.integration.runs import SRC, failure, fit, trainer
+from tests.integration.runs import failure, fit, trainer
+from tests.repository import SRC
 
 IN_PROCESS = """
     from lockstep import train

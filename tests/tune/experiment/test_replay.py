@@ -81,7 +81,7 @@ def make_tuner(storage: str, name: str, scheduler: str, callbacks: list[Any]) ->
 def killed(storage: Path, scheduler: str, after: int) -> Path:
     """The directory of an experiment whose driver was killed."""
     script = (
-        "from tests.tune.test_restored_search import Killer, make_tuner\n"
+        "from tests.tune.experiment.test_replay import Killer, make_tuner\n"
         f"make_tuner({str(storage)!r}, 'killed', {scheduler!r}, [Killer({after})]).fit()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -31,7 +31,7 @@ from lockstep.tune import Callback, ResultGrid, TuneConfig, Tuner
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
 from tests.faulty import Faults, faulty_filesystem
-from tests.integration.tuning import fit, note, notes, tuner
+from tests.integration.tune.tuning import fit, note, notes, tuner
 
 
 def square(config: dict[str, Any]) -> None:

@@ -31,7 +31,8 @@ from lockstep.train import (
     ScalingConfig,
 )
 from lockstep.train.torch import TorchConfig, TorchTrainer
-from tests.integration.runs import SRC, failure, fit, run_script, trainer
+from tests.integration.runs import failure, fit, run_script, trainer
+from tests.repository import SRC
 from tests.s3 import new_bucket, s3_uri, serve
 
 QUIET = RunConfig(verbose=0)

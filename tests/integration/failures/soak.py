@@ -116,7 +116,7 @@ DRIVER = """
 import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from tests.integration.soak import make_trainer
+from tests.integration.failures.soak import make_trainer
 print("go", flush=True)
 make_trainer(Path({storage!r}), Path({notes!r}), {mode!r}).fit()
 """

@@ -19,7 +19,7 @@ from lockstep.train.driver.controller import Controller
 from lockstep.train.record.run import Run
 from lockstep.tune import TuneConfig, Tuner
 from lockstep.tune.schedulers import TrialScheduler
-from tests.integration.tuning import fit
+from tests.integration.tune.tuning import fit
 
 
 class Census(TrialScheduler):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.soak import check, hit_driver, hit_workers
+from tests.integration.failures.soak import check, hit_driver, hit_workers
 
 MODES = ["sync", "async"]
 

@@ -19,7 +19,7 @@ from lockstep.tune.execution.launch import Launcher
 from lockstep.tune.execution.resources import Machine, Need
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.utils import wait_for_gpu
-from tests.integration.tuning import fit, note, notes
+from tests.integration.tune.tuning import fit, note, notes
 
 
 @pytest.mark.gpu

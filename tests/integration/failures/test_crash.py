@@ -22,7 +22,7 @@ import pytest
 from lockstep.result import Result
 from lockstep.run_layout import MANIFEST
 from lockstep.train import Checkpoint, CheckpointConfig, DataParallelTrainer, RunConfig
-from tests.integration.runs import SRC
+from tests.repository import SRC
 
 STEPS = 3
 KEEP_ONE = RunConfig(verbose=0, checkpoint_config=CheckpointConfig(num_to_keep=1))

@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 
 from lockstep.train import Result
 from tests.console.terminal import on_terminal
-from tests.integration.runs import SRC
+from tests.repository import SRC
 
 SCRIPT = """
 from lockstep import train

@@ -23,8 +23,8 @@ from lockstep.train import Checkpoint, RunConfig
 from lockstep.tune import ResultGrid, TuneConfig, Tuner
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
-from tests.integration.runs import SRC
-from tests.integration.tuning import fit, note, notes
+from tests.integration.tune.tuning import fit, note, notes
+from tests.repository import SRC
 
 ROOT = SRC.parent
 

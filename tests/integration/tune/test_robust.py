@@ -30,7 +30,7 @@ from lockstep.tune.search import Searcher
 from lockstep.tune.stopper import Stopper
 from tests.integration.runs import fit as fit_run
 from tests.integration.runs import run_script
-from tests.integration.tuning import fit, note, notes, tuner
+from tests.integration.tune.tuning import fit, note, notes, tuner
 
 
 def one_report(config: dict[str, Any]) -> None:

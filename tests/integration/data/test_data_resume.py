@@ -25,8 +25,8 @@ from lockstep.train import (
     ScalingConfig,
     WorkerGroupError,
 )
-from tests.integration.feeding import feed, feeding, ids_by_epoch
-from tests.integration.runs import SRC
+from tests.integration.data.feeding import feed, feeding, ids_by_epoch
+from tests.repository import ROOT, SRC
 
 ROWS = 240
 Order = Literal["local", "global"]
@@ -226,7 +226,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 import lockstep.data
 from lockstep import train
-from tests.integration.feeding import feed
+from tests.integration.data.feeding import feed
 
 def killing(config):
     report = train.report
@@ -252,7 +252,7 @@ train.DataParallelTrainer(
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_killed_driver_costs_no_row(tmp_path: Path, size: int) -> None:
-    tests, storage = str(Path(__file__).parents[2]), str(tmp_path / "results")
+    tests, storage = str(ROOT), str(tmp_path / "results")
     source = DRIVER.format(tests=tests, rows=ROWS, storage=storage)
     script = tmp_path / "driver.py"
     script.write_text(source)
