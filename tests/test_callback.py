@@ -8,40 +8,42 @@ from typing import Any
 
 import pytest
 
-from lockstep.callback import Callback, LoggerCallback, RunContext, Trial, UserCallback
+from lockstep.callback import Callback, LoggerCallback, RunContext, TrialSnapshot, UserCallback
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 
 CHECKPOINT = Checkpoint("/results/run/checkpoint_000000")
 
 
-def make_trial(**changes: Any) -> Trial:
+def make_trial(**changes: Any) -> TrialSnapshot:
     values: dict[str, Any] = {
         "trial_id": "4913f_00000",
         "trainable_name": "TorchTrainer",
         "path": "/results/run",
         **changes,
     }
-    return Trial(**values)
+    return TrialSnapshot(**values)
 
 
 class Recorder(LoggerCallback):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def log_trial_start(self, trial: Trial) -> None:
+    def log_trial_start(self, trial: TrialSnapshot) -> None:
         self.calls.append(("start", trial))
 
-    def log_trial_restore(self, trial: Trial) -> None:
+    def log_trial_restore(self, trial: TrialSnapshot) -> None:
         self.calls.append(("restore", trial))
 
-    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+    def log_trial_result(
+        self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
+    ) -> None:
         self.calls.append(("result", iteration, trial, result))
 
-    def log_trial_save(self, trial: Trial) -> None:
+    def log_trial_save(self, trial: TrialSnapshot) -> None:
         self.calls.append(("save", trial))
 
-    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+    def log_trial_end(self, trial: TrialSnapshot, failed: bool = False) -> None:
         self.calls.append(("end", trial, failed))
 
 

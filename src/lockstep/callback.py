@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
     from lockstep.config import RunConfig, ScalingConfig, StopCondition
 
-__all__ = ["Callback", "LoggerCallback", "RunContext", "Trial", "TrialStatus", "UserCallback"]
+__all__ = [
+    "Callback",
+    "LoggerCallback",
+    "RunContext",
+    "TrialSnapshot",
+    "TrialStatus",
+    "UserCallback",
+]
 
 TrialStatus = Literal["PENDING", "RUNNING", "PAUSED", "TERMINATED", "ERROR"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Trial:
+class TrialSnapshot:
     """A run as a callback sees it: a snapshot that later reports do not change.
 
     Snapshots of one trial are equal and hash alike, so a trial can key a callback's own dict.
@@ -62,7 +69,9 @@ class Trial:
         return self.path
 
     def __eq__(self, other: object) -> bool:
-        return self.trial_id == other.trial_id if isinstance(other, Trial) else NotImplemented
+        return (
+            self.trial_id == other.trial_id if isinstance(other, TrialSnapshot) else NotImplemented
+        )
 
     def __hash__(self) -> int:
         return hash(self.trial_id)
@@ -123,51 +132,51 @@ class Callback:
         """Before anything else."""
 
     def on_trial_start(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """When a trial starts."""
 
     def on_trial_restore(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """After ``on_trial_start``, when the trial goes on from ``trial.checkpoint``."""
 
     def on_trial_result(
         self,
         iteration: int,
-        trials: Sequence[Trial],
-        trial: Trial,
+        trials: Sequence[TrialSnapshot],
+        trial: TrialSnapshot,
         result: dict[str, Any],
         **info: Any,
     ) -> None:
         """After each report; ``trial.last_result`` is still the one before ``result``."""
 
     def on_trial_save(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """After a checkpoint is committed, before ``on_checkpoint``: ``trial.checkpoint``."""
 
     def on_checkpoint(
         self,
         iteration: int,
-        trials: Sequence[Trial],
-        trial: Trial,
+        trials: Sequence[TrialSnapshot],
+        trial: TrialSnapshot,
         checkpoint: Checkpoint,
         **info: Any,
     ) -> None:
         """After a checkpoint is committed."""
 
     def on_trial_complete(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """When a trial has ended well."""
 
     def on_trial_error(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """When a trial has failed for good."""
 
-    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+    def on_experiment_end(self, trials: Sequence[TrialSnapshot], **info: Any) -> None:
         """After everything else."""
 
     def get_state(self) -> dict[str, Any] | None:
@@ -184,29 +193,31 @@ class Callback:
 class LoggerCallback(Callback):
     """A callback with the hooks a tracker needs. ``super().__init__()`` need not be called."""
 
-    def log_trial_start(self, trial: Trial) -> None:
+    def log_trial_start(self, trial: TrialSnapshot) -> None:
         """When a trial starts."""
 
-    def log_trial_restore(self, trial: Trial) -> None:
+    def log_trial_restore(self, trial: TrialSnapshot) -> None:
         """After ``log_trial_start``, when the trial goes on from ``trial.checkpoint``."""
 
-    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+    def log_trial_result(
+        self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
+    ) -> None:
         """After each report; ``trial.last_result`` is still the one before ``result``."""
 
-    def log_trial_save(self, trial: Trial) -> None:
+    def log_trial_save(self, trial: TrialSnapshot) -> None:
         """After a checkpoint is committed: ``trial.checkpoint``."""
 
-    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+    def log_trial_end(self, trial: TrialSnapshot, failed: bool = False) -> None:
         """When a trial has ended."""
 
     def on_trial_start(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """Calls ``log_trial_start``."""
         self.log_trial_start(trial)
 
     def on_trial_restore(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """Calls ``log_trial_restore``."""
         self.log_trial_restore(trial)
@@ -214,8 +225,8 @@ class LoggerCallback(Callback):
     def on_trial_result(
         self,
         iteration: int,
-        trials: Sequence[Trial],
-        trial: Trial,
+        trials: Sequence[TrialSnapshot],
+        trial: TrialSnapshot,
         result: dict[str, Any],
         **info: Any,
     ) -> None:
@@ -225,8 +236,8 @@ class LoggerCallback(Callback):
     def on_checkpoint(
         self,
         iteration: int,
-        trials: Sequence[Trial],
-        trial: Trial,
+        trials: Sequence[TrialSnapshot],
+        trial: TrialSnapshot,
         checkpoint: Checkpoint,
         **info: Any,
     ) -> None:
@@ -234,13 +245,13 @@ class LoggerCallback(Callback):
         self.log_trial_save(trial)
 
     def on_trial_complete(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """Calls ``log_trial_end``."""
         self.log_trial_end(trial, failed=False)
 
     def on_trial_error(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """Calls ``log_trial_end`` with ``failed=True``."""
         self.log_trial_end(trial, failed=True)

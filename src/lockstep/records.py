@@ -96,7 +96,6 @@ class RunRecords:
     def __init__(self, storage: Storage) -> None:
         self.run: dict[str, Any] = {}
         self.attempts: dict[int, dict[str, Any]] = {}
-        self.leaves: list[dict[str, Any]] = []
         self.checkpoints: dict[int, CheckpointRecord] = {}
         self._never_uploaded: set[str] = set()
         self.failure: dict[str, Any] | None = None
@@ -167,8 +166,6 @@ class RunRecords:
             self._forget(record)
         elif event == "failure":
             self.failure = record
-        elif event == "leave":
-            self.leaves.append(record)
         elif event == "restore":
             self.run = {**self.run, **record}
             self.end = self.failure = None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep.engine import loop as module
-from lockstep.engine.loop import BRISK_WAITS, BriskWait, EventLoop
+from lockstep.engine.loop import BRISK_WAITS, EventLoop, SpinThenBlock
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_a_brisk_wait_sleeps_in_the_end_and_brings_what_comes_then(
         return poll.poll(*timeout)
 
     try:
-        wait = BriskWait(counted)
+        wait = SpinThenBlock(counted)
         os.write(write, b"x")
         for _ in range(2 * BRISK_WAITS):
             assert wait() == [(read, select.POLLIN)]

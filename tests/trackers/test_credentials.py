@@ -18,7 +18,7 @@ import pytest
 import lockstep
 from lockstep import train
 from lockstep.air.integrations.comet import setup_comet
-from lockstep.callback import Callback, Trial
+from lockstep.callback import Callback, TrialSnapshot
 from lockstep.trackers import (
     CometLoggerCallback,
     MLflowLoggerCallback,
@@ -198,7 +198,7 @@ def test_a_login_of_mlflow_ends_with_what_it_is_for(
     logins: tuple[str, list[str | None]], libraries: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri, seen = logins
-    trial = Trial("4913f_00000", "train", "/results/run", "experiment")
+    trial = TrialSnapshot("4913f_00000", "train", "/results/run", "experiment")
     before = dict(os.environ)
 
     def ask(callback: MLflowLoggerCallback) -> str | None:
@@ -261,7 +261,7 @@ def test_arguments_that_comet_does_not_know_are_refused_before_the_run() -> None
 def test_comets_other_name_for_a_project(tmp_path: Path, libraries: None) -> None:
     callback = CometLoggerCallback(online=False, offline_directory=str(tmp_path), project="mine")
     callback.check_before_run()
-    trial = Trial("4913f_00000", "train", "/results/run", "experiment")
+    trial = TrialSnapshot("4913f_00000", "train", "/results/run", "experiment")
     callback.open_run(trial).end("finished")
     (archive,) = tmp_path.glob("*.zip")
     with zipfile.ZipFile(archive) as file:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from lockstep import train
-from lockstep.callback import Callback, Trial
+from lockstep.callback import Callback, TrialSnapshot
 from lockstep.trackers import (
     CometLoggerCallback,
     MLflowLoggerCallback,
@@ -369,7 +369,7 @@ def test_tensorboard_follows_a_paused_trial_to_another_directory(tmp_path: Path)
     for step, name in enumerate(("before", "after"), 1):
         directory = tmp_path / name
         directory.mkdir()
-        trial = Trial("4913f_00000", "train", str(directory))
+        trial = TrialSnapshot("4913f_00000", "train", str(directory))
         callback.log_trial_start(trial)
         callback.log_trial_start(trial)
         callback.log_trial_result(step, trial, {"loss": 0.5})

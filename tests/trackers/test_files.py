@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lockstep.callback import LoggerCallback, RunContext, Trial
+from lockstep.callback import LoggerCallback, RunContext, TrialSnapshot
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.train.driver.callbacks import CallbackDispatcher
@@ -25,11 +25,11 @@ from lockstep.train.driver.callbacks import CallbackDispatcher
 Json = list[dict[str, Any]]
 
 
-def make_trial(path: Path, **config: Any) -> Trial:
-    return Trial("4913f_00000", "TorchTrainer", str(path), config=config)
+def make_trial(path: Path, **config: Any) -> TrialSnapshot:
+    return TrialSnapshot("4913f_00000", "TorchTrainer", str(path), config=config)
 
 
-def log(callback: LoggerCallback, trial: Trial, *results: dict[str, Any]) -> None:
+def log(callback: LoggerCallback, trial: TrialSnapshot, *results: dict[str, Any]) -> None:
     """One run that reports ``results``."""
     callback.log_trial_start(trial)
     for iteration, result in enumerate(results, 1):
@@ -234,7 +234,7 @@ class TestBoth:
         trials = []
         for name in ("a", "b"):
             (tmp_path / name).mkdir()
-            trials.append(Trial(name, "train", str(tmp_path / name)))
+            trials.append(TrialSnapshot(name, "train", str(tmp_path / name)))
         for epoch in range(2):
             for trial in trials:
                 callback.log_trial_result(epoch, trial, {"epoch": epoch})
@@ -285,7 +285,7 @@ class TestBoth:
         assert self.rows(tmp_path) == [0, 1, 2, 3]
 
     def through_dispatcher(
-        self, callback: LoggerCallback, trial: Trial, results: Json
+        self, callback: LoggerCallback, trial: TrialSnapshot, results: Json
     ) -> list[str]:
         """One run that reports ``results``; what the user was told."""
         context = RunContext(RunConfig(), trial.trial_id, trial.path, "x", None, ScalingConfig())

@@ -15,7 +15,7 @@ import pytest
 
 import lockstep.trackers.service as service
 from lockstep import train
-from lockstep.callback import LoggerCallback, Trial
+from lockstep.callback import LoggerCallback, TrialSnapshot
 from tests.integration.runs import fit
 from tests.trackers.installed import need
 
@@ -86,7 +86,9 @@ class Outage(LoggerCallback):
     def __init__(self, line: Line, cut_at: int, mend_at: int) -> None:
         self._line, self._cut_at, self._mend_at = line, cut_at, mend_at
 
-    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+    def log_trial_result(
+        self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
+    ) -> None:
         if iteration == self._cut_at:
             self._line.cut()
         elif iteration == self._mend_at:

@@ -14,7 +14,7 @@ import pytest
 
 import lockstep.trackers.service as module
 from lockstep import train
-from lockstep.callback import RunContext, Trial
+from lockstep.callback import RunContext, TrialSnapshot
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.errors import LockstepError
@@ -23,7 +23,7 @@ from lockstep.trackers.values import Outcome, numbers_in
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from tests.integration.runs import fit
 
-TRIAL = Trial("4913f_00000", "TorchTrainer", "/results/run", "experiment")
+TRIAL = TrialSnapshot("4913f_00000", "TorchTrainer", "/results/run", "experiment")
 
 
 class Service(ServiceLoggerCallback):
@@ -42,7 +42,7 @@ class Service(ServiceLoggerCallback):
         self.steps: list[int] = []
         self.outcome: Outcome | None = None
 
-    def open_run(self, trial: Trial) -> TrackedRun:
+    def open_run(self, trial: TrialSnapshot) -> TrackedRun:
         self.asked.append(trial.restored)
         self.need()
         self.opened += 1
@@ -149,7 +149,7 @@ def test_what_is_missing_is_told_once_for_all_trials() -> None:
     dispatcher.begin(None, 3)
     context = RunContext(RunConfig(), "", "", "", None, ScalingConfig())
     for number in range(3):
-        trial = Trial(f"4913f_0000{number}", "train", "/results/run", "experiment")
+        trial = TrialSnapshot(f"4913f_0000{number}", "train", "/results/run", "experiment")
         dispatcher.start(trial, context)
         for step in range(number + 1):
             dispatcher.report(step, trial, {}, [{}], None)
@@ -272,11 +272,13 @@ def test_one_end_that_fails_leaves_no_other_run_open() -> None:
             raise ConnectionError("gone")
 
     class Ending(Service):
-        def open_run(self, trial: Trial) -> TrackedRun:
+        def open_run(self, trial: TrialSnapshot) -> TrackedRun:
             return Open(self)
 
     service = Ending()
-    trials = [Trial(f"4913f_0000{i}", "TorchTrainer", "/results/run", "e") for i in range(3)]
+    trials = [
+        TrialSnapshot(f"4913f_0000{i}", "TorchTrainer", "/results/run", "e") for i in range(3)
+    ]
     for trial in trials:
         service.log_trial_start(trial)
     with pytest.raises(ConnectionError):

@@ -163,11 +163,11 @@ def test_a_trial_that_fails_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_step_may_ask_for_a_checkpoint(tmp_path: Path) -> None:
-    class Asking(Counter):
+    class GuardedCalls(Counter):
         def step(self) -> dict[str, Any]:
             return {**super().step(), "should_checkpoint": self.iteration == 1}
 
-    (result,) = fit(Asking, {"until": 4}, tmp_path)
+    (result,) = fit(GuardedCalls, {"until": 4}, tmp_path)
     assert [metrics["total"] for _, metrics in result.best_checkpoints] == [2]
     assert "should_checkpoint" not in result.metrics
 

@@ -13,7 +13,7 @@ from lockstep.data.arrow.formats import check_format, to_format, to_rows
 from lockstep.data.iterate.shard import DataShard, ShardPlan
 from lockstep.data.outputs import Outputs
 from lockstep.data.plan.position import Cut
-from lockstep.data.reordering import Arranging
+from lockstep.data.reordering import Reordering
 from lockstep.data.transforms import Transforms
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Dataset"]
 
 
-class Dataset(Transforms, Arranging, Aggregates, Outputs):
+class Dataset(Transforms, Reordering, Aggregates, Outputs):
     """Rows with named columns, lazily read, transformed and divided among workers.
 
     Make one with ``lockstep.data.read_*`` or ``from_*``. Every method that changes something

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from lockstep.data.dataset import Dataset
 
-__all__ = ["Arranging", "source_groups", "table_groups"]
+__all__ = ["Reordering", "source_groups", "table_groups"]
 
 
-class Arranging(DatasetBase):
+class Reordering(DatasetBase):
     """``limit``, ``union``, ``random_shuffle``, ``split`` and their kin.
 
     Most of them change an index and move no rows. ``sort`` and ``zip``, and slices of something

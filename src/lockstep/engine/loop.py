@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["BriskWait", "EventLoop", "Timer"]
+__all__ = ["EventLoop", "SpinThenBlock", "Timer"]
 
 
 BRISK_S = 2e-4
@@ -27,7 +27,7 @@ BRISK_WAITS = 16
 _yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
-class BriskWait:
+class SpinThenBlock:
     """Waits for files as ``poll`` does; when the last waits were all short, without sleeping first.
 
     To fall asleep and be woken takes longer than what is waited for, where one report follows the
@@ -82,7 +82,7 @@ class EventLoop:
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
-        self._wait = BriskWait(self._poller.poll)
+        self._wait = SpinThenBlock(self._poller.poll)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from lockstep.engine.base import Channel, Posted
-from lockstep.engine.loop import BriskWait, EventLoop
+from lockstep.engine.loop import EventLoop, SpinThenBlock
 
 __all__ = [
     "Connection",
@@ -207,7 +207,7 @@ class SocketChannel(Channel):
         self._interrupted = False
         incoming = select.poll()
         incoming.register(sock.fileno(), select.POLLIN)
-        self._wait = BriskWait(incoming.poll)
+        self._wait = SpinThenBlock(incoming.poll)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
         self._closing = threading.Event()

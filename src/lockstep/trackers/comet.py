@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lockstep.callback import Trial
+from lockstep.callback import TrialSnapshot
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
 from lockstep.trackers.credentials import check_comet_key, read_key, require, variable
@@ -90,7 +90,7 @@ class CometLoggerCallback(ServiceLoggerCallback):
         if self.online and self.api_key is None:
             check_comet_key()
 
-    def open_run(self, trial: Trial) -> TrackedRun:
+    def open_run(self, trial: TrialSnapshot) -> TrackedRun:
         """Begins the experiment, or goes on with it."""
         return _CometRun(self, trial)
 
@@ -100,7 +100,7 @@ class CometLoggerCallback(ServiceLoggerCallback):
 
 
 class _CometRun(TrackedRun):
-    def __init__(self, callback: CometLoggerCallback, trial: Trial) -> None:
+    def __init__(self, callback: CometLoggerCallback, trial: TrialSnapshot) -> None:
         self._callback = callback
         with _beside_others():
             self._experiment = open_experiment(

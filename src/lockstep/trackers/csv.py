@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lockstep.callback import Trial
+from lockstep.callback import TrialSnapshot
 from lockstep.metrics import flatten
 from lockstep.run_layout import PROGRESS_FILE
 from lockstep.trackers.files import (
@@ -32,7 +32,7 @@ class CSVLoggerCallback(FileLoggerCallback):
     A key that turns up later adds a column; the rows before it have that cell empty.
     """
 
-    def open_file(self, trial: Trial) -> RowFile:
+    def open_file(self, trial: TrialSnapshot) -> RowFile:
         """The trial's ``progress.csv``."""
         return _Table(os.path.join(trial.local_path, PROGRESS_FILE))
 

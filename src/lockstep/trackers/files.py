@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from lockstep.callback import LoggerCallback, Trial
+from lockstep.callback import LoggerCallback, TrialSnapshot
 
 __all__ = ["FileLoggerCallback", "RowFile", "append", "plain", "replace_file", "truncate"]
 
@@ -40,17 +40,19 @@ class FileLoggerCallback(LoggerCallback, ABC):
     _files: dict[str, RowFile]
 
     @abstractmethod
-    def open_file(self, trial: Trial) -> RowFile:
+    def open_file(self, trial: TrialSnapshot) -> RowFile:
         """The file of ``trial``; nothing is written yet."""
 
     def on_trial_start(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """Calls ``log_trial_start``. A trial that goes on may lie in another directory now."""
         self.log_trial_end(trial)
         super().on_trial_start(iteration, trials, trial, **info)
 
-    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+    def log_trial_result(
+        self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
+    ) -> None:
         """Takes the row; it is written with the next flush."""
         files: dict[str, RowFile] = self.__dict__.setdefault("_files", {})
         file = files.get(trial.trial_id)
@@ -58,7 +60,7 @@ class FileLoggerCallback(LoggerCallback, ABC):
             file = files[trial.trial_id] = self.open_file(trial)
         file.add(result)
 
-    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+    def log_trial_end(self, trial: TrialSnapshot, failed: bool = False) -> None:
         """Writes what is left."""
         file = self.__dict__.get("_files", {}).pop(trial.trial_id, None)
         if file is not None:

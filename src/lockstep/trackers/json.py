@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lockstep.callback import Trial
+from lockstep.callback import TrialSnapshot
 from lockstep.run_layout import PARAMS_FILE, RESULT_FILE
 from lockstep.trackers.files import (
     FileLoggerCallback,
@@ -27,12 +27,12 @@ class JsonLoggerCallback(FileLoggerCallback):
     NaN and infinities are written as Python's ``json`` writes and reads them.
     """
 
-    def log_trial_start(self, trial: Trial) -> None:
+    def log_trial_start(self, trial: TrialSnapshot) -> None:
         """Writes ``params.json``; what JSON cannot hold is there as its repr."""
         text = _encode(trial.config, default=_parameter, indent=2)
         replace_file(os.path.join(trial.local_path, PARAMS_FILE), [text.encode() + b"\n"])
 
-    def open_file(self, trial: Trial) -> RowFile:
+    def open_file(self, trial: TrialSnapshot) -> RowFile:
         """The trial's ``result.json``."""
         return _Lines(os.path.join(trial.local_path, RESULT_FILE))
 

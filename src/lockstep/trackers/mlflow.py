@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from lockstep.callback import Trial
+from lockstep.callback import TrialSnapshot
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
 from lockstep.run_layout import MANIFEST, PROGRESS_FILE, RESULT_FILE
@@ -90,7 +90,7 @@ class MLflowLoggerCallback(ServiceLoggerCallback):
         """Refuses ``databricks`` without a login."""
         check_databricks(self.tracking_uri)
 
-    def open_run(self, trial: Trial) -> TrackedRun:
+    def open_run(self, trial: TrialSnapshot) -> TrackedRun:
         """Creates the run, or finds the one of a restored trial."""
         with self.login():
             return _MLflowRun(self, trial)
@@ -105,7 +105,7 @@ class MLflowLoggerCallback(ServiceLoggerCallback):
 
 
 class _MLflowRun(TrackedRun):
-    def __init__(self, callback: MLflowLoggerCallback, trial: Trial) -> None:
+    def __init__(self, callback: MLflowLoggerCallback, trial: TrialSnapshot) -> None:
         import mlflow
 
         self._callback = callback

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from lockstep.callback import LoggerCallback, Trial
+from lockstep.callback import LoggerCallback, TrialSnapshot
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import LockstepError
 from lockstep.trackers.values import Outcome, outcome_of, report_time
@@ -72,7 +72,7 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
         self._missing = _Missing()
 
     @abstractmethod
-    def open_run(self, trial: Trial) -> TrackedRun:
+    def open_run(self, trial: TrialSnapshot) -> TrackedRun:
         """Begin a run at the service, or go on with it where ``trial.restored``.
 
         After an exception the trial comes again as a restored one: its run may be there by then.
@@ -82,14 +82,16 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
     def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
         """What of a result goes to the service."""
 
-    def log_trial_start(self, trial: Trial) -> None:
+    def log_trial_start(self, trial: TrialSnapshot) -> None:
         """Begins the run at the service, or goes on with it."""
         if trial.trial_id not in self._followed:
             self._followed[trial.trial_id] = _Followed(trial)
             self._told.clear()
         self._attempt(self._followed[trial.trial_id].connect, self.open_run)
 
-    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+    def log_trial_result(
+        self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
+    ) -> None:
         """Takes the row; it is sent with the next batch."""
         followed = self._followed.get(trial.trial_id)
         if followed is not None:
@@ -101,19 +103,19 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
             if followed.rows and time.monotonic() >= followed.try_again:
                 self._attempt(followed.send, self.open_run)
 
-    def log_trial_save(self, trial: Trial) -> None:
+    def log_trial_save(self, trial: TrialSnapshot) -> None:
         """Uploads ``trial.checkpoint``, if that was asked for."""
         followed = self._followed.get(trial.trial_id)
         if followed is not None and followed.run is not None and trial.checkpoint is not None:
             self._attempt(followed.run.save, trial.checkpoint)
 
-    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+    def log_trial_end(self, trial: TrialSnapshot, failed: bool = False) -> None:
         """Sends what is left and says how it ended."""
         followed = self._followed.pop(trial.trial_id, None)
         if followed is not None:
             self._end(followed, outcome_of(trial, failed))
 
-    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+    def on_experiment_end(self, trials: Sequence[TrialSnapshot], **info: Any) -> None:
         """Ends the runs of trials that were interrupted or paused for good."""
         with ExitStack() as ends:  # every one of them, whichever fails
             ends.callback(self._tell_what_is_missing)
@@ -175,7 +177,7 @@ class _Missing:
 class _Followed:
     """A trial, its run once that is open, and the rows that were not sent yet."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: TrialSnapshot) -> None:
         self.trial = trial
         self.run: TrackedRun | None = None
         self.rows: deque[Row] = deque()
@@ -202,7 +204,7 @@ class _Followed:
                 "has every report"
             )
 
-    def connect(self, open_run: Callable[[Trial], TrackedRun]) -> TrackedRun:
+    def connect(self, open_run: Callable[[TrialSnapshot], TrackedRun]) -> TrackedRun:
         if self.run is None:
             try:
                 with self._leaving_alone_on_error():
@@ -212,13 +214,13 @@ class _Followed:
                 raise
         return self.run
 
-    def send(self, open_run: Callable[[Trial], TrackedRun]) -> None:
+    def send(self, open_run: Callable[[TrialSnapshot], TrackedRun]) -> None:
         run = self.connect(open_run)
         while self.rows:
             with self._leaving_alone_on_error():
                 self._send_some(run)
 
-    def end(self, open_run: Callable[[Trial], TrackedRun], outcome: Outcome) -> None:
+    def end(self, open_run: Callable[[TrialSnapshot], TrackedRun], outcome: Outcome) -> None:
         try:
             while self.rows or self.run is None:
                 try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple
 
-from lockstep.callback import LoggerCallback, Trial
+from lockstep.callback import LoggerCallback, TrialSnapshot
 from lockstep.metrics import flatten
 from lockstep.trackers.values import Outcome, numbers_in, outcome_of, parameters_in, report_time
 
@@ -42,7 +42,7 @@ class TBXLoggerCallback(LoggerCallback):
             )
         self._open: dict[str, _EventFile] = {}
 
-    def log_trial_start(self, trial: Trial) -> None:
+    def log_trial_start(self, trial: TrialSnapshot) -> None:
         """Begins an event file with the hyperparameters."""
         known = self._open.get(trial.trial_id)
         if known is None or known.directory != trial.path:
@@ -51,7 +51,9 @@ class TBXLoggerCallback(LoggerCallback):
             if known is not None:
                 known.close("stopped")
 
-    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+    def log_trial_result(
+        self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
+    ) -> None:
         """Writes the scalars."""
         if trial.trial_id in self._open:
             self._open[trial.trial_id].add(iteration, result)
@@ -61,13 +63,13 @@ class TBXLoggerCallback(LoggerCallback):
         for file in self._open.values():
             file.flush()
 
-    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+    def log_trial_end(self, trial: TrialSnapshot, failed: bool = False) -> None:
         """Closes the event file."""
         file = self._open.pop(trial.trial_id, None)
         if file is not None:
             file.close(outcome_of(trial, failed))
 
-    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+    def on_experiment_end(self, trials: Sequence[TrialSnapshot], **info: Any) -> None:
         """Closes the files of trials that were interrupted or paused for good."""
         with ExitStack() as ends:  # every one of them, whichever fails
             while self._open:
@@ -99,7 +101,7 @@ def _library() -> _Library:
 
 
 class _EventFile:
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: TrialSnapshot) -> None:
         self._trial = trial
         self.directory = trial.path
         self._library = _library()

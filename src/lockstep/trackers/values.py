@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from lockstep.callback import Trial
+from lockstep.callback import TrialSnapshot
 from lockstep.metrics import AUTOMATIC_KEYS, CHARTED_KEYS, flatten
 
 __all__ = ["Outcome", "numbers_in", "outcome_of", "parameters_in", "report_time", "run_key"]
@@ -53,7 +53,7 @@ def report_time(result: Mapping[str, Any]) -> float:
     return float(stamp) if isinstance(stamp, (int, float)) and now - stamp > 2 else now
 
 
-def outcome_of(trial: Trial, failed: bool) -> Outcome:
+def outcome_of(trial: TrialSnapshot, failed: bool) -> Outcome:
     """How a trial ended."""
     if failed:
         return "failed"

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lockstep.callback import Trial
+from lockstep.callback import TrialSnapshot
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
 from lockstep.metrics import flatten
@@ -94,7 +94,7 @@ class WandbLoggerCallback(ServiceLoggerCallback):
             settings = given_settings(self.kwargs.get("settings"))
             check_wandb_key(self.kwargs.get("mode") or settings.get("mode"))
 
-    def open_run(self, trial: Trial) -> TrackedRun:
+    def open_run(self, trial: TrialSnapshot) -> TrackedRun:
         """Begins the run, or goes on with it."""
         return _WandbRun(self, trial)
 
@@ -107,7 +107,7 @@ class WandbLoggerCallback(ServiceLoggerCallback):
 
 
 class _WandbRun(TrackedRun):
-    def __init__(self, callback: WandbLoggerCallback, trial: Trial) -> None:
+    def __init__(self, callback: WandbLoggerCallback, trial: TrialSnapshot) -> None:
         import wandb
 
         self._callback = callback

@@ -288,7 +288,7 @@ class Shards:
             self._shards[name] = shard
         return self._shards[name]
 
-    def stand(self, seconds: float) -> DataReport:
+    def progress(self, seconds: float) -> DataReport:
         """Every dataset's position, and the share of these ``seconds`` waited for batches."""
         if len(self._shards) < len(self._plans):
             # Other ranks may have used it; what they have read is known only with this rank's.

@@ -26,21 +26,21 @@ from lockstep.engine.base import WorkerInfo
 __all__ = [
     "Answer",
     "CheckpointReport",
+    "CloseTrackers",
+    "ClosingTrackers",
     "DataReport",
-    "Ending",
     "Exit",
     "Failed",
     "Finished",
     "Hello",
-    "Holding",
     "Interrupted",
     "Launch",
-    "LetGo",
     "LogRow",
     "Report",
     "SaveOrder",
     "Saved",
     "Snapshotted",
+    "TrackerOpened",
 ]
 
 
@@ -146,15 +146,15 @@ class Finished(NamedTuple):
     """The function returned and every upload is done."""
 
 
-class Holding(NamedTuple):
+class TrackerOpened(NamedTuple):
     """The function has something open that this rank would end before it is killed."""
 
 
-class LetGo(NamedTuple):
+class CloseTrackers(NamedTuple):
     """Another rank has failed: end what is open, say ``Finished``, and wait for the end."""
 
 
-class Ending(NamedTuple):
+class ClosingTrackers(NamedTuple):
     """The function is over early; ending what it has open may take a moment."""
 
     error: dict[str, Any] | None

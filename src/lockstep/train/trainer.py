@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
     from lockstep.data.sources.shared_tables import SharedTables
 
-__all__ = ["BaseTrainer", "DataParallelTrainer", "Package"]
+__all__ = ["BaseTrainer", "DataParallelTrainer", "TrainerPayload"]
 
 
 @dataclass(frozen=True)
-class Package:
+class TrainerPayload:
     """What the runs of one trainer share: what workers are sent, where they run, how many."""
 
     engine: Engine
@@ -222,7 +222,7 @@ class DataParallelTrainer(BaseTrainer):
             state = drive(callbacks=callbacks, display=display, **arguments)
             return self._conclude(run, state)
 
-    def package(self) -> Package:
+    def package(self) -> TrainerPayload:
         """Internal: what all runs of this trainer share. Tune makes it once for all trials.
 
         Raises:
@@ -246,10 +246,10 @@ class DataParallelTrainer(BaseTrainer):
             self.train_loop_per_worker,
             shared=engine.single_machine,
         )
-        return Package(engine, sent, scaling, spec, warnings, tables)
+        return TrainerPayload(engine, sent, scaling, spec, warnings, tables)
 
     def controller_arguments(
-        self, package: Package, run: Run, overrides: bytes = b""
+        self, package: TrainerPayload, run: Run, overrides: bytes = b""
     ) -> dict[str, Any]:
         """Internal: what a Controller needs to drive ``run``.
 

@@ -26,9 +26,9 @@ from lockstep.train.record.run import experiment_storage
 from lockstep.train.trainer import DataParallelTrainer
 from lockstep.tune.execution.launch import Launcher, check_space, check_trainable, plain_space
 from lockstep.tune.execution.loop import TuneLoop
-from lockstep.tune.execution.resources import Machine
+from lockstep.tune.execution.resources import ResourcePool
 from lockstep.tune.experiment.experiment import Experiment, ExperimentRecords
-from lockstep.tune.experiment.replay import Resumption, Revived, read_grid, revive
+from lockstep.tune.experiment.replay import RestoredTrials, Resumption, read_grid, revive
 from lockstep.tune.experiment.saved_tuner import load_tuner, pack_tuner
 from lockstep.tune.experiment.trial import TrialSnapshots
 from lockstep.tune.registry import registered_trainable
@@ -126,7 +126,7 @@ class Tuner:
                 self._run_config.verbose,
                 interactive_function=launcher.engine.name == "inprocess",
             )
-            revived = Revived()
+            revived = RestoredTrials()
             if past is not None:
                 revived = revive(
                     past,
@@ -393,10 +393,10 @@ def _with_fresh_stopper(run_config: RunConfig) -> RunConfig:
     return run_config
 
 
-def _machine() -> Machine:
+def _machine() -> ResourcePool:
     limits = runtime.current()
     gpus = visible_gpus(limits.env_vars)
     if limits.num_gpus is not None:
         gpus = gpus[: limits.num_gpus]
     cpus = available_cpus() if limits.num_cpus is None else limits.num_cpus
-    return Machine(float(cpus), tuple(gpus))
+    return ResourcePool(float(cpus), tuple(gpus))

@@ -327,7 +327,7 @@ class TestGivenUp:
 
         presser = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         for module in ("controller", "drive"):
-            monkeypatch.setattr(f"lockstep.train.{module}.unanswered_note", press)
+            monkeypatch.setattr(f"lockstep.train.driver.{module}.unanswered_note", press)
 
         class Stall(Callback):
             def on_trial_complete(self, *args: Any, **info: Any) -> None:

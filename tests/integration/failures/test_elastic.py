@@ -171,7 +171,7 @@ class TestGrowth:
         assert frame["size"].tolist() == [1] * (saved + 1) + [2] * (11 - saved)
         assert frame["attempt"].tolist() == frame["size"].tolist()
         assert result.resizes == [{"attempt": 2, "from": 1, "to": 2}]
-        (leave,) = events(result, "leave")
+        (leave,) = events(result, "attempt_stopped")
         assert (leave["kind"], leave["attempt"], leave["next_size"]) == ("resize", 1, 2)
         assert result.state == "finished"
 

@@ -183,7 +183,9 @@ class TestWorker:
         check_whole(result)
         check_told(result, 1)
         lines = Path(result.path, JOURNAL_FILE).read_text().splitlines()
-        (leave,) = [event for event in map(json.loads, lines) if event["event"] == "leave"]
+        (leave,) = [
+            event for event in map(json.loads, lines) if event["event"] == "attempt_stopped"
+        ]
         assert (leave["kind"], leave["rank"], leave["next_size"]) == ("preemption", 1, 2)
 
     def test_is_told_in_one_line(self, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from lockstep.train import RunConfig, ScalingConfig
 from lockstep.train.torch import TorchTrainer, get_device
 from lockstep.tune import TuneConfig, Tuner
 from lockstep.tune.execution.launch import Launcher
-from lockstep.tune.execution.resources import Machine, Need
+from lockstep.tune.execution.resources import ResourcePool, ResourceRequest
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.utils import wait_for_gpu
 from tests.integration.tune.tuning import fit, note, notes
@@ -98,11 +98,11 @@ def test_gpus_of_functions_and_classes(gpus: float) -> None:
     class Class(tune.Trainable):
         pass
 
-    machine = Machine(4.0, ("0", "1"))
+    machine = ResourcePool(4.0, ("0", "1"))
     for trainable in (lambda config: None, Class):
         bound = tune.with_resources(trainable, {"cpu": 1, "gpu": gpus})
         launcher = Launcher(bound, RunConfig(), machine, FIFOScheduler())
-        assert launcher.need({}) == Need(1, 1.0, gpus)
+        assert launcher.need({}) == ResourceRequest(1, 1.0, gpus)
 
 
 def test_gpus_that_are_not_there_are_said_at_once() -> None:

@@ -333,7 +333,7 @@ def test_loading_checkpoints():
 def test_a_logging_callback():
     """Lines 871 to 900: ``last_result`` is the one before."""
     from lockstep.air import RunConfig, ScalingConfig, session
-    from lockstep.callback import Trial
+    from lockstep.callback import TrialSnapshot
     from lockstep.train.torch import TorchTrainer
     from lockstep.tune.logger import LoggerCallback
 
@@ -341,7 +341,7 @@ def test_a_logging_callback():
         def __init__(self) -> None:
             self.results: List[Dict[str, Any]] = []
 
-        def log_trial_result(self, iteration: int, trial: Trial, result: Dict[str, Any]):
+        def log_trial_result(self, iteration: int, trial: TrialSnapshot, result: Dict[str, Any]):
             self.results.append(trial.last_result)
 
     def train_func():

@@ -23,7 +23,7 @@ from lockstep.train import (
 from lockstep.train.record.run import Run
 from lockstep.tune import Callback, RunConfig
 from lockstep.tune.execution.adopt import adopt_checkpoint
-from lockstep.tune.execution.running_trial import LiveTrial
+from lockstep.tune.execution.running_trial import RunningTrial
 from lockstep.tune.integration.ray_train import TuneReportCallback
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.search import Searcher
@@ -259,13 +259,13 @@ def test_a_trial_that_is_stopped_while_its_pause_is_uploaded(
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
     stopped = threading.Event()
-    put_away = LiveTrial.put_away
+    put_away = RunningTrial.put_away
 
-    def held_up(self: LiveTrial) -> str | None:
+    def held_up(self: RunningTrial) -> str | None:
         assert not self.pausing or stopped.wait(30)
         return put_away(self)
 
-    monkeypatch.setattr(LiveTrial, "put_away", held_up)
+    monkeypatch.setattr(RunningTrial, "put_away", held_up)
     remote = SubTreeFileSystem(str(tmp_path), LocalFileSystem())
     grid = fit(
         one_report,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lockstep import tune
-from lockstep.callback import Trial as TrialSnapshot
+from lockstep.callback import TrialSnapshot
 from lockstep.errors import LockstepError
 from lockstep.train import (
     Checkpoint,

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from lockstep.callback import Callback, LoggerCallback, RunContext, Trial, UserCallback
+from lockstep.callback import Callback, LoggerCallback, RunContext, TrialSnapshot, UserCallback
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.train.driver import callbacks as module
 from lockstep.train.driver.callbacks import CallbackDispatcher
 
-TRIAL = Trial("4913f_00000", "TorchTrainer", "/results/run", last_result={"trial_id": "4913f"})
+TRIAL = TrialSnapshot(
+    "4913f_00000", "TorchTrainer", "/results/run", last_result={"trial_id": "4913f"}
+)
 STOP = {"training_iteration": 10}
 CONTEXT = RunContext(
     RunConfig(stop=STOP), TRIAL.trial_id, TRIAL.path, "experiment", {"lr": 0.1}, ScalingConfig()
@@ -185,7 +187,7 @@ def test_a_restored_run_is_told_so(
 ) -> None:
     recorder = Recorder()
     dispatcher = CallbackDispatcher([recorder], pytest.fail, 30.0)
-    trial = Trial("4913f_00000", "TorchTrainer", "/results/run", checkpoint=checkpoint)
+    trial = TrialSnapshot("4913f_00000", "TorchTrainer", "/results/run", checkpoint=checkpoint)
     dispatcher.start(trial, CONTEXT, restored=restored)
     dispatcher.close()
     assert recorder.hooks == ["setup", "start", *(["restore"] if told else [])]
@@ -223,7 +225,9 @@ def test_a_logger_that_leaves_out_super_init() -> None:
         def __init__(self) -> None:
             self.results: list[dict[str, Any]] = []
 
-        def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
+        def log_trial_result(
+            self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
+        ) -> None:
             self.results.append(trial.last_result)
 
     callback = LoggingCallback()
@@ -255,8 +259,8 @@ def test_one_callback_cannot_change_what_another_or_the_run_sees() -> None:
         def on_trial_result(
             self,
             iteration: int,
-            trials: Sequence[Trial],
-            trial: Trial,
+            trials: Sequence[TrialSnapshot],
+            trial: TrialSnapshot,
             result: dict[str, Any],
             **info: Any,
         ) -> None:
@@ -683,7 +687,7 @@ class Counting(Callback):
 
 
 def run_at(path: Path, restored: bool, *callbacks: Callback, end: bool = True) -> list[str]:
-    trial = Trial("4913f_00000", "TorchTrainer", str(path), restored=restored)
+    trial = TrialSnapshot("4913f_00000", "TorchTrainer", str(path), restored=restored)
     problems = Problems()
     dispatcher = CallbackDispatcher(callbacks, problems, 30.0)
     dispatcher.start(trial, CONTEXT, restored=restored)
@@ -722,7 +726,7 @@ def test_a_state_that_comes_too_soon_is_kept_later(tmp_path: Path, more: bool) -
     counting = Counting(0)
     dispatcher = CallbackDispatcher([counting], pytest.fail, 30.0, trials=[], states=str(tmp_path))
     dispatcher.begin(None, 1)
-    trial = Trial("4913f_00000", "train", str(tmp_path))
+    trial = TrialSnapshot("4913f_00000", "train", str(tmp_path))
     dispatcher.start(trial, CONTEXT)
     for iteration in (1, 2):
         dispatcher.report(iteration, trial, {}, [{}], None)
@@ -747,7 +751,7 @@ def test_a_postponed_state_is_kept_at_the_end(
         [Counting(0)], pytest.fail, 30.0, trials=[], states=str(tmp_path)
     )
     dispatcher.begin(None, 1)
-    trial = Trial("4913f_00000", "train", str(tmp_path))
+    trial = TrialSnapshot("4913f_00000", "train", str(tmp_path))
     dispatcher.start(trial, CONTEXT)
     for iteration in (1, 2):
         dispatcher.report(iteration, trial, {}, [{}], None)

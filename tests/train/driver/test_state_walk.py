@@ -76,7 +76,7 @@ class Walk:
         self.ordered: list[e.Save] = []
         self.committed: list[e.Save] = []
         self.lost: set[str] = set()
-        self.leaves: list[e.RecordLeave] = []
+        self.leaves: list[e.RecordAttemptStopped] = []
         self.told: tuple[e.Notice, int] | None = None
         self.ended: e.End | None = None
         self.log: list[str] = []
@@ -118,7 +118,7 @@ class Walk:
             if worker.doing == "ready":
                 worker.doing = "running"
                 if self.holds.random() < 0.3:
-                    self.queue.append(e.Holding(worker.rank))
+                    self.queue.append(e.TrackerOpened(worker.rank))
 
     def on_OrderSave(self, action: e.OrderSave) -> None:
         self.ordered.append(action.save)
@@ -183,7 +183,7 @@ class Walk:
                 worker.doing = "running"
                 worker.stop = action.stop
 
-    def on_LetGo(self, action: e.LetGo) -> None:
+    def on_CloseTrackers(self, action: e.CloseTrackers) -> None:
         for rank in action.ranks:
             worker = self.workers[rank]
             if worker.doing != "gone":
@@ -209,7 +209,7 @@ class Walk:
     def on_RecordFailure(self, action: e.RecordFailure) -> None:
         assert action.failures
 
-    def on_RecordLeave(self, action: e.RecordLeave) -> None:
+    def on_RecordAttemptStopped(self, action: e.RecordAttemptStopped) -> None:
         assert all(worker.doing == "gone" for worker in self.workers)
         self.leaves.append(action)
 

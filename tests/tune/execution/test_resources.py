@@ -8,62 +8,67 @@ import pytest
 
 from lockstep.engine import GroupSpec
 from lockstep.engine.resources import worker_environment
-from lockstep.tune.execution.resources import Machine, Need, Share
+from lockstep.tune.execution.resources import Allocation, ResourcePool, ResourceRequest
 
 
 def test_a_trial_gets_all_its_workers_or_nothing() -> None:
-    machine = Machine(4)
-    first = machine.take(Need(workers=3))
+    machine = ResourcePool(4)
+    first = machine.take(ResourceRequest(workers=3))
     assert first is not None
-    assert machine.take(Need(workers=2)) is None
-    second = machine.take(Need(workers=1))
+    assert machine.take(ResourceRequest(workers=2)) is None
+    second = machine.take(ResourceRequest(workers=1))
     assert second is not None
-    assert machine.take(Need(workers=1)) is None
+    assert machine.take(ResourceRequest(workers=1)) is None
     machine.give_back(first)
-    assert machine.take(Need(workers=3)) is not None
+    assert machine.take(ResourceRequest(workers=3)) is not None
 
 
 def test_what_is_too_large_runs_alone() -> None:
-    machine = Machine(2)
-    assert machine.too_large(Need(workers=5))
-    assert not machine.too_large(Need(workers=2))
-    small = machine.take(Need())
+    machine = ResourcePool(2)
+    assert machine.too_large(ResourceRequest(workers=5))
+    assert not machine.too_large(ResourceRequest(workers=2))
+    small = machine.take(ResourceRequest())
     assert small is not None
-    assert machine.take(Need(workers=5)) is None
+    assert machine.take(ResourceRequest(workers=5)) is None
     machine.give_back(small)
-    big = machine.take(Need(workers=5))
+    big = machine.take(ResourceRequest(workers=5))
     assert big is not None
-    assert machine.take(Need()) is None
+    assert machine.take(ResourceRequest()) is None
 
 
 def test_gpus_of_trials_are_disjoint() -> None:
-    machine = Machine(16, ("0", "1", "2", "3"))
-    first, second = machine.take(Need(2, gpus=1)), machine.take(Need(1, gpus=2))
+    machine = ResourcePool(16, ("0", "1", "2", "3"))
+    first, second = (
+        machine.take(ResourceRequest(2, gpus=1)),
+        machine.take(ResourceRequest(1, gpus=2)),
+    )
     assert first is not None
     assert second is not None
     assert set(first.gpus) | set(second.gpus) == {"0", "1", "2", "3"}
-    assert machine.take(Need(gpus=1)) is None
+    assert machine.take(ResourceRequest(gpus=1)) is None
     machine.give_back(first)
-    third = machine.take(Need(gpus=1))
+    third = machine.take(ResourceRequest(gpus=1))
     assert third is not None
     assert third.gpus[0] in first.gpus
 
 
 def test_a_gpu_is_shared_by_those_that_need_a_part() -> None:
-    machine = Machine(16, ("7",))
-    shares = [machine.take(Need(gpus=0.5)) for _ in range(3)]
+    machine = ResourcePool(16, ("7",))
+    shares = [machine.take(ResourceRequest(gpus=0.5)) for _ in range(3)]
     assert [share and share.gpus for share in shares] == [("7",), ("7",), None]
 
 
 def test_nothing_is_lost_or_shared_out_twice() -> None:
     chance = random.Random(1)
-    machine = Machine(8, ("a", "b", "c"))
-    held: list[Share] = []
+    machine = ResourcePool(8, ("a", "b", "c"))
+    held: list[Allocation] = []
     for _ in range(2000):
         if held and chance.random() < 0.5:
             machine.give_back(held.pop(chance.randrange(len(held))))
             continue
-        need = Need(chance.randint(1, 4), chance.choice([0.5, 1, 2]), chance.choice([0, 0, 1]))
+        need = ResourceRequest(
+            chance.randint(1, 4), chance.choice([0.5, 1, 2]), chance.choice([0, 0, 1])
+        )
         share = machine.take(need)
         if share is not None:
             held.append(share)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "LinedUp",
+    "Concatenated",
     "as_written",
     "one_array",
     "take",
@@ -215,10 +215,10 @@ def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
 
 def take(table: pa.Table, indices: np.ndarray[Any, Any]) -> pa.Table:
     """These rows of a table, in this order."""
-    return LinedUp([table]).take(indices)
+    return Concatenated([table]).take(indices)
 
 
-class LinedUp:
+class Concatenated:
     """The rows of several tables, numbered through, to be had in any order.
 
     Args:

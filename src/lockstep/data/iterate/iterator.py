@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from lockstep.checks import check_int, check_seed
 from lockstep.data.arrow.formats import check_format, to_rows
 from lockstep.data.iterate.batching import Batch, cut_arrays, cut_tables
-from lockstep.data.iterate.prefetch import Ahead
+from lockstep.data.iterate.prefetch import Prefetcher
 from lockstep.data.iterate.stats import DataStats
 from lockstep.data.plan.unit import Piece
 
@@ -117,10 +117,10 @@ class _Running(Generic[T]):
 
     def __init__(self, current: Pass, request: Request, work: _Work) -> None:
         self._pass = current
-        self._ahead: list[Ahead[Any]] = []
+        self._ahead: list[Prefetcher[Any]] = []
         pieces: Iterator[Piece]
         if request.prefetch:
-            reading = Ahead(
+            reading = Prefetcher(
                 current.pieces,
                 lambda piece: int(piece.table.nbytes),
                 items=256,
@@ -136,7 +136,7 @@ class _Running(Generic[T]):
             made = work.then(batches)
             batches = made
             if request.prefetch and work.in_thread:
-                converting: Ahead[Batch] = Ahead(
+                converting: Prefetcher[Batch] = Prefetcher(
                     lambda: made,
                     lambda batch: 0,
                     items=request.prefetch,

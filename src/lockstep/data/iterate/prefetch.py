@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Ahead"]
+__all__ = ["Prefetcher"]
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class _Shared(Generic[T]):
             self.changed.notify_all()
 
 
-class Ahead(Generic[T]):
+class Prefetcher(Generic[T]):
     """What ``make()`` yields, made ahead of time by a thread.
 
     The thread waits when ``items`` results, or ``size`` bytes of them, lie ready; one it always
@@ -81,7 +81,7 @@ class Ahead(Generic[T]):
         _running.add(self)
         self._thread.start()
 
-    def __iter__(self) -> Ahead[T]:
+    def __iter__(self) -> Prefetcher[T]:
         return self
 
     def __next__(self) -> T:
@@ -115,7 +115,7 @@ class Ahead(Generic[T]):
             self.close()
 
 
-_running: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
+_running: weakref.WeakSet[Prefetcher[Any]] = weakref.WeakSet()
 
 
 @atexit.register

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lockstep.data.arrow.columns import LinedUp, take
+from lockstep.data.arrow.columns import Concatenated, take
 from lockstep.data.plan.hashing import key_of, permutation
 from lockstep.data.plan.unit import Piece, Reader, Unit
 
@@ -182,7 +182,7 @@ def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Pie
     tables = [table for table in tables if table.num_rows]
     if tables:
         # All of a column at once: coming back to it costs more than the memory.
-        table = LinedUp(tables, reader.memory).take(order)
+        table = Concatenated(tables, reader.memory).take(order)
         yield from _shuffled(table, units, reader, commute)
 
 
@@ -246,7 +246,7 @@ def _some(
         begin = bound
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
-    return LinedUp(tables).take(places) if tables else None
+    return Concatenated(tables).take(places) if tables else None
 
 
 def _shuffled(

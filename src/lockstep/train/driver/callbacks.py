@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lockstep.callback import Callback, RunContext, Trial, UserCallback
+from lockstep.callback import Callback, RunContext, TrialSnapshot, UserCallback
 from lockstep.train.driver.callback_state import CallbackState
 
 if TYPE_CHECKING:
@@ -39,26 +39,26 @@ _PAUSE_S = 1e-4
 class RunListener(Protocol):
     """What a controller tells of its run, in this order; see ``CallbackDispatcher``."""
 
-    def start(self, trial: Trial, run_context: RunContext, restored: bool = False) -> None:
+    def start(self, trial: TrialSnapshot, run_context: RunContext, restored: bool = False) -> None:
         """Its function is about to run."""
 
     def report(
         self,
         iteration: int,
-        trial: Trial,
+        trial: TrialSnapshot,
         result: dict[str, Any],
         metrics_by_rank: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
         """A report is recorded and answered."""
 
-    def checkpoint(self, iteration: int, trial: Trial, checkpoint: Checkpoint) -> None:
+    def checkpoint(self, iteration: int, trial: TrialSnapshot, checkpoint: Checkpoint) -> None:
         """A checkpoint is committed."""
 
     def failure(self, run_context: RunContext, errors: dict[int, Exception]) -> None:
         """An attempt failed."""
 
-    def end(self, iteration: int, trial: Trial, failed: bool) -> None:
+    def end(self, iteration: int, trial: TrialSnapshot, failed: bool) -> None:
         """It is over."""
 
 
@@ -89,7 +89,7 @@ class CallbackDispatcher:
         callbacks: Sequence[object],
         on_problem: Callable[[str], None],
         flush_s: float,
-        trials: Sequence[Trial] | None = None,
+        trials: Sequence[TrialSnapshot] | None = None,
         states: str | None = None,
     ) -> None:
         for callback in callbacks:
@@ -114,7 +114,7 @@ class CallbackDispatcher:
             lane.put((_Lane.begun, stop, num_samples))
             lane.thread.start()
 
-    def start(self, trial: Trial, run_context: RunContext, restored: bool = False) -> None:
+    def start(self, trial: TrialSnapshot, run_context: RunContext, restored: bool = False) -> None:
         """``on_trial_start``, ``on_trial_restore`` if it was; before them ``begin`` if alone."""
         if self._alone:
             self.begin(run_context.run_config.stop, 1)
@@ -125,7 +125,7 @@ class CallbackDispatcher:
     def report(
         self,
         iteration: int,
-        trial: Trial,
+        trial: TrialSnapshot,
         result: dict[str, Any],
         metrics_by_rank: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
@@ -137,7 +137,7 @@ class CallbackDispatcher:
         for lane in self._lanes:
             lane.offer(event)
 
-    def checkpoint(self, iteration: int, trial: Trial, checkpoint: Checkpoint) -> None:
+    def checkpoint(self, iteration: int, trial: TrialSnapshot, checkpoint: Checkpoint) -> None:
         """``on_trial_save``, then ``on_checkpoint``."""
         for lane in self._trial_lanes:
             lane.put((_Lane.saved, iteration, trial, checkpoint))
@@ -147,7 +147,7 @@ class CallbackDispatcher:
         for lane in self._user_lanes:
             lane.put((_Lane.failed, run_context, errors))
 
-    def end(self, iteration: int, trial: Trial, failed: bool) -> None:
+    def end(self, iteration: int, trial: TrialSnapshot, failed: bool) -> None:
         """``on_trial_complete`` or ``on_trial_error``; then ``finish`` if alone."""
         self._contexts.pop(trial.trial_id, None)
         for lane in self._trial_lanes:
@@ -155,7 +155,7 @@ class CallbackDispatcher:
         if self._alone:
             self.finish([trial])
 
-    def finish(self, trials: Sequence[Trial]) -> None:
+    def finish(self, trials: Sequence[TrialSnapshot]) -> None:
         """``on_experiment_end``."""
         for lane in self._trial_lanes:
             lane.put((_Lane.finished, trials))
@@ -257,9 +257,9 @@ def _check(callback: object) -> None:
     )
 
 
-def _own(trial: Trial) -> Trial:
+def _own(trial: TrialSnapshot) -> TrialSnapshot:
     """A copy whose dicts are its own. dataclasses.replace takes three times as long."""
-    own = object.__new__(Trial)
+    own = object.__new__(TrialSnapshot)
     vars(own).update(vars(trial), config=dict(trial.config), last_result=dict(trial.last_result))
     return own
 
@@ -271,7 +271,7 @@ class _Lane:
         self,
         callback: object,
         on_problem: Callable[[str], None],
-        trials: Sequence[Trial] | None,
+        trials: Sequence[TrialSnapshot] | None,
         states: str | None,
         number: int,
     ) -> None:
@@ -346,7 +346,7 @@ class _Lane:
         if self._states is not None:
             self._with_state("set_state", self._states)
 
-    def started(self, trial: Trial, restored: bool) -> None:
+    def started(self, trial: TrialSnapshot, restored: bool) -> None:
         trial = _own(trial)
         trials = self._all(trial)
         if trial.restored and self._trials is None:
@@ -359,7 +359,7 @@ class _Lane:
         self,
         run_context: RunContext | None,
         iteration: int,
-        trial: Trial,
+        trial: TrialSnapshot,
         result: dict[str, Any],
         metrics_by_rank: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
@@ -381,7 +381,7 @@ class _Lane:
                 checkpoint=checkpoint,
             )
 
-    def saved(self, iteration: int, trial: Trial, checkpoint: Checkpoint) -> None:
+    def saved(self, iteration: int, trial: TrialSnapshot, checkpoint: Checkpoint) -> None:
         trial = _own(trial)
         told: dict[str, Any] = {"iteration": iteration, "trials": self._all(trial), "trial": trial}
         self._call("on_trial_save", **told)
@@ -391,13 +391,13 @@ class _Lane:
     def failed(self, run_context: RunContext, errors: dict[int, Exception]) -> None:
         self._call("after_exception", run_context=run_context, worker_exceptions=dict(errors))
 
-    def ended(self, iteration: int, trial: Trial, failed: bool) -> None:
+    def ended(self, iteration: int, trial: TrialSnapshot, failed: bool) -> None:
         trial = _own(trial)
         hook = "on_trial_error" if failed else "on_trial_complete"
         self._call(hook, iteration=iteration, trials=self._all(trial), trial=trial)
         self._with_state("get_state", self._states or trial.path)
 
-    def finished(self, trials: Sequence[Trial]) -> None:
+    def finished(self, trials: Sequence[TrialSnapshot]) -> None:
         self._call("on_experiment_end", trials=list(map(_own, trials)))
         if self._states is not None:
             self._with_state("get_state", self._states, last=True)
@@ -408,7 +408,7 @@ class _Lane:
         self._answered += 1
         arrived(self)
 
-    def _all(self, trial: Trial) -> Sequence[Trial]:
+    def _all(self, trial: TrialSnapshot) -> Sequence[TrialSnapshot]:
         return [trial] if self._trials is None else self._trials
 
     def _run(self) -> None:

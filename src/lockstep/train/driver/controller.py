@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import settings
-from lockstep.callback import RunContext, Trial
+from lockstep.callback import RunContext, TrialSnapshot
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, StopCondition
 from lockstep.console import Display, RunStatus
@@ -263,10 +263,10 @@ class Controller:
             self._feed(e.Ready(rank, message.info, message.announcement))
         elif kind is m.Finished:
             self._feed(e.Returned(rank))
-        elif kind is m.Holding:
-            self._feed(e.Holding(rank))
-        elif kind is m.Ending:
-            self._feed(e.Ending(rank, message.error))
+        elif kind is m.TrackerOpened:
+            self._feed(e.TrackerOpened(rank))
+        elif kind is m.ClosingTrackers:
+            self._feed(e.ClosingTrackers(rank, message.error))
         elif kind is m.Failed:
             self._feed(e.Raised(rank, message.error))
         elif kind is m.Interrupted:
@@ -426,9 +426,9 @@ class Controller:
             else:
                 self._send(rank, answer)
 
-    def _let_go(self, action: e.LetGo) -> None:
+    def _let_go(self, action: e.CloseTrackers) -> None:
         for rank in action.ranks:
-            self._send(rank, m.LetGo())
+            self._send(rank, m.CloseTrackers())
 
     def _release_workers(self, action: e.ReleaseWorkers) -> None:
         for rank in range(self.state.world_size):
@@ -471,11 +471,11 @@ class Controller:
             origin = f"from {newest.name}" if newest else "from the beginning"
             self._display.message(f"{text} Starting attempt {attempt + 1} {origin}.", "warning")
 
-    def _record_leave(self, action: e.RecordLeave) -> None:
+    def _record_attempt_stopped(self, action: e.RecordAttemptStopped) -> None:
         notice, size = action
         # The state has moved on already when there is a next attempt.
         attempt = self.state.attempt - (size is not None)
-        self._run.record_leave(attempt, notice, size)
+        self._run.record_attempt_stopped(attempt, notice, size)
         if size is None:
             return
         newest = self._run.newest_checkpoint()
@@ -572,8 +572,8 @@ class Controller:
         if self._group is not None:
             self._group.send(rank, message)
 
-    def _trial(self, status: Any) -> Trial:
-        return Trial(
+    def _trial(self, status: Any) -> TrialSnapshot:
+        return TrialSnapshot(
             trial_id=self._run.trial_id,
             trainable_name=self._run.trainer_name,
             path=self._run.directory,
@@ -696,13 +696,13 @@ _PERFORM: dict[type, Callable[[Controller, Any], None]] = {
     e.Commit: Controller._commit,
     e.Discard: Controller._discard,
     e.Answer: Controller._answer,
-    e.LetGo: Controller._let_go,
+    e.CloseTrackers: Controller._let_go,
     e.ReleaseWorkers: Controller._release_workers,
     e.InterruptWorkers: Controller._interrupt_workers,
     e.KillWorkers: Controller._kill_workers,
     e.SetTimer: Controller._set_timer,
     e.ExplainHang: Controller._explain_hang,
     e.RecordFailure: Controller._record_failure,
-    e.RecordLeave: Controller._record_leave,
+    e.RecordAttemptStopped: Controller._record_attempt_stopped,
     e.End: Controller._end,
 }

@@ -15,21 +15,20 @@ __all__ = [
     "Action",
     "Answer",
     "CapacityChanged",
+    "CloseTrackers",
     "Closed",
+    "ClosingTrackers",
     "Commit",
     "Committed",
     "Discard",
     "End",
-    "Ending",
     "Event",
     "ExplainHang",
     "Gone",
-    "Holding",
     "Interrupt",
     "InterruptWorkers",
     "KillWorkers",
     "LaunchWorkers",
-    "LetGo",
     "Notice",
     "OrderSave",
     "Phase",
@@ -37,8 +36,8 @@ __all__ = [
     "Raised",
     "Ready",
     "Record",
+    "RecordAttemptStopped",
     "RecordFailure",
-    "RecordLeave",
     "Recorded",
     "ReleaseWorkers",
     "Reported",
@@ -51,6 +50,7 @@ __all__ = [
     "StartWorkers",
     "Stuck",
     "TimerFired",
+    "TrackerOpened",
 ]
 
 
@@ -157,13 +157,13 @@ class Returned(NamedTuple):
     rank: int
 
 
-class Holding(NamedTuple):
+class TrackerOpened(NamedTuple):
     """A rank's function has something open that is to be ended before the rank: a tracker's run."""
 
     rank: int
 
 
-class Ending(NamedTuple):
+class ClosingTrackers(NamedTuple):
     """A rank's function is over early, and what it has open is being ended: a tracker's run."""
 
     rank: int
@@ -236,8 +236,8 @@ Event = (
     | Committed
     | SaveFailed
     | Returned
-    | Holding
-    | Ending
+    | TrackerOpened
+    | ClosingTrackers
     | Raised
     | Gone
     | Interrupt
@@ -299,7 +299,7 @@ class Answer(NamedTuple):
     notice: Notice | None = None
 
 
-class LetGo(NamedTuple):
+class CloseTrackers(NamedTuple):
     """These ranks wait at a report that will not be answered: let them end what they have open."""
 
     ranks: tuple[int, ...]
@@ -339,7 +339,7 @@ class RecordFailure(NamedTuple):
     retry: bool
 
 
-class RecordLeave(NamedTuple):
+class RecordAttemptStopped(NamedTuple):
     """Journal that an attempt stopped on a notice; ``size``: of the next one."""
 
     notice: Notice
@@ -361,13 +361,13 @@ Action = (
     | Commit
     | Discard
     | Answer
-    | LetGo
+    | CloseTrackers
     | ReleaseWorkers
     | InterruptWorkers
     | KillWorkers
     | SetTimer
     | ExplainHang
     | RecordFailure
-    | RecordLeave
+    | RecordAttemptStopped
     | End
 )

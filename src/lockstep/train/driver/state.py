@@ -45,20 +45,19 @@ from lockstep.train.driver.events import (
     Answer,
     CapacityChanged,
     Closed,
+    CloseTrackers,
+    ClosingTrackers,
     Commit,
     Committed,
     Discard,
     End,
-    Ending,
     Event,
     ExplainHang,
     Gone,
-    Holding,
     Interrupt,
     InterruptWorkers,
     KillWorkers,
     LaunchWorkers,
-    LetGo,
     Notice,
     OrderSave,
     Phase,
@@ -66,9 +65,9 @@ from lockstep.train.driver.events import (
     Raised,
     Ready,
     Record,
+    RecordAttemptStopped,
     Recorded,
     RecordFailure,
-    RecordLeave,
     ReleaseWorkers,
     Reported,
     Returned,
@@ -80,6 +79,7 @@ from lockstep.train.driver.events import (
     StartWorkers,
     Stuck,
     TimerFired,
+    TrackerOpened,
 )
 from lockstep.train.driver.failure import (
     FailurePolicy,
@@ -396,7 +396,7 @@ def _returned(state: RunState, event: Returned) -> tuple[RunState, list[Action]]
     return _check_counts(state)
 
 
-def _holding(state: RunState, event: Holding) -> tuple[RunState, list[Action]]:
+def _holding(state: RunState, event: TrackerOpened) -> tuple[RunState, list[Action]]:
     return state._replace(holding=state.holding | {event.rank}), []
 
 
@@ -405,7 +405,7 @@ def _let_go(state: RunState, waiting: set[int]) -> tuple[RunState, list[Action]]
     ranks = (waiting & state.holding) - state.ending - state.gone
     if not ranks or not state.failures or state.killed or state.interrupted:
         return state, []
-    return state._replace(ending=state.ending | ranks), [LetGo(tuple(sorted(ranks)))]
+    return state._replace(ending=state.ending | ranks), [CloseTrackers(tuple(sorted(ranks)))]
 
 
 def _after_ending(state: RunState) -> tuple[RunState, list[Action]]:
@@ -416,7 +416,7 @@ def _after_ending(state: RunState) -> tuple[RunState, list[Action]]:
     return state, actions
 
 
-def _ending(state: RunState, event: Ending) -> tuple[RunState, list[Action]]:
+def _ending(state: RunState, event: ClosingTrackers) -> tuple[RunState, list[Action]]:
     state = state._replace(ending=state.ending | {event.rank})
     if event.error is None:
         return state, []
@@ -641,10 +641,10 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
 def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
     """The group stopped because of a notice (or died while it was preempted)."""
     if notice.kind == "resize":
-        return _next_attempt(state, lambda size: [RecordLeave(notice, size)])
+        return _next_attempt(state, lambda size: [RecordAttemptStopped(notice, size)])
     if notice.rank is None:
         return state._replace(phase=Phase.PREEMPTED), [
-            RecordLeave(notice, None),
+            RecordAttemptStopped(notice, None),
             End(Phase.PREEMPTED, state.failures),
         ]
     preempted_attempts = state.preempted_attempts + 1
@@ -657,7 +657,7 @@ def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
         state = state._replace(phase=Phase.FAILED, failures=failures)
         return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
     state = state._replace(preempted_attempts=preempted_attempts)
-    return _next_attempt(state, lambda size: [RecordLeave(notice, size)])
+    return _next_attempt(state, lambda size: [RecordAttemptStopped(notice, size)])
 
 
 def _failed(state: RunState, failures: tuple[WorkerFailure, ...]) -> tuple[RunState, list[Action]]:
@@ -726,8 +726,8 @@ _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] 
     Committed: _committed,
     SaveFailed: _save_failed,
     Returned: _returned,
-    Holding: _holding,
-    Ending: _ending,
+    TrackerOpened: _holding,
+    ClosingTrackers: _ending,
     Raised: _raised,
     Gone: _gone,
     Interrupt: _interrupt,

@@ -71,7 +71,7 @@ class Run:
     def __init__(self, storage: Storage, record: dict[str, Any], *, restored: bool) -> None:
         self.storage = storage
         self.restored = restored
-        self.is_wanted: Callable[[CheckpointRecord], bool] = lambda _: False
+        self.is_protected: Callable[[CheckpointRecord], bool] = lambda _: False
         """Whether somebody else is to go on from a checkpoint, so that it stays for now."""
         self._stale: set[str] = set()
         self._lost: StorageError | None = None
@@ -356,10 +356,10 @@ class Run:
             time=time.time(),
         )
 
-    def record_leave(self, attempt: int, notice: Notice, size: int | None) -> None:
+    def record_attempt_stopped(self, attempt: int, notice: Notice, size: int | None) -> None:
         """Journal that an attempt stopped on a notice; ``size``: of the next one."""
         self._journal.append(
-            "leave",
+            "attempt_stopped",
             attempt=attempt,
             kind=notice.kind,
             rank=notice.rank,
@@ -490,7 +490,7 @@ class Run:
 
     def _forget_surplus(self, *, ended: bool) -> list[CheckpointRecord]:
         old = surplus(self.checkpoints, self.checkpoint_config, ended=ended)
-        gone = [record for record in old if not self.is_wanted(record)]
+        gone = [record for record in old if not self.is_protected(record)]
         for record in gone:
             self.checkpoints.remove(record)
             self._journal.append("delete", id=record.id, name=record.name)

@@ -13,7 +13,7 @@ from lockstep.engine import Engine, GroupSpec
 from lockstep.train.backend import Backend, only_config, without_unasked_gpus
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.tensorflow.config import TensorflowConfig, check_installed, legacy_keras
-from lockstep.train.trainer import DataParallelTrainer, Package
+from lockstep.train.trainer import DataParallelTrainer, TrainerPayload
 from lockstep.train.worker.session import Faults
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class TensorflowTrainer(DataParallelTrainer):
             fault_plan=fault_plan,
         )
 
-    def package(self) -> Package:
+    def package(self) -> TrainerPayload:
         """Internal: also warns of a function that brings the driver's Keras to the workers."""
         package = super().package()
         if not legacy_keras() or package.scaling.largest < 2:

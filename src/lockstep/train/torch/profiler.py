@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.callback import Callback, Trial
+from lockstep.callback import Callback, TrialSnapshot
 from lockstep.run_layout import TRACE_DIRECTORY
 from lockstep.train.worker import session as sessions
 
@@ -71,6 +71,8 @@ class TorchTensorboardProfilerCallback(Callback):
     def __init__(self) -> None:
         self.logdir: Path | None = None
 
-    def on_trial_start(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+    def on_trial_start(
+        self, iteration: int, trials: Any, trial: TrialSnapshot, **info: Any
+    ) -> None:
         """Notes the run directory."""
         self.logdir = Path(trial.path, TRACE_DIRECTORY)

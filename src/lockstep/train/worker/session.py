@@ -29,16 +29,16 @@ from lockstep.train.datasets import Shards
 from lockstep.train.protocol import (
     Answer,
     CheckpointReport,
-    Ending,
+    CloseTrackers,
+    ClosingTrackers,
     Failed,
     Finished,
-    Holding,
-    LetGo,
     LogRow,
     Report,
     Saved,
     SaveOrder,
     Snapshotted,
+    TrackerOpened,
 )
 from lockstep.train.reduction import check_reduce
 from lockstep.train.worker.uploads import Uploader
@@ -107,7 +107,7 @@ class Session:
                 self._faults(self.context.world_rank, self._number, self.context.attempt)
             now = time.time()
             elapsed = now - self._last_time
-            data = None if self.shards is None else self.shards.stand(elapsed)
+            data = None if self.shards is None else self.shards.progress(elapsed)
             report = Report(self._number, plain, part, reduce, now, elapsed, data)
             self._last_time = now
             self._exchange(report, checkpoint, take_over)
@@ -144,7 +144,7 @@ class Session:
         Or when another rank has failed while this one waits in ``report``, in that thread.
         """
         if not self._end_hooks:
-            self._channel.send(Holding())
+            self._channel.send(TrackerOpened())
         self._end_hooks.append(hook)
 
     @contextlib.contextmanager
@@ -159,7 +159,7 @@ class Session:
         except BaseException as error:
             outcome = self._outcome(error)
             if self._end_hooks and outcome != "finished":
-                self._channel.send(Ending(pack(error) if outcome == "failed" else None))
+                self._channel.send(ClosingTrackers(pack(error) if outcome == "failed" else None))
             raise
         finally:
             for hook in self._end_hooks:
@@ -219,7 +219,7 @@ class Session:
             assert checkpoint is not None
             self._save(answer, checkpoint, take_over)
             answer = self._channel.receive()
-        if isinstance(answer, LetGo):
+        if isinstance(answer, CloseTrackers):
             self._let_go()
         assert isinstance(answer, Answer)
         if answer.committed:

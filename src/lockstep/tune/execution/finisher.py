@@ -9,17 +9,17 @@ from contextlib import suppress
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import LockstepError
 from lockstep.train.driver.callbacks import CallbackDispatcher
-from lockstep.tune.execution.running_trial import LiveTrial
+from lockstep.tune.execution.running_trial import RunningTrial
 from lockstep.tune.execution.starter import TrialStarter
 from lockstep.tune.experiment.trial import Trial
 from lockstep.tune.reporting.notices import Notices
 
-__all__ = ["PuttingAway"]
+__all__ = ["RunFinisher"]
 
 _THREADS = 4
 
 
-class PuttingAway:
+class RunFinisher:
     """Ends runs whose workers are gone. Used from the loop's thread; its own do the work.
 
     Attributes:
@@ -40,14 +40,14 @@ class PuttingAway:
         self._notices = notices
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="lockstep-tune")
         self._finishing = 0
-        self.uploading: dict[str, LiveTrial] = {}
+        self.uploading: dict[str, RunningTrial] = {}
 
     @property
     def under_way(self) -> bool:
         """Whether there is something that the loop will hear of."""
         return bool(self.uploading or self._finishing)
 
-    def upload(self, live: LiveTrial, then: Callable[[], None]) -> None:
+    def upload(self, live: RunningTrial, then: Callable[[], None]) -> None:
         """Copy a run to remote storage, close it, and call ``then``."""
         self.uploading[live.trial.trial_id] = live
 

@@ -23,9 +23,9 @@ from lockstep.train.datasets import check_datasets
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.record.run import Run, RunPlace
 from lockstep.train.serialize import dump
-from lockstep.train.trainer import BaseTrainer, DataParallelTrainer, Package
+from lockstep.train.trainer import BaseTrainer, DataParallelTrainer, TrainerPayload
 from lockstep.train.worker.main import takes_config
-from lockstep.tune.execution.resources import Machine, Need, Share
+from lockstep.tune.execution.resources import Allocation, ResourcePool, ResourceRequest
 from lockstep.tune.parameters import resources_of
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search.sample import Categorical
@@ -120,7 +120,11 @@ class Launcher:
     """
 
     def __init__(
-        self, trainable: Any, run_config: RunConfig, machine: Machine, scheduler: TrialScheduler
+        self,
+        trainable: Any,
+        run_config: RunConfig,
+        machine: ResourcePool,
+        scheduler: TrialScheduler,
     ) -> None:
         check_trainable(trainable)
         self._trainable = trainable
@@ -150,7 +154,7 @@ class Launcher:
                 function, scaling_config=scaling, run_config=run_config
             )
             self.name = _file_name(function.__name__)
-        self._packages: dict[Any, Package] = {}
+        self._packages: dict[Any, TrainerPayload] = {}
         self._preload = _libraries_in_use()
 
     @property
@@ -167,11 +171,11 @@ class Launcher:
         """
         return list(self._package(self._template).warnings)
 
-    def need(self, config: Mapping[str, Any]) -> Need:
+    def need(self, config: Mapping[str, Any]) -> ResourceRequest:
         """What a trial with this config takes."""
         if not self.over_trainer:
             amounts = resources_of(self._trainable, dict(config))
-            return Need(1, amounts.get("CPU", 1.0), amounts.get("GPU", 0.0))
+            return ResourceRequest(1, amounts.get("CPU", 1.0), amounts.get("GPU", 0.0))
         scaling = self._scaling(config)
         cpus = scaling.num_cpus_per_worker
         each = 1.0 if cpus is None else float(cpus)
@@ -179,7 +183,7 @@ class Launcher:
         if smallest != largest:
             room = int(self._machine.cpus // each) if each else largest
             largest = max(smallest, min(largest, room))
-        return Need(largest, each, float(scaling.num_gpus_per_worker))
+        return ResourceRequest(largest, each, float(scaling.num_gpus_per_worker))
 
     def run_config(self, config: Mapping[str, Any]) -> RunConfig:
         """The run config of a trial."""
@@ -201,8 +205,8 @@ class Launcher:
         return Run.reopen(place.storage, self.run_config(config), describable(config))
 
     def controller_arguments(
-        self, config: dict[str, Any], run: Run, share: Share, stop: Callable[..., bool]
-    ) -> tuple[dict[str, Any], Package]:
+        self, config: dict[str, Any], run: Run, share: Allocation, stop: Callable[..., bool]
+    ) -> tuple[dict[str, Any], TrainerPayload]:
         """What a Controller needs for a trial's run, and what has to live as long as that."""
         trainer, overrides = self._trainer(config)
         trainer = trainer.with_changes(run_config=replace(self.run_config(config), stop=stop))
@@ -247,7 +251,7 @@ class Launcher:
         overrides = {key: merged[key] for key in own}
         return trainer, _pickle(overrides, template.train_loop_per_worker) if overrides else b""
 
-    def _package(self, trainer: DataParallelTrainer) -> Package:
+    def _package(self, trainer: DataParallelTrainer) -> TrainerPayload:
         """What is sent to workers; made once where only the function's config differs."""
         shared = self._template
         differing = [
@@ -295,7 +299,7 @@ def _libraries_in_use() -> tuple[str, ...]:
     return (*roots, *sorted(public), *lazy)
 
 
-def _sized(spec: GroupSpec, need: Need, gpus: tuple[str, ...] | None) -> GroupSpec:
+def _sized(spec: GroupSpec, need: ResourceRequest, gpus: tuple[str, ...] | None) -> GroupSpec:
     return replace(
         spec,
         # A worker would import it, to load its function, at the cost of several forks.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.callback import RunContext
-from lockstep.callback import Trial as TrialSnapshot
+from lockstep.callback import RunContext, TrialSnapshot
 from lockstep.train.driver.callbacks import CallbackDispatcher
 
 if TYPE_CHECKING:

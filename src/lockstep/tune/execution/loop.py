@@ -23,15 +23,15 @@ from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller, reaches
 from lockstep.train.driver.events import Phase
 from lockstep.train.record.run import Run
-from lockstep.tune.execution.finisher import PuttingAway
+from lockstep.tune.execution.finisher import RunFinisher
 from lockstep.tune.execution.launch import Launcher
 from lockstep.tune.execution.listener import TrialListener
-from lockstep.tune.execution.resources import Machine
-from lockstep.tune.execution.running_trial import LiveTrial, Outcome
+from lockstep.tune.execution.resources import ResourcePool
+from lockstep.tune.execution.running_trial import Outcome, RunningTrial
 from lockstep.tune.execution.starter import TrialStarter
-from lockstep.tune.execution.user_calls import Asking, checked_choice, checked_suggestion
+from lockstep.tune.execution.user_calls import GuardedCalls, checked_choice, checked_suggestion
 from lockstep.tune.experiment.experiment import Experiment
-from lockstep.tune.experiment.replay import Revived
+from lockstep.tune.experiment.replay import RestoredTrials
 from lockstep.tune.experiment.trial import Trial
 from lockstep.tune.reporting.notices import Notices
 from lockstep.tune.reporting.progress import ExperimentProgress
@@ -67,7 +67,7 @@ class TuneLoop:
         launcher: Launcher,
         searcher: Searcher,
         scheduler: TrialScheduler,
-        machine: Machine,
+        machine: ResourcePool,
         tune_config: TuneConfig,
         run_config: RunConfig,
         space: Mapping[str, Any],
@@ -76,7 +76,7 @@ class TuneLoop:
         callbacks: CallbackDispatcher,
         display: Display,
         progress: ExperimentProgress,
-        revived: Revived,
+        revived: RestoredTrials,
     ) -> None:
         self._loop = loop
         self._experiment = experiment
@@ -95,7 +95,7 @@ class TuneLoop:
         self._trials = revived.trials
         self._told_to_stop = revived.stopped
         self._unfinished = {trial.trial_id: trial for trial in self._trials if not trial.over}
-        self._live: dict[str, LiveTrial] = {}
+        self._live: dict[str, RunningTrial] = {}
         self._suggestions_over = False
         self._asked_in_vain = False
         self._look_for_work = True
@@ -109,11 +109,11 @@ class TuneLoop:
         self.preempted = False
         self.failed_trial: Trial | None = None
         """The one that ended everything, with ``fail_fast``."""
-        self.asked = self._ask = Asking(self._give_up)
+        self.asked = self._ask = GuardedCalls(self._give_up)
         self._searcher_name = f"the searcher {type(searcher).__name__}"
         self._scheduler_name = f"the scheduler {type(scheduler).__name__}"
         self._starter = TrialStarter(experiment, launcher, tune_config, space, revived.exploits)
-        self._putting_away = PuttingAway(loop, self._starter, callbacks, self._notices)
+        self._finisher = RunFinisher(loop, self._starter, callbacks, self._notices)
         taken = {trial.index for trial in self._trials}
         self._free = [index for index in range(max(taken, default=0)) if index not in taken]
         """Numbers below the others' that no trial has."""
@@ -136,7 +136,7 @@ class TuneLoop:
 
     def stop_trial(self, trial: Trial) -> None:
         """End a trial that is not running; one that is, at its next report."""
-        live = self._live.get(trial.trial_id) or self._putting_away.uploading.get(trial.trial_id)
+        live = self._live.get(trial.trial_id) or self._finisher.uploading.get(trial.trial_id)
         if live is not None:
             live.stopped = True
         elif not trial.over:
@@ -147,7 +147,7 @@ class TuneLoop:
             snapshot = trial.snapshot()
             self._over(trial, "TERMINATED")
             if trial.begun:
-                self._putting_away.finish(trial)
+                self._finisher.finish(trial)
             if paused:
                 iteration = int(trial.last_result.get("training_iteration", 0))
                 self._callbacks.end(iteration, snapshot, False)
@@ -171,7 +171,7 @@ class TuneLoop:
     def run(self) -> None:
         """Run everything to its end. On any way out no worker is left."""
         with ExitStack() as cleanup:
-            cleanup.callback(self._putting_away.shutdown)
+            cleanup.callback(self._finisher.shutdown)
             cleanup.callback(self._close)
             budget = self._config.budget_seconds
             if budget is not None:
@@ -191,7 +191,7 @@ class TuneLoop:
             if not self._leave_unfinished:
                 for trial in list(self._unfinished.values()):
                     self.stop_trial(trial)
-            self._loop.run_until(lambda: not self._putting_away.under_way)
+            self._loop.run_until(lambda: not self._finisher.under_way)
 
     @property
     def state(self) -> str:
@@ -248,7 +248,7 @@ class TuneLoop:
                 trial = self._next_trial()
                 if trial is None or not self._start(trial):
                     break
-        return bool(self._live or self._putting_away.under_way)
+        return bool(self._live or self._finisher.under_way)
 
     def _next_trial(self) -> Trial | None:
         """The trial to run next; a new one where none is pending and the searcher has one."""
@@ -262,7 +262,7 @@ class TuneLoop:
             return None
         choose = self._scheduler.choose_trial_to_run
         chosen: Trial | None = self._ask(self._scheduler_name, lambda: checked_choice(choose(self)))
-        if chosen is None and unfinished and not self._live and not self._putting_away.under_way:
+        if chosen is None and unfinished and not self._live and not self._finisher.under_way:
             # Nobody else would wake them.
             return next(iter(unfinished))
         return chosen
@@ -332,7 +332,7 @@ class TuneLoop:
             self._release(trial)
             if again and not run.checkpoints:
                 self._notices.starts_over(trial)
-            live = LiveTrial(trial, run, share, TrialListener(trial, self._callbacks))
+            live = RunningTrial(trial, run, share, TrialListener(trial, self._callbacks))
             arguments, live.package = self._launcher.controller_arguments(
                 trial.config, run, share, lambda _, row: self._reported(live, row)
             )
@@ -363,7 +363,7 @@ class TuneLoop:
 
     # ------------------------------------------------------------------------------ decisions
 
-    def _reported(self, live: LiveTrial, row: dict[str, Any]) -> bool:
+    def _reported(self, live: RunningTrial, row: dict[str, Any]) -> bool:
         """Whether a trial stops at this report. Its workers wait for the answer."""
         trial = live.trial
         trial.last_result = row
@@ -386,7 +386,7 @@ class TuneLoop:
 
     # -------------------------------------------------------------------------- ending trials
 
-    def _ended(self, live: LiveTrial) -> None:
+    def _ended(self, live: RunningTrial) -> None:
         """A run is over: free what it held, write its end, and see what becomes of the trial."""
         assert live.controller is not None
         del self._live[live.trial.trial_id]
@@ -403,15 +403,15 @@ class TuneLoop:
             live.listener.tell_end()
         self._notices.problem(live.trial, live.write_end(outcome))
         if not live.run.storage.is_local:
-            self._putting_away.upload(live, lambda: self._settle(live, outcome))
+            self._finisher.upload(live, lambda: self._settle(live, outcome))
             return
         if outcome in ("TERMINATED", "ERROR"):
-            self._putting_away.submit(live.put_away)  # flushing would hold the other trials up
+            self._finisher.submit(live.put_away)  # flushing would hold the other trials up
         else:
             self._notices.problem(live.trial, live.put_away())  # it may be opened again at once
         self._settle(live, outcome)
 
-    def _settle(self, live: LiveTrial, outcome: Outcome) -> None:
+    def _settle(self, live: RunningTrial, outcome: Outcome) -> None:
         trial = live.trial
         self._look_for_work = True
         if outcome == "ERROR":
@@ -460,7 +460,7 @@ class TuneLoop:
         directory = (self._starter.release(trial) or "").partition("/")[0]
         for donor in self._trials if directory else ():
             if donor.directory == directory and donor.status == "TERMINATED":
-                self._putting_away.finish(donor)  # which deletes what it has too many of
+                self._finisher.finish(donor)  # which deletes what it has too many of
 
     # --------------------------------------------------------------------------------- helpers
 
@@ -479,7 +479,7 @@ class TuneLoop:
             except LockstepError as error:
                 self._notices.once("sync", f"Could not copy the journal, will try again: {error}")
 
-        self._putting_away.submit(sync)
+        self._finisher.submit(sync)
         self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)
 
     def _draw(self) -> None:

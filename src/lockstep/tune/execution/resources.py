@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Machine", "Need", "Share"]
+__all__ = ["Allocation", "ResourcePool", "ResourceRequest"]
 
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Need:
+class ResourceRequest:
     """What one trial takes: all of its workers at once."""
 
     workers: int = 1
@@ -33,16 +33,16 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Share:
+class Allocation:
     """What a running trial holds."""
 
-    need: Need
+    need: ResourceRequest
     gpus: tuple[str, ...]
     """The devices, worker by worker."""
 
 
 @dataclass
-class Machine:
+class ResourcePool:
     """Hands out shares. A trial gets all it needs or nothing, so none waits half started.
 
     What needs more than there is runs alone, if it has the GPUs.
@@ -54,11 +54,11 @@ class Machine:
     _used_gpus: dict[str, float] = field(default_factory=dict)
     _shares: int = 0
 
-    def too_large(self, need: Need) -> bool:
+    def too_large(self, need: ResourceRequest) -> bool:
         """Whether it is more than the whole machine."""
         return need.total_cpus > self.cpus + _ROUNDING or self._devices(need, empty=True) is None
 
-    def take(self, need: Need) -> Share | None:
+    def take(self, need: ResourceRequest) -> Allocation | None:
         """A share, None if it does not fit now."""
         devices = self._devices(need)
         alone = self._shares == 0
@@ -66,14 +66,14 @@ class Machine:
             self._used_cpus + need.total_cpus > self.cpus + _ROUNDING or devices is None
         ):
             return None
-        share = Share(need, tuple(devices or ()))
+        share = Allocation(need, tuple(devices or ()))
         self._shares += 1
         self._used_cpus += need.total_cpus
         for device in share.gpus:
             self._used_gpus[device] = self._used_gpus.get(device, 0.0) + min(need.gpus, 1.0)
         return share
 
-    def give_back(self, share: Share) -> None:
+    def give_back(self, share: Allocation) -> None:
         """It is free again."""
         self._shares -= 1
         self._used_cpus -= share.need.total_cpus
@@ -86,7 +86,7 @@ class Machine:
             text += f", {sum(self._used_gpus.values()):g}/{len(self.gpus)} GPUs"
         return text
 
-    def _devices(self, need: Need, *, empty: bool = False) -> list[str] | None:
+    def _devices(self, need: ResourceRequest, *, empty: bool = False) -> list[str] | None:
         """A device for each whole GPU of each worker, None if there are too few."""
         used = {} if empty else dict(self._used_gpus)
         each = min(need.gpus, 1.0)

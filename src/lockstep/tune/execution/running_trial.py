@@ -10,17 +10,17 @@ from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.failure import WorkerFailure, describe
 from lockstep.train.record.run import Run
-from lockstep.train.trainer import Package
+from lockstep.train.trainer import TrainerPayload
 from lockstep.tune.execution.listener import TrialListener
-from lockstep.tune.execution.resources import Share
+from lockstep.tune.execution.resources import Allocation
 from lockstep.tune.experiment.trial import Trial
 
-__all__ = ["LiveTrial", "Outcome"]
+__all__ = ["Outcome", "RunningTrial"]
 
 Outcome = Literal["TERMINATED", "ERROR", "PAUSED", "UNFINISHED"]
 
 
-class LiveTrial:
+class RunningTrial:
     """One trial's run, from its start to its end.
 
     Attributes:
@@ -29,13 +29,13 @@ class LiveTrial:
         error: what it failed of, where its run does not call that a failure.
     """
 
-    def __init__(self, trial: Trial, run: Run, share: Share, listener: TrialListener) -> None:
+    def __init__(self, trial: Trial, run: Run, share: Allocation, listener: TrialListener) -> None:
         self.trial = trial
         self.run = run
         self.share = share
         self.listener = listener
         self.controller: Controller | None = None
-        self.package: Package | None = None
+        self.package: TrainerPayload | None = None
         """Holds what its workers have mapped."""
         self.stopped = False
         self.pausing = False

@@ -152,11 +152,11 @@ class TrialStarter:
         """A run that keeps what other trials are to go on from."""
         directory, wanted = trial.directory, self._exploits
 
-        def is_wanted(record: CheckpointRecord) -> bool:
+        def is_protected(record: CheckpointRecord) -> bool:
             name = record.name.removeprefix("./")  # as ``source`` calls it
             return f"{directory}/{name}" in tuple(wanted.values())
 
-        run.is_wanted = is_wanted
+        run.is_protected = is_protected
         return run
 
     def finish_run(self, trial: Trial) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from lockstep.tune.search import Searcher
 
-__all__ = ["Asking", "checked_choice", "checked_suggestion"]
+__all__ = ["GuardedCalls", "checked_choice", "checked_suggestion"]
 
 
-class Asking:
+class GuardedCalls:
     """Calls them. One that raises ends the experiment, which may be gone on with later.
 
     Args:

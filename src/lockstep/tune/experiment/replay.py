@@ -24,7 +24,7 @@ from lockstep.tune.search import Searcher
 from lockstep.tune.search.space import evaluated_params
 from lockstep.tune.stopper import Stopper
 
-__all__ = ["Resumption", "Revived", "outcome", "read_grid", "read_run", "revive"]
+__all__ = ["RestoredTrials", "Resumption", "outcome", "read_grid", "read_run", "revive"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Resumption:
 
 
 @dataclass
-class Revived:
+class RestoredTrials:
     """The trials of an experiment, as they stood."""
 
     trials: list[Trial] = field(default_factory=list)
@@ -103,9 +103,9 @@ def revive(
     trainable_name: str,
     metric: str | None,
     resumption: Resumption,
-) -> Revived:
+) -> RestoredTrials:
     """The experiment's trials; ``searcher`` and ``scheduler`` have been told of them."""
-    revived = Revived()
+    revived = RestoredTrials()
     past = _Past(records, revived, searcher, scheduler, stopper, metric)
 
     def bring_back(record: TrialRecord) -> _Back:
@@ -146,7 +146,7 @@ def _trial(
     run: RunRecords | None,
     space: Any,
     trainable_name: str,
-    revived: Revived,
+    revived: RestoredTrials,
 ) -> Trial:
     error = record.error
     changed = record.exploit or {}
@@ -210,7 +210,7 @@ class _Past:
     def __init__(
         self,
         records: ExperimentRecords,
-        revived: Revived,
+        revived: RestoredTrials,
         searcher: Searcher,
         scheduler: TrialScheduler,
         stopper: Any,

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
-from lockstep.callback import Trial as TrialSnapshot
-from lockstep.callback import TrialStatus
+from lockstep.callback import TrialSnapshot, TrialStatus
 from lockstep.errors import LockstepError
 from lockstep.journal import parse_line
 from lockstep.metrics import look_up

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.console import Display
 from lockstep.metrics import AUTOMATIC_KEYS, look_up
-from lockstep.tune.execution.resources import Machine, Need
+from lockstep.tune.execution.resources import ResourcePool, ResourceRequest
 from lockstep.tune.experiment.trial import Trial
 
 __all__ = ["Notices"]
@@ -47,7 +47,7 @@ class Notices:
             "report checkpoints to keep what trials have learned.",
         )
 
-    def too_large(self, need: Need, machine: Machine) -> None:
+    def too_large(self, need: ResourceRequest, machine: ResourcePool) -> None:
         """A trial needs more than there is."""
         self.once(
             "too large",
