@@ -218,7 +218,7 @@ def _described(dataset: Dataset) -> str:
 
 
 def check_positions(plans: Mapping[str, bytes], positions: Mapping[str, Any] | None) -> None:
-    """See that a run can go on with its datasets where it was.
+    """Check that a run can resume its datasets where it stopped.
 
     Raises:
         ValueError: a dataset is not the one that was left in the middle of an epoch.
@@ -242,7 +242,7 @@ def merge_positions(reports: Sequence[Report | None]) -> dict[str, Any] | None:
     merged = {}
     for name in told[0].positions:
         states = [data.positions[name] for data in told]
-        # One that is whole on every rank has as many positions; rank 0's counts.
+        # Every rank reads all of a dataset that is not split; rank 0's position counts.
         whole = states[0]["cut"]["world_size"] == 1
         merged[name] = merge_states(states[:1] if whole else states)
     return merged

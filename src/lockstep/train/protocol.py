@@ -56,9 +56,9 @@ Faults = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What every worker of a run is given, the same for all.
+    """What every worker of a run gets, the same for all.
 
-    What is the user's is pickled apart, by value where a worker could not import it.
+    The user's objects are pickled separately, by value where a worker could not import them.
     """
 
     function: bytes
@@ -98,7 +98,7 @@ class Launch(NamedTuple):
     reported: list[tuple[Any, dict[str, Any]]]
     """Every checkpoint the run has kept so far, with its metrics."""
     positions: dict[str, Any] | None = None
-    """Where the datasets' shards go on, as kept with the checkpoint; None: they begin."""
+    """Where the datasets' shards resume, as kept with the checkpoint; None: at their beginning."""
 
 
 class CheckpointReport(NamedTuple):
@@ -111,13 +111,13 @@ class CheckpointReport(NamedTuple):
     score: float | None
     """The score attribute's value in a dict checkpoint."""
     location: str | None
-    """In NO_UPLOAD mode: how the run calls the place where the checkpoint lies."""
+    """In NO_UPLOAD mode: where the checkpoint is, as the run refers to it."""
     of_last_row: bool = False
-    """It comes after the last report, and belongs to that."""
+    """The checkpoint belongs to the row of the last report."""
 
 
 class DataReport(NamedTuple):
-    """How a rank stands with its datasets."""
+    """A rank's progress with its datasets."""
 
     positions: dict[str, Any]
     """Dataset → the state of its shard, for those that were asked for."""
@@ -150,7 +150,7 @@ class SaveOrder(NamedTuple):
 
 
 class Snapshotted(NamedTuple):
-    """This rank's part is safe from the training function; the upload goes on."""
+    """The training function cannot change this rank's part any more; the upload continues."""
 
     name: str
 
@@ -169,7 +169,7 @@ class Answer(NamedTuple):
     committed: list[tuple[Any, dict[str, Any]]]
     """Checkpoints committed since the last answer, with their metrics."""
     notice: tuple[str, int | None, float | None] | None = None
-    """Save soon, the group will stop: its kind, which rank was told to go, the deadline."""
+    """Save soon, the group will stop: the notice's kind, the rank that must go, the deadline."""
 
 
 class LogRow(NamedTuple):
@@ -183,18 +183,18 @@ class Finished(NamedTuple):
 
 
 class TrackerOpened(NamedTuple):
-    """The function has something open that this rank would end before it is killed."""
+    """The function has a tracker's run open, which must be closed before this rank is killed."""
 
 
 class CloseTrackers(NamedTuple):
-    """Another rank has failed: end what is open, say ``Finished``, and wait for the end."""
+    """Another rank has failed: close the trackers, send ``Finished``, and wait to be killed."""
 
 
 class ClosingTrackers(NamedTuple):
-    """The function is over early; ending what it has open may take a moment."""
+    """The function is over early; closing its trackers may take a moment."""
 
     error: dict[str, Any] | None
-    """What it raised, if that is a failure: ``Failed`` follows when all is ended."""
+    """What the function raised, if that is a failure: ``Failed`` follows when they are closed."""
 
 
 class Failed(NamedTuple):

@@ -15,7 +15,7 @@ __all__ = ["REDUCTIONS", "check_reduce", "combine", "keys_of_nobody"]
 
 
 def _spreading(choose: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """One that is not a number makes the outcome so, whichever rank has it, as in a sum."""
+    """NaN on any rank makes the result NaN, as it does in a sum."""
     return lambda values: math.nan if any(map(math.isnan, values)) else choose(values)
 
 
@@ -27,7 +27,7 @@ REDUCTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "last": lambda values: values[-1],
 }
 _BITS = 1000
-"""A whole number of more cannot be a float, or be added to others of its size."""
+"""An integer with more bits cannot become a float."""
 
 
 def check_reduce(reduce: str | Mapping[str, str] | None, metrics: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ def _with(metrics: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict
 
 
 def _is_number(value: object) -> bool:
-    """A float, or a whole number that fits into one."""
+    """Whether it is a float, or an integer that fits into one."""
     if isinstance(value, int):
         return not isinstance(value, bool) and value.bit_length() < _BITS
     return isinstance(value, float)

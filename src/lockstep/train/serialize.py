@@ -1,4 +1,4 @@
-"""Sending the training function to workers: by value, unless they can import it."""
+"""Pickles what is sent to workers: functions by value, unless a worker can import them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _registry = threading.RLock()
 
 
 def dump(value: Any, name: str, *, by_value: bool = False, like: Any = None) -> bytes:
-    """Something else that workers get, as bytes.
+    """A value for workers, as bytes.
 
     Args:
         value: what to send.
@@ -41,7 +41,7 @@ def dump(value: Any, name: str, *, by_value: bool = False, like: Any = None) -> 
         local = _local_modules(module, _module_of(like))
         own = [near for near in local if near is module]
         for modules, limit in ((local, _LIMIT), (own, None)):
-            # It may use something of a module that only an import can give, or a big one whole.
+            # It may use something of a module that cannot be pickled, or all of a big module.
             with _registered(modules), contextlib.suppress(Exception):
                 if modules:
                     return _dumps(value, limit)

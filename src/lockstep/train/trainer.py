@@ -181,7 +181,7 @@ class DataParallelTrainer(BaseTrainer):
 
     @classmethod
     def _default_backend_config(cls) -> BackendConfig:
-        """What ``backend_config`` is when it is not given, to the constructor or to a restore."""
+        """The ``backend_config`` where the constructor and ``restore`` get none."""
         return BackendConfig()
 
     @property
@@ -295,7 +295,7 @@ class DataParallelTrainer(BaseTrainer):
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A trainer that goes on with an earlier run, from its newest checkpoint, in its directory.
+        """A trainer that resumes an earlier run, from its newest checkpoint, in its directory.
 
         Args:
             path: the run's directory, or an experiment's (its newest run).
@@ -401,7 +401,7 @@ class DataParallelTrainer(BaseTrainer):
         return replace(spec, size=size)
 
     def _open_run(self) -> Run | Result:
-        """The run to drive, new or gone on with; the Result of one that has nothing left to do."""
+        """The run to drive, new or resumed; the Result of a run that has nothing left to do."""
         config = {"train_loop_config": describable(self.train_loop_config)}
         earlier = self._restored_from or self._run_to_resume()
         if earlier is None:
@@ -426,7 +426,7 @@ class DataParallelTrainer(BaseTrainer):
             found = "no run" if newest is None else "only runs that have finished"
             raise FileNotFoundError(
                 f"RunConfig(name={self.run_config.name!r}, resume='must'): there is {found} in "
-                f"{experiment.uri}; use resume='auto' to begin one."
+                f"{experiment.uri}; use resume='auto' to start one."
             )
         return None
 

@@ -281,7 +281,7 @@ class TestGivenUp:
                 storage_timeout_s=STALL_S,
                 **options,
             )
-        assert "has not answered for 0.3 s; Ctrl-C gives it up." in capfd.readouterr().err
+        assert "has not answered for 0.3 s; Ctrl-C abandons it." in capfd.readouterr().err
         kept = place_of_records(raised.value)
         try:
             assert Result.from_path(kept).metrics["step"] == 0

@@ -1,4 +1,4 @@
-"""The vocabulary of the state machine: what can happen to a run, and what can be done about it."""
+"""The vocabulary of the state machine: what can happen to a run, and what the controller can do."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ class Phase(Enum):
 
     @property
     def ended(self) -> bool:
-        """Nothing happens any more."""
+        """Whether the run is over."""
         return self not in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 
 
 class Notice(NamedTuple):
-    """Why a running group is to save and stop soon."""
+    """Why a running group should save and stop soon."""
 
     kind: Literal["preemption", "resize"]
     rank: int | None = None
-    """Of a preemption: the rank that was told to go; None: the driver."""
+    """Of a preemption: the rank whose process must go; None: the driver's."""
     deadline: float | None = None
-    """When it ends regardless, in seconds since the epoch."""
+    """When that process ends regardless, in seconds since the epoch."""
 
 
 class Save(NamedTuple):
@@ -90,7 +90,7 @@ class Save(NamedTuple):
     reports: tuple[Report | None, ...]
     """By rank; None for ranks that have no part in it."""
     report_number: int
-    """How many rows the run has with this one (it is the row's own number)."""
+    """The number of the checkpoint's row; without a row of its own, of the row before it."""
     snapshots_due: frozenset[int]
     parts_due: frozenset[int]
     fingerprints: tuple[dict[str, int], ...] = ()
@@ -133,7 +133,7 @@ class SavedPart(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The row is in the journal; ``stop``: the run's stop condition holds now."""
+    """A row is in the journal; ``stop``: the run ends at this row."""
 
     stop: bool
 
@@ -158,17 +158,17 @@ class Returned(NamedTuple):
 
 
 class TrackerOpened(NamedTuple):
-    """A rank's function has something open that is to be ended before the rank: a tracker's run."""
+    """A rank's function has opened a tracker's run, which must be closed before the rank ends."""
 
     rank: int
 
 
 class ClosingTrackers(NamedTuple):
-    """A rank's function is over early, and what it has open is being ended: a tracker's run."""
+    """A rank's function is over early, and its tracker's run is being closed."""
 
     rank: int
     error: dict[str, Any] | None = None
-    """What it raised; ``Raised`` says it again when all is ended."""
+    """What the function raised; ``Raised`` follows with the same when the tracker is closed."""
 
 
 class Raised(NamedTuple):
@@ -187,31 +187,31 @@ class Gone(NamedTuple):
 
 
 class Interrupt(NamedTuple):
-    """Ctrl-C. ``gives_up``: where only commits are waited for, it ends that."""
+    """Ctrl-C. ``gives_up``: where only commits are under way, abandon them."""
 
     gives_up: bool = False
 
 
 class Preempt(NamedTuple):
-    """Somebody was told to go soon: a rank, or (None) the driver."""
+    """A rank's process, or (None) the driver's, must go soon."""
 
     rank: int | None
     deadline: float
 
 
 class CapacityChanged(NamedTuple):
-    """So many workers fit now."""
+    """How many workers fit has changed."""
 
     capacity: int
 
 
 class Stuck(NamedTuple):
-    """Nothing has moved at the open report for so long; ``fatal``: too long."""
+    """Nothing has changed at the open report for ``seconds``; ``fatal``: the run fails of it."""
 
     seconds: float
     fatal: bool
     told: bool = False
-    """It has been explained already."""
+    """The user has been warned already."""
 
 
 class TimerFired(NamedTuple):
@@ -259,14 +259,14 @@ class StartWorkers(NamedTuple):
 
 
 class LaunchWorkers(NamedTuple):
-    """Everyone is up: let them go."""
+    """Every worker is up: run the function."""
 
     workers: tuple[WorkerInfo, ...]
     announcements: tuple[Any, ...]
 
 
 class OrderSave(NamedTuple):
-    """Tell ranks to write their files."""
+    """Order ranks to write their files."""
 
     save: Save
     plan: SavePlan
@@ -286,13 +286,13 @@ class Commit(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """Throw away what was saved of these checkpoints: they will never be committed."""
+    """Delete what was saved of these checkpoints: they will never be committed."""
 
     names: tuple[str, ...]
 
 
 class Answer(NamedTuple):
-    """Let these ranks go on, or stop; a notice is told to all of them at the same report."""
+    """Let these ranks continue, or stop. A notice goes to all of them at the same report."""
 
     ranks: tuple[int, ...]
     stop: bool
@@ -300,21 +300,21 @@ class Answer(NamedTuple):
 
 
 class CloseTrackers(NamedTuple):
-    """These ranks wait at a report that will not be answered: let them end what they have open."""
+    """These ranks wait at a report that will not be answered: let them close their trackers."""
 
     ranks: tuple[int, ...]
 
 
 class ReleaseWorkers(NamedTuple):
-    """Everyone has finished: tell them to exit."""
+    """Every rank has finished: let the workers exit."""
 
 
 class InterruptWorkers(NamedTuple):
-    """Ctrl-C in every worker."""
+    """Interrupt every worker, as Ctrl-C does."""
 
 
 class KillWorkers(NamedTuple):
-    """End them now."""
+    """End every worker now."""
 
 
 class SetTimer(NamedTuple):
@@ -324,7 +324,7 @@ class SetTimer(NamedTuple):
 
 
 class ExplainHang(NamedTuple):
-    """Say which ranks are missing at a report, and where they are."""
+    """Warn which ranks are missing at a report, and show their stacks."""
 
     missing: tuple[int, ...]
     waiting: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What to do about a failed attempt: a pure decision, and how to say it in one sentence."""
+"""What to do about a failed attempt: a pure decision, and the sentence that names its cause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_RANKS = 8
 _MAX_TEXT = 2000
 
 _OWN_TYPES = frozenset(errors.__all__)
-"""Their messages say it all."""
+"""Errors of lockstep: their messages need no type name before them."""
 
 _CRASHES = {
     "SIGSEGV": "segmentation fault",
@@ -70,7 +70,7 @@ class WorkerFailure:
     rank: int
     error: dict[str, Any]
     died: bool = False
-    """The process ended without saying why; else the function raised."""
+    """The process ended without an exception; else the function raised."""
 
 
 @dataclass(frozen=True)

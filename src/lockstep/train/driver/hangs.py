@@ -1,6 +1,6 @@
-"""Noticing that a run does not move: at a report, between two, or while a checkpoint is written.
+"""Notices that a run makes no progress: at a report, between two, or while a checkpoint is written.
 
-Looks at the state now and then, instead of timing each of thousands of reports a second.
+The watch looks at the state now and then: timing each of thousands of reports a second would cost.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from lockstep.train.driver.state import RunState
 
 __all__ = ["HangWatch", "Stalled"]
 
-# When nobody waits, only the run's own pace tells a hang from a long step.
+# When no rank waits, only the run's own pace distinguishes a hang from a long step.
 _KNOWN_REPORTS = 3
 _TIMES_WARNING = 4
 _TIMES_LONGEST = 20
 
 
 class Stalled(NamedTuple):
-    """A checkpoint that does not get to storage; ``fatal``: it is to be given up."""
+    """A checkpoint that does not reach storage; ``fatal``: it has timed out."""
 
     name: str
     seconds: float
@@ -28,8 +28,8 @@ class Stalled(NamedTuple):
 
 
 class HangWatch:
-    """Remembers what it saw last. The caller looks every ``interval_s`` (None: never) and has the
-    clock."""
+    """Remembers the state it saw last. Pure: the caller looks every ``interval_s`` (None: never),
+    and passes the time."""
 
     def __init__(
         self, warning_s: float | None, timeout_s: float | None, storage_s: float | None = None
@@ -41,53 +41,53 @@ class HangWatch:
         self.interval_s = min(limits) / 4 if limits else None
         self._stuck_at: tuple[int, int, bool] | None = None
         self._stuck_since = 0.0
-        self._told = False
+        self._warned = False
         self._saving: int | None = None
         self._saving_since = 0.0
         self._attempt = 0
         self._rows = (0, 0)
         self._moved = 0.0
         self._longest = 0.0
-        self._told_silence = False
+        self._warned_of_silence = False
 
     def stuck(self, state: RunState, now: float) -> Stuck | None:
-        """Set when some ranks have waited at the same report for too long."""
+        """What to feed the state machine when ranks have waited too long at the same report."""
         here = (state.attempt, state.rows, 0 < state.arrived < state.world_size)
         if here != self._stuck_at or not here[2]:
-            self._stuck_at, self._stuck_since, self._told = here, now, False
+            self._stuck_at, self._stuck_since, self._warned = here, now, False
             return None
         seconds = now - self._stuck_since
         if self._timeout_s is not None and seconds >= self._timeout_s:
-            return Stuck(seconds, fatal=True, told=self._told)
-        if self._warning_s is not None and seconds >= self._warning_s and not self._told:
-            self._told = True
+            return Stuck(seconds, fatal=True, told=self._warned)
+        if self._warning_s is not None and seconds >= self._warning_s and not self._warned:
+            self._warned = True
             return Stuck(seconds, fatal=False)
         return None
 
     def silent(self, state: RunState, now: float) -> tuple[float, float] | None:
-        """Set when nobody has come to the next report for much longer than reports took before.
+        """Set when no rank has reached the next report for much longer than reports took before.
 
-        How long, and the longest it took before.
+        Returns how long, and the longest time before.
         """
         if state.attempt != self._attempt:
             self._attempt, self._rows = state.attempt, (state.rows, state.rows)
-            self._moved, self._longest, self._told_silence = now, 0.0, False
+            self._moved, self._longest, self._warned_of_silence = now, 0.0, False
         first, known = self._rows
         quiet_s = now - self._moved
         if state.rows != known or state.arrived or state.saves:
-            self._rows, self._moved, self._told_silence = (first, state.rows), now, False
-            if known != first:  # the first one has the start in it
+            self._rows, self._moved, self._warned_of_silence = (first, state.rows), now, False
+            if known != first:  # the time of the first report includes the start
                 self._longest = max(self._longest, quiet_s)
             return None
         patience = max(_TIMES_WARNING * (self._warning_s or 0.0), _TIMES_LONGEST * self._longest)
         enough = known - first >= _KNOWN_REPORTS and state.phase is Phase.RUNNING
-        if self._warning_s is None or not enough or self._told_silence or quiet_s < patience:
+        if self._warning_s is None or not enough or self._warned_of_silence or quiet_s < patience:
             return None
-        self._told_silence = True
+        self._warned_of_silence = True
         return quiet_s, self._longest
 
     def stalled(self, state: RunState, now: float) -> Stalled | None:
-        """A checkpoint that has been under way for too long, and what it waits for."""
+        """A checkpoint that has been under way for too long, and what it is waiting for."""
         save = state.saves[0] if state.saves else None
         if save is None or save.id != self._saving:
             self._saving, self._saving_since = None if save is None else save.id, now

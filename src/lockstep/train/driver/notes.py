@@ -1,4 +1,4 @@
-"""What a run says about itself while it goes on: pure functions from facts to sentences."""
+"""What a run reports about itself while it is running: pure functions from facts to sentences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["hang_note", "silence_note", "stalled_note", "unanswered_note", "unkn
 
 
 def hang_note(hang: ExplainHang, *, logs: str | None = None) -> str:
-    """Some ranks wait at a report for others. ``logs``: only there is what workers print."""
+    """Some ranks wait at a report for others. ``logs``: where stacks are, if nothing shows them."""
     waiting, missing = name_ranks(hang.waiting), name_ranks(hang.missing)
     has = "has" if len(hang.waiting) == 1 else "have"
     one = len(hang.missing) == 1
@@ -30,26 +30,26 @@ def hang_note(hang: ExplainHang, *, logs: str | None = None) -> str:
 
 
 def silence_note(seconds: float, longest: float, *, logs: str | None = None) -> str:
-    """Nobody has come to a report for longer than ever before; ``logs``: see ``hang_note``."""
+    """No rank has reached a report for longer than ever before; ``logs``: see ``hang_note``."""
     where = "their stacks follow" if logs is None else f"their stacks are in {logs}"
     return (
         f"No rank has come to a report for {seconds:.0f} s, and it took {longest:.1f} s at most "
-        f"before; if this is no long step, see where they are: {where}."
+        f"before; if this is not a long step, look where they are: {where}."
     )
 
 
 def stalled_note(stalled: Stalled, where: str) -> str:
-    """A checkpoint does not get to storage; without what is said of it before."""
+    """A checkpoint does not reach storage; the sentence without its subject."""
     return f"is on its way to {where} since {stalled.seconds:.0f} s: {stalled.doing}"
 
 
 def unanswered_note(where: str, seconds: float) -> str:
-    """Storage holds a run's end up."""
-    return f"The run has ended, but {where} has not answered for {seconds:g} s; Ctrl-C gives it up."
+    """Storage delays a run's end."""
+    return f"The run has ended, but {where} has not answered for {seconds:g} s; Ctrl-C abandons it."
 
 
 def unknown_keys_note(reports: Sequence[Report]) -> str | None:
-    """``reduce`` names what no rank has reported; None if it does not."""
+    """``reduce`` names keys that no rank has reported; None if every key was."""
     unknown = keys_of_nobody(reports)
     if not unknown:
         return None

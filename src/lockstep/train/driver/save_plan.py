@@ -1,4 +1,4 @@
-"""How the ranks' files become one checkpoint: who writes what, under which name."""
+"""How the ranks' files become one checkpoint: which rank writes what, under which name."""
 
 from __future__ import annotations
 

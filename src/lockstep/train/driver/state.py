@@ -16,11 +16,11 @@ complete it becomes a row (``Record``), and, if some rank brought a checkpoint, 
     waiting complete ─▶ OrderSave ─▶ every rank Snapshotted ─▶ Record ─▶ Answer         (ASYNC)
                                      every rank Saved ─▶ Commit                          later
 
-A notice (a preemption, or room for more workers) is told to every rank with the answer to one
-report, so that they can save; at the next one (a resize: once a checkpoint is committed) they stop.
+A notice (a preemption, or room for more workers) goes to every rank with the answer to one report,
+so that ranks can save. At the next report they stop; for a resize, once a checkpoint is committed.
 
 Checkpoints are committed in the order of their reports. What was not committed when an attempt ends
-is thrown away (``Discard``).
+is discarded (``Discard``).
 """
 
 from __future__ import annotations
@@ -99,45 +99,67 @@ __all__ = ["IllegalTransition", "RunState", "transition"]
 class RunState(NamedTuple):
     """Everything the next decision depends on. A tuple: thousands are made a second."""
 
+    # The whole run.
     world_size: int
     policy: FailurePolicy = FailurePolicy()
     scaling: ScalingPolicy = ScalingPolicy(1, 1)
     capacity: int = 0
+    """How many workers fit now."""
     phase: Phase = Phase.STARTING
     attempt: int = 1
     failed_attempts: int = 0
     preempted_attempts: int = 0
     rows: int = 0
     next_checkpoint_id: int = 0
+    # This attempt's workers, by rank.
     workers: tuple[WorkerInfo | None, ...] = ()
     announcements: tuple[Any, ...] = ()
+    # The open report.
     waiting: tuple[Report | None, ...] = ()
+    """The reports of the ranks that wait for the others, by rank."""
     arrived: int = 0
+    """How many ranks wait. Kept beside ``waiting``: counting it at each report would take long."""
     recording: bool = False
+    """The row is being recorded: ``Recorded`` is due."""
     stop: bool = False
+    """The stop condition holds: ranks stop when they are answered."""
+    # Checkpoints.
     saves: tuple[Save, ...] = ()
+    """Those on their way to storage, oldest first."""
     committed: frozenset[str] = frozenset()
+    """The names in use, of users' own directories as well."""
     committed_before: frozenset[str] = frozenset()
+    """The names in use when the attempt began."""
     safe_rows: int = 0
+    """How many rows the newest committed checkpoint covers."""
+    # A notice, and the end of the attempt.
     notice: Notice | None = None
     told_rows: int | None = None
+    """At which row the ranks got the notice; None: not yet."""
     leaving: bool = False
+    """The ranks stop because of the notice."""
     returned: frozenset[int] = frozenset()
     holding: frozenset[int] = frozenset()
+    """Ranks that have a tracker's run open."""
     ending: frozenset[int] = frozenset()
+    """Ranks that are closing their tracker's run, and must not be killed before they have."""
     gone: frozenset[int] = frozenset()
+    """Ranks whose process has exited."""
     failures: tuple[WorkerFailure, ...] = ()
+    """In order of arrival."""
     interrupted: bool = False
     killed: bool = False
+    """``KillWorkers`` was ordered."""
     history: tuple[str, ...] = ()
+    """The last events, for ``IllegalTransition``."""
 
     @staticmethod
     def new(
         world_size: int, policy: FailurePolicy, *, scaling: ScalingPolicy | None = None, **past: Any
     ) -> tuple[RunState, list[Action]]:
-        """The state of a run that begins, and what to do first.
+        """The state of a run that starts, and what to do first.
 
-        ``past`` holds fields of a run that goes on: attempt, rows, next_checkpoint_id, committed.
+        ``past``: the fields of a resumed run: attempt, rows, next_checkpoint_id, committed, …
         """
         scaling = scaling or ScalingPolicy(world_size, world_size)
         state = _fresh_attempt(RunState(world_size, policy, scaling, **past))
@@ -208,7 +230,7 @@ def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
 
 def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]:
     if state.phase is Phase.STOPPING:
-        return _let_go(state, {event.rank})  # never answered: it is about to be stopped
+        return _let_go(state, {event.rank})  # never answered: the rank is about to be stopped
     if state.phase is not Phase.RUNNING:
         raise _illegal(state, event)
     rank, report = event
@@ -253,7 +275,7 @@ def _start_save(
             number += 1
         name = checkpoint_name(number)
     elif name in state.committed_before:
-        # A function that begins anew says the names of the attempt before again.
+        # A function that starts over uses the names of the attempt before again.
         name = f"{name}_attempt_{state.attempt}"
     if _is_taken(state, name):
         twice = CheckpointError(
@@ -310,7 +332,7 @@ def _saved_part(state: RunState, event: SavedPart) -> tuple[RunState, list[Actio
 
 
 def _commit_next(state: RunState) -> tuple[RunState, list[Action]]:
-    """Commit the oldest save if it is complete; a later one waits for it."""
+    """Commit the oldest save if it is complete. A later save waits, so commits are in order."""
     if not state.saves:
         return state, []
     save = state.saves[0]
@@ -318,7 +340,7 @@ def _commit_next(state: RunState) -> tuple[RunState, list[Action]]:
         return state, []
     asynchronous = save.mode is CheckpointUploadMode.ASYNC
     if save.snapshots_due or (not asynchronous and state.phase is not Phase.RUNNING):
-        return state, []  # its report will never be answered, so it never happened
+        return state, []  # its report will never be answered, so there is no such row
     save = save._replace(committing=True)
     state = _with_save(state, save)
     if save.is_row and not asynchronous:
@@ -328,7 +350,7 @@ def _commit_next(state: RunState) -> tuple[RunState, list[Action]]:
 
 
 def _recorded(state: RunState, event: Recorded) -> tuple[RunState, list[Action]]:
-    # A synchronous checkpoint is answered when it is committed; the stop waits with it.
+    # With a synchronous checkpoint, ranks are answered when it is committed. The stop waits, too.
     if any(save.is_row and save.mode is not CheckpointUploadMode.ASYNC for save in state.saves):
         return state._replace(recording=False, stop=event.stop), []
     return _open_barrier(state, recording=False, stop=event.stop)
@@ -348,7 +370,7 @@ def _open_barrier(state: RunState, **also: Any) -> tuple[RunState, list[Action]]
 def _answer_with_notice(
     state: RunState, notice: Notice, everyone: tuple[int, ...]
 ) -> tuple[RunState, list[Action]]:
-    """Tell it at one report, so that ranks can save; stop at the next, or once they have saved."""
+    """Send the notice at one report, so that ranks can save; stop them at a later one."""
     if state.told_rows is None:
         return state._replace(told_rows=state.rows), [Answer(everyone, False, notice)]
     if notice.kind == "preemption" or state.safe_rows > state.told_rows:
@@ -401,7 +423,10 @@ def _holding(state: RunState, event: TrackerOpened) -> tuple[RunState, list[Acti
 
 
 def _let_go(state: RunState, waiting: set[int]) -> tuple[RunState, list[Action]]:
-    """Of the ranks that wait at a report after another's failure, let some end what is open."""
+    """Another rank has failed: let ranks that wait at a report close their trackers' runs.
+
+    Without this, rank 0's tracker would show a run that is still running, for ever.
+    """
     ranks = (waiting & state.holding) - state.ending - state.gone
     if not ranks or not state.failures or state.killed or state.interrupted:
         return state, []
@@ -409,7 +434,7 @@ def _let_go(state: RunState, waiting: set[int]) -> tuple[RunState, list[Action]]
 
 
 def _after_ending(state: RunState) -> tuple[RunState, list[Action]]:
-    """A rank has ended what it had open. The others were spared for that, and had time to tell."""
+    """A rank has closed its tracker's run. The kill waited for that, and can follow now."""
     state, actions = _check_stopped(state)
     if state.phase is Phase.STOPPING and not state.killed and not _still_ending(state):
         actions = [SetTimer("collect"), *actions]
@@ -424,7 +449,7 @@ def _ending(state: RunState, event: ClosingTrackers) -> tuple[RunState, list[Act
 
 
 def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
-    """Ranks that returned will never report again: those who wait would wait forever."""
+    """Ranks that returned will never report again: the ranks that wait would wait for ever."""
     if not state.returned or not state.arrived:
         return state, []
     if state.arrived + len(state.returned) < state.world_size:
@@ -463,7 +488,7 @@ def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
 
 
 def _closed(state: RunState, event: Closed) -> tuple[RunState, list[Action]]:
-    """Trying again at once would only fail again, as fast as it can: no retry."""
+    """No retry: starting the workers again would fail again, at once."""
     failures = (WorkerFailure(0, event.error),)
     everyone = frozenset(range(state.world_size))
     state = state._replace(phase=Phase.FAILED, failures=failures, gone=everyone)
@@ -471,7 +496,8 @@ def _closed(state: RunState, event: Closed) -> tuple[RunState, list[Action]]:
 
 
 def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Action]]:
-    # Where only connections broke so far, the rank that broke them has not told its error yet.
+    # Connections break because a rank fails. Until that rank's own error is here, the cause is
+    # not known: wait for it a little longer than for the consequences.
     cause_known = any(not lost_connection(known) for known in state.failures)
     consequence = lost_connection(failure)
     timer = None
@@ -497,7 +523,7 @@ def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action
         interrupted = state.interrupted or not finished
         return _check_stopped(state._replace(saves=(), interrupted=interrupted))
     if finished:
-        return state._replace(killed=True), [KillWorkers()]  # all the same
+        return state._replace(killed=True), [KillWorkers()]  # the run counts as finished
     again = state.interrupted or state.phase is Phase.STOPPING
     state = state._replace(
         phase=Phase.STOPPING,
@@ -514,7 +540,7 @@ def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
     notice = state.notice
     if state.phase.ended or (notice is not None and notice.kind == "preemption"):
         if notice is not None and event.rank is None and notice.rank is not None:
-            # Not only a worker has to go, but the driver as well: no new attempt then.
+            # The driver has to go, too, not only a worker: there will be no new attempt.
             state = state._replace(notice=notice._replace(rank=None))
         return state, []
     state = state._replace(
@@ -530,7 +556,7 @@ def _capacity_changed(state: RunState, event: CapacityChanged) -> tuple[RunState
 
 
 def _consider_growing(state: RunState) -> RunState:
-    """Plan a resize where there is room for one, or drop the plan where there is none any more."""
+    """Plan a resize if more workers fit, or drop the plan if they do not fit any more."""
     if state.phase is not Phase.RUNNING or state.leaving:
         return state
     grown = state.scaling.grown(state.world_size, state.capacity) is not None
@@ -563,7 +589,7 @@ def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
     state, actions = _fail(state, WorkerFailure(missing[0], pack_error(error)))
     if event.told:
         return state, actions
-    # Writing a stack takes a moment longer than telling an error.
+    # Writing a stack takes a moment longer than sending an error.
     patient = [SetTimer("cause") if a == SetTimer("collect") else a for a in actions]
     return state, [explain, *patient]
 
@@ -579,36 +605,36 @@ def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Act
     elif event.kind in ("cause", "collect") and _still_ending(state):
         return state, [SetTimer("grace")]
     elif event.kind == "collect" and state.holding & _silent(state):
-        # It may notice that a connection broke, or come to its report, and end what it has open.
+        # Such a rank may notice a broken connection, or reach its report, and close its trackers.
         return state, [SetTimer("cause")]
     return state._replace(killed=True), [KillWorkers()]
 
 
 def _waiting(state: RunState) -> set[int]:
-    """The ranks that wait at a report, and have nothing to do there."""
+    """The ranks that wait at a report and write nothing meanwhile."""
     busy = {rank for save in state.saves for rank in _busy_with(save)}
     return {rank for rank, report in enumerate(state.waiting) if report is not None} - busy
 
 
 def _busy_with(save: Save) -> frozenset[int]:
-    """The ranks that write their parts of a checkpoint before they hear of anything else."""
+    """The ranks that write their parts of a checkpoint, and read no message until they have."""
     asynchronous = save.mode is CheckpointUploadMode.ASYNC
     return save.snapshots_due if asynchronous else save.parts_due
 
 
 def _silent(state: RunState) -> set[int]:
-    """The ranks whose last word is still to come."""
+    """The ranks that have neither returned, nor failed, nor exited."""
     told = {failure.rank for failure in state.failures}
     return set(range(state.world_size)) - state.gone - state.returned - told
 
 
 def _still_ending(state: RunState) -> frozenset[int]:
-    """The ranks that are ending what their function had open."""
+    """The ranks that are closing their trackers' runs."""
     return state.ending - state.gone - state.returned
 
 
 def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
-    """Every rank has said its last word: kill the rest, or move on when all are gone."""
+    """Kill what is left once no rank has anything to say; decide what follows when all exited."""
     if state.phase is not Phase.STOPPING:
         return state, []
     if len(state.gone) < state.world_size:
@@ -617,9 +643,9 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
             return state._replace(killed=True), [KillWorkers()]
         return state, []
     if any(save.committing for save in state.saves):
-        return state, []  # a commit is under way in another thread
+        return state, []  # a commit is under way in another thread: it will count
     lost: list[Action] = []
-    # What a report only named lies where the user put it, and stays there.
+    # A checkpoint that is not uploaded is the user's own directory: never delete that.
     ours = [s.name for s in state.saves if s.mode is not CheckpointUploadMode.NO_UPLOAD]
     if ours:
         lost = [Discard(tuple(ours))]
@@ -639,7 +665,7 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
 
 
 def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
-    """The group stopped because of a notice (or died while it was preempted)."""
+    """The group stopped because of a notice, or failed while it was being preempted."""
     if notice.kind == "resize":
         return _next_attempt(state, lambda size: [RecordAttemptStopped(notice, size)])
     if notice.rank is None:
@@ -680,7 +706,7 @@ def _next_attempt(
 
 
 def _too_few(state: RunState) -> tuple[RunState, list[Action]]:
-    """There is no room for the smallest group: that, not the loss before it, ends the run."""
+    """The smallest group does not fit: the run ends because of that, not of the failure before."""
     why, rank, before = "", 0, list[Action]()
     if state.failures:
         cause = first_cause(state.failures)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["is_saved", "run_storage", "save_trainer", "saved_trainer"]
 
-_GIVEN_ANEW = (
+_RESTORE_ARGUMENTS = (
     "train_loop_per_worker",
     "train_loop_config",
     "scaling_config",
     "run_config",
     "datasets",
 )
-"""What ``restore()`` takes."""
+"""What ``restore()`` accepts in place of what was kept."""
 
 DATASET_BYTES = 64 << 20
 """How much a dataset may hold in memory to be kept with the run."""
@@ -108,7 +108,7 @@ def saved_trainer(storage: Storage, given: Mapping[str, Any]) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{storage.path(TRAINER_FILE)} is missing (a driver killed as it began has not written "
             "it yet), so the training function is not known: give train_loop_per_worker and the "
-            "configs to restore(), or start anew."
+            "configs to restore(), or start a new run."
         )
     kept = pickle.loads(storage.read(TRAINER_FILE))
     callbacks = kept.pop("callbacks")
@@ -143,7 +143,7 @@ def _load(pickled: bytes, name: str, storage: Storage) -> Any:
         return pickle.loads(pickled)
     except Exception as error:
         cure = f"give {name}=… to restore()"
-        if name not in _GIVEN_ANEW:
+        if name not in _RESTORE_ARGUMENTS:
             cure = "make what it needs importable"
         raise ValueError(
             f"restore({storage.uri!r}): the run's {name} cannot be loaded here "

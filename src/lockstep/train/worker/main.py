@@ -25,7 +25,7 @@ __all__ = ["main"]
 
 
 def main(channel: Channel) -> int:
-    """A worker's life: say hello, wire the framework, run the function, say how it went."""
+    """What a worker does: announce itself, set up the framework, run the training function."""
     try:
         setup: WorkerSetup = pickle.loads(channel.receive())
         backend: Backend = pickle.loads(setup.backend)
@@ -39,7 +39,7 @@ def main(channel: Channel) -> int:
             _run(channel, setup, backend, launch)
         except BaseException:
             if len(launch.workers) == 1:
-                # Nobody to wait for; and in-process, the next attempt needs it gone.
+                # No other rank to wait for; and in this process, the next attempt needs it closed.
                 backend.teardown()
             raise
     except KeyboardInterrupt:
@@ -66,7 +66,7 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
     master = "127.0.0.1" if setup.single_machine else launch.workers[0].node_ip
     _enter_working_dir(setup.working_dir, context)
     with channel.interrupts_end_it():
-        # A rank that lost the others here would wait for them, or complain at length.
+        # A rank that lost the others here would wait for them, or print long errors.
         backend.setup(Wiring(context, launch.announcements, master, setup.use_gpu))
     session = sessions.Session(
         channel,

@@ -110,10 +110,10 @@ class Session:
             self._exchange(report, checkpoint, take_over)
 
     def save_checkpoint(self, checkpoint: Checkpoint, *, of_last_report: bool = False) -> None:
-        """Keep a checkpoint without a report. Only rank 0's counts, and it waits for nobody.
+        """Keep a checkpoint without a report. Only rank 0's counts, and it waits for no other rank.
 
-        It may follow a report that raised ``StopTraining``. ``of_last_report``: it has the
-        metrics of that.
+        It may follow a report that raised ``StopTraining``. ``of_last_report``: the checkpoint
+        gets the metrics of the last report.
         """
         self._check_process("save_checkpoint()")
         if self.context.world_rank != 0:
@@ -136,9 +136,9 @@ class Session:
         self._storage.put(name, source)
 
     def at_end(self, hook: Callable[[Outcome], None]) -> None:
-        """Call ``hook`` with how it went when the function has ended, in its thread.
+        """Call ``hook`` with the outcome when the function has ended, in the function's thread.
 
-        Or when another rank has failed while this one waits in ``report``, in that thread.
+        Or when another rank has failed while this rank waits in ``report``, in that thread.
         """
         if not self._end_hooks:
             self._channel.send(TrackerOpened())
@@ -146,9 +146,9 @@ class Session:
 
     @contextlib.contextmanager
     def end_hooks(self, pack: Callable[[BaseException], dict[str, Any]]) -> Iterator[None]:
-        """Around the training function: what ``at_end`` was given is called, whatever happens.
+        """Around the training function: call the ``at_end`` hooks, whatever happens.
 
-        A failure is told first, as ``pack`` describes it: the other ranks need not wait for that.
+        A failure is sent first, as ``pack`` describes it: the other ranks need not wait for hooks.
         """
         outcome: Outcome = "finished"
         try:
@@ -166,7 +166,7 @@ class Session:
         try:
             hook(outcome)
         except Exception as error:
-            # What the function did counts, whatever becomes of its tracker.
+            # A tracker that fails does not change how the function went.
             text = f"Could not end a tracker's run: {type(error).__name__}: {error}"
             print(text, file=sys.stderr, flush=True)
 
@@ -204,7 +204,7 @@ class Session:
                     "nowhere yet; use SYNC or ASYNC."
                 )
             checkpoint.files()  # raises where there is nothing
-            # Decided here: seen from another process, filesystems may not look the same any more.
+            # Decided here: another process may see another filesystem under the same path.
             place = address_from(self._storage, checkpoint)
             return CheckpointReport({}, mode, dir_name, score, place)
         return CheckpointReport(checkpoint.files(), mode, dir_name, score, None)
@@ -234,7 +234,7 @@ class Session:
             raise StopTraining("this run has been told to stop")
 
     def _let_go(self) -> None:
-        """Another rank has failed: end what is open. This process is killed then."""
+        """Another rank has failed: close the trackers. The driver then kills this process."""
         hooks, self._end_hooks = self._end_hooks, []
         for hook in hooks:
             self._call_end_hook(hook, "failed")
@@ -251,13 +251,13 @@ class Session:
         if checkpoint.path is not None:
             fingerprints = self._fingerprint(order, checkpoint)
             if not order.names or self._snapshot_is_final(checkpoint, take_over):
-                # What is left for later is making it durable.
+                # Only flushing is left for later.
                 self._write(order, checkpoint, take_over, flush=False)
                 job = partial(self._make_durable, order, fingerprints)
             else:
                 source = self._set_aside(order, checkpoint, take_over)
                 job = partial(self._upload, order, source, True, fingerprints)
-        # Said before the upload begins: the driver must never hear of its end first.
+        # Sent before the upload begins: the driver must not get ``Saved`` before ``Snapshotted``.
         self._channel.send(Snapshotted(order.name))
         self._uploader.submit(job)
 
@@ -301,10 +301,10 @@ class Session:
         return sums
 
     def _snapshot_is_final(self, checkpoint: Checkpoint, take_over: bool) -> bool:
-        """Whether the snapshot is best made where the checkpoint goes."""
+        """Whether the snapshot is best written straight to the checkpoint's place on storage."""
         if not (self._storage.is_local and take_over):
             return self._storage.is_local
-        # Moving to another device is copying: left for later where a rename makes it safe as well.
+        # A move to another device is a copy: leave it for later if a rename makes the files safe.
         places = (checkpoint.path, self._storage.root, tempfile.gettempdir())
         device, there, here = (os.stat(str(place)).st_dev for place in places)
         return device == there or device != here
