@@ -1,4 +1,4 @@
-"""Keep the best checkpoints, survive a failure, and go on from a checkpoint in a new run."""
+"""Keep the best checkpoints, survive a failure, and start a new run from a checkpoint."""
 
 import os
 
@@ -22,7 +22,7 @@ def train_func(config: dict) -> None:
     context = train.get_context()
     for epoch in range(start, config["epochs"]):
         if epoch == 3 and context.get_attempt() == 1 and context.get_world_rank() == 1:
-            os._exit(1)  # the kind of thing that happens to training jobs
+            os._exit(1)  # a worker that dies without an exception
         weight += (1.0 - weight) * 0.5
         state = Checkpoint.from_dict({"weight": weight, "epoch": epoch})
         train.report({"epoch": epoch, "error": 1.0 - weight}, checkpoint=state)

@@ -1,4 +1,4 @@
-"""Prove that a training function survives a failure. One that forgets its momentum does not."""
+"""Prove that a training function survives a failure. Without its momentum it does not."""
 
 from lockstep import train
 from lockstep.testing import FaultPlan, verify_resume
@@ -42,7 +42,7 @@ if __name__ == "__main__":
         report = verify_resume(make_trainer(load_momentum))
         print(f"load_momentum={load_momentum}: {report}")
 
-    # A plan of one's own: what happens when things fail twice?
+    # Your own fault plan: the run fails twice.
     plan = FaultPlan().kill(rank=1, at_report=3).raise_in(rank=0, at_report=2, attempt=2)
     run_config = RunConfig(verbose=0, failure_config=FailureConfig(max_failures=2))
     result = make_trainer(True, run_config=run_config, fault_plan=plan).fit()

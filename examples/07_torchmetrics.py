@@ -1,4 +1,4 @@
-"""TorchMetrics: a metric object counts what all workers saw, not only rank 0. Offline."""
+"""TorchMetrics: a metric object counts the samples of all workers, not only rank 0's. Offline."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -36,7 +36,7 @@ def train_func(config: dict) -> None:
                 accuracy.update(output, y)
                 right += (output.argmax(1) == y).sum().item()
                 rows += len(y)
-        # compute() is where the workers' counts meet: every rank gets the same number.
+        # compute() combines the counts of all workers: every rank gets the same number.
         train.report({"accuracy": accuracy.compute().item(), "accuracy_here": right / rows})
         accuracy.reset()
 

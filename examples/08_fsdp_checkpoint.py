@@ -1,6 +1,6 @@
 """A model in shards (FSDP), its checkpoint written by all workers, and more workers later. Offline.
 
-Two workers train half a model each and save their halves; three go on from there with a third each.
+Two workers train and save half a model each; three workers resume from there with a third each.
 """
 
 import tempfile

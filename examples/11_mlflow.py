@@ -8,7 +8,7 @@ from lockstep.air.integrations.mlflow import MLflowLoggerCallback, setup_mlflow
 from lockstep.train.torch import TorchTrainer
 from lockstep.tune.logger import TBXLoggerCallback
 
-# Newer MLflow would rather have a database, such as sqlite:///mlflow.db.
+# Newer MLflow recommends a database, such as sqlite:///mlflow.db.
 os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
 
 

@@ -16,7 +16,7 @@ from lockstep.train.torch import TorchTrainer, prepare_data_loader, prepare_mode
 
 
 def train_func(config: dict) -> None:
-    # On rank 0: wandb.init(id=<trial id>, …), finished when this function ends. Others: silence.
+    # On rank 0: wandb.init(id=<trial id>, …), finished with this function. Other ranks log nothing.
     run = setup_wandb(config, project="function", mode="offline", dir=config["shared"])
     saved = train.load_checkpoint()
     start = saved["epoch"] + 1 if saved else 0

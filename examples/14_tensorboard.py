@@ -1,4 +1,4 @@
-"""TensorBoard event files: what every run can have by a callback, and Lightning's own logger."""
+"""TensorBoard event files: from a callback that any run can have, and from Lightning's logger."""
 
 import tempfile
 

@@ -17,7 +17,7 @@ WORKER_BATCH_SIZE = 10
 def build_model() -> Any:
     import tensorflow as tf
 
-    # A strategy first: it has to be there before anything of TensorFlow's is made.
+    # The strategy first: it must exist before any other TensorFlow object.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])

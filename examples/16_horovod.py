@@ -1,4 +1,4 @@
-"""A Horovod function, as it is, on two workers; one of them is killed and the run goes on.
+"""A Horovod function, unchanged, on two workers; one of them is killed and the run resumes.
 
 Needs Horovod: python scripts/install_horovod.py
 """

@@ -1,4 +1,4 @@
-"""A worker is killed in the middle of an epoch; the data goes on exactly where it was.
+"""A worker is killed in the middle of an epoch; the data resumes exactly where it was.
 
 The run is then restored with three workers instead of two: still every row once an epoch.
 """

@@ -1,7 +1,7 @@
-"""Search the hyperparameters of a digit classifier: 12 trials, two at a time, then its best again.
+"""Search the hyperparameters of a digit classifier: 12 trials, two at a time, and the best.
 
 Each trial is a run of its own, with a directory, a checkpoint and a Result. The search can be
-interrupted at any time: ``Tuner.restore(path).fit()`` goes on with what is not done.
+interrupted at any time: ``Tuner.restore(path).fit()`` resumes the unfinished trials.
 """
 
 import torch
@@ -56,5 +56,5 @@ if __name__ == "__main__":
     weights = best.checkpoint.to_dict()["model"]
     print(f"weights:  {sum(tensor.numel() for tensor in weights.values())}")
 
-    again = Tuner.restore(grid.experiment_path).fit()  # all is done: nothing runs
+    again = Tuner.restore(grid.experiment_path).fit()  # all trials are finished: nothing runs
     print(f"restored: {again.num_terminated} trials")

@@ -1,4 +1,4 @@
-"""Search with Optuna, and stop what does not learn: 48 networks for the price of a few."""
+"""Search with Optuna and stop trials that do not learn: 48 networks for the price of a few."""
 
 import numpy as np
 from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""Population based training: weak trials go on from strong ones, with a changed config."""
+"""Population based training: weak trials continue from strong ones, with a changed config."""
 
 import json
 

@@ -1,0 +1,87 @@
+"""Pages and settings that no other test reads: links lead somewhere, decisions are listed."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.repository import ROOT
+
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+        ROOT / "benchmarks" / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
+DECISIONS = ROOT / "docs" / "decisions"
+YAML_FILES = sorted(
+    [ROOT / ".pre-commit-config.yaml", *(ROOT / ".github").rglob("*.yml")],
+)
+
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def links_of(page: Path) -> list[str]:
+    found: list[str] = LINK.findall(CODE.sub("", page.read_text(encoding="utf-8")))
+    return [link for link in found if "://" not in link]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text))
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    broken = []
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_links_are_found() -> None:
+    assert "docs/guide.md" in links_of(ROOT / "README.md")
+    assert "where-a-run-is" in anchors_of(ROOT / "docs" / "guide.md")
+
+
+def test_every_decision_is_in_the_index_once() -> None:
+    pages = sorted(path.name for path in DECISIONS.glob("[0-9]*.md"))
+    listed = [link for link in links_of(DECISIONS / "README.md") if link[0].isdigit()]
+    assert listed == pages
+    numbers = [name.partition("-")[0] for name in pages]
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("page", sorted(DECISIONS.glob("[0-9]*.md")), ids=named)
+def test_a_decision_has_every_part(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert "\n**Status:** " in text
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings == ["Context", "Decision", "Consequences", "Measured or tried"]
+
+
+@pytest.mark.parametrize("file", YAML_FILES, ids=named)
+def test_yaml_parses(file: Path) -> None:
+    # Comes with several development tools; it has no type information of its own.
+    yaml = importlib.import_module("yaml")
+    assert isinstance(yaml.safe_load(file.read_text(encoding="utf-8")), dict)
+
+
+def test_there_are_yaml_files() -> None:
+    assert "ci.yml" in {file.name for file in YAML_FILES}
