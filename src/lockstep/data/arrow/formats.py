@@ -11,6 +11,7 @@ from lockstep.data.arrow.columns import to_arrow, to_numpy, to_values
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    import torch
 
 __all__ = [
     "FORMATS",
@@ -21,6 +22,7 @@ __all__ = [
     "to_pandas",
     "to_rows",
     "to_table",
+    "to_tensor",
 ]
 
 FORMATS = ("default", "numpy", "pandas", "pyarrow", "torch")
@@ -49,12 +51,30 @@ def to_format(table: pa.Table, name: str, copy: bool = False) -> Any:
         return to_pandas(table)
     arrays = {n: to_numpy(c) for n, c in zip(table.column_names, table.columns, strict=True)}
     if name == "torch":
-        from lockstep.data.iterate.torch_batches import to_tensor
-
         return {key: to_tensor(key, array.copy()) for key, array in arrays.items()}
     if copy:
         return {key: a if a.flags.writeable else a.copy() for key, a in arrays.items()}
     return arrays
+
+
+def to_tensor(name: str, array: Any) -> torch.Tensor:
+    """A column as a tensor that shares the array's memory.
+
+    Raises:
+        TypeError: the array has no numbers; names the column.
+    """
+    import torch
+
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        kind = str(array.dtype)
+        if array.dtype == object and len(array):
+            kind = f"{type(array[0]).__name__} (or lists of different lengths)"
+        raise TypeError(
+            f"Column {name!r} of type {kind} cannot be a tensor; leave it out with "
+            "drop_columns, turn it into numbers with map_batches, or give a collate_fn."
+        ) from error
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrow.formats import to_pandas
@@ -42,12 +42,14 @@ class ShardPlan:
         cut: how the rows are divided.
         columns: the schema, if it could be had without reading.
         name: of the dataset, for errors.
+        in_memory: makes a dataset of a table. This layer cannot import ``Dataset``.
     """
 
     groups: Sequence[Group]
     cut: Cut
     columns: Any
     name: str = "The dataset"
+    in_memory: Callable[[pa.Table], Dataset] = field(kw_only=True)
 
     @property
     def rows(self) -> int:
@@ -266,9 +268,7 @@ class DataShard(DataIterator):
 
     def materialize(self) -> Dataset:
         """A whole epoch's rows, in memory, as a dataset."""
-        from lockstep.data.create import from_arrow
-
-        return from_arrow(self.to_arrow())
+        return self._plan.in_memory(self.to_arrow())
 
     @property
     def world_size(self) -> int:

@@ -5,29 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.arrow.formats import to_tensor
+
 if TYPE_CHECKING:
     import torch
 
     from lockstep.data.iterate.batching import Batch
 
-__all__ = ["ToTensors", "arrived", "to_tensor"]
-
-
-def to_tensor(name: str, array: Any) -> torch.Tensor:
-    """A column as a tensor that shares the array's memory.
-
-    Raises:
-        TypeError: it has no numbers; names the column.
-    """
-    import torch
-
-    try:
-        return torch.from_numpy(array)
-    except TypeError as error:
-        raise TypeError(
-            f"Column {name!r} of type {_kind(array)} cannot be a tensor; leave it out with "
-            "drop_columns, turn it into numbers with map_batches, or give a collate_fn."
-        ) from error
+__all__ = ["ToTensors", "arrived"]
 
 
 class ToTensors:
@@ -127,9 +112,3 @@ def _each(value: Any, action: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_each(inner, action) for inner in value)
     return value
-
-
-def _kind(array: Any) -> str:
-    if array.dtype != object or not len(array):
-        return str(array.dtype)
-    return f"{type(array[0]).__name__} (or lists of different lengths)"
