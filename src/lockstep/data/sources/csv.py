@@ -129,7 +129,7 @@ class CsvSource(LineSource):
         convert = pyarrow.csv.ConvertOptions(
             **{**options, "column_types": types, "include_columns": names}
         )
-        # With one thread, parse in one go: each column is then one chunk, and later steps copy less.
+        # With one thread, parse in one go: each column is then one chunk, and less is copied later.
         size = self._read.block_size if threads else max(len(data), 1)
         if self.is_single_block(file):
             read = _like(self._read, use_threads=threads)
