@@ -77,9 +77,9 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
         """The columns and their types; may run transforms on the first rows to find out."""
         schema = self._schema()
         if schema is None and fetch_if_missing:
-            from lockstep.data.plan.schema import found_schema
+            from lockstep.data.plan.schema import inferred_schema
 
-            schema = found_schema(self._groups())
+            schema = inferred_schema(self._groups())
         return schema
 
     def columns(self, fetch_if_missing: bool = True) -> list[str] | None:

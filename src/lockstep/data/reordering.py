@@ -14,7 +14,7 @@ from lockstep.data.base import DatasetBase, after
 from lockstep.data.compat import only_hints
 from lockstep.data.plan.hashing import draw_seed, hash_range, key_of
 from lockstep.data.plan.operations import CastColumns, Operation, Sample, known
-from lockstep.data.plan.order import Group, Shuffle, read_windows, total_rows, windows_of
+from lockstep.data.plan.order import EpochShuffle, Group, read_windows, total_rows, windows_of
 from lockstep.data.plan.schema import known_schema, schema_of, unified
 from lockstep.data.plan.unit import Reader, Unit
 from lockstep.data.sources.base import Block, MemorySource, Source
@@ -163,7 +163,7 @@ class Reordering(DatasetBase):
         return self._shuffled(_seed("randomize_block_order", seed), None, False, seed is None)
 
     def _shuffled(self, seed: int, window: int | None, rows: bool, drawn: bool) -> Dataset:
-        shuffle = Shuffle(seed, window, rows, drawn)
+        shuffle = EpochShuffle(seed, window, rows, drawn)
         return self._derive(lambda groups: [Group([u for g in groups for u in g.units], shuffle)])
 
     def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:
