@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,27 @@ LAYERS = [
     "cli",
     "exceptions",
 ]
+
+# Inside a package likewise: its rooms and its own modules, bottom up.
+INNER_LAYERS = {
+    "data": [
+        "arrow",
+        "sources",
+        "plan",
+        "iterate",
+        "compat",
+        "config",
+        "base",
+        "transforms",
+        "aggregates",
+        "reordering",
+        "outputs",
+        "dataset",
+        "create",
+        "read",
+        "__init__",
+    ],
+}
 
 HEAVY = {
     "accelerate",
@@ -175,6 +197,45 @@ def test_imports_point_downward() -> None:
             if (layer := layer_of(name)) in LAYERS and LAYERS.index(layer) > LAYERS.index(own)
         ]
     assert not wrong
+
+
+def inner_imports(package: str) -> dict[str, list[tuple[int, str]]]:
+    """Each module of a package: (line, module) of what it imports from the same package."""
+    modules = {module_name(file): file for file in FILES if Path(file).parts[0] == package}
+    found: dict[str, list[tuple[int, str]]] = {}
+    for file in modules.values():
+        found[file] = []
+        for line, name in imports(file):
+            while name and name not in modules:
+                name = name.rpartition(".")[0]
+            if name:
+                found[file].append((line, modules[name]))
+    return found
+
+
+@pytest.mark.parametrize("package", INNER_LAYERS)
+def test_layers_inside(package: str) -> None:
+    layers = INNER_LAYERS[package]
+
+    def layer(file: str) -> int:
+        name = Path(file).parts[1].removesuffix(".py")
+        assert name in layers, f"{file} is in no layer: add {name!r} to INNER_LAYERS[{package!r}]"
+        return layers.index(name)
+
+    found = inner_imports(package)
+    wrong = [
+        f"{file}:{line} imports {other}"
+        for file, others in found.items()
+        for line, other in others
+        if layer(other) > layer(file)
+    ]
+    assert not wrong
+    try:
+        TopologicalSorter(
+            {file: {other for _, other in others} - {file} for file, others in found.items()}
+        ).prepare()
+    except CycleError as error:
+        pytest.fail("imports in a cycle: " + " → ".join(reversed(error.args[1])))
 
 
 def test_only_one_file_imports_ray() -> None:

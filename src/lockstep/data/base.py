@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lockstep.data.iterate.batching import locally_shuffled
 from lockstep.data.iterate.iterator import DataIterator, Pass, Request
@@ -75,15 +75,15 @@ class DatasetBase(DataIterator):
 
     def _derive(self, change: Callable[[list[Group]], Sequence[Group]]) -> Dataset:
         """A dataset made of this one's groups, when it is needed."""
-        from lockstep.data.dataset import Dataset
-
-        return Dataset(lambda: change(self._groups()))
+        return self._new(lambda: change(self._groups()))
 
     def _derive_counted(self, change: Callable[[list[Group]], Sequence[Group]]) -> Dataset:
         """The same, of counted groups."""
-        from lockstep.data.dataset import Dataset
+        return self._new(lambda: change(self._counted()))
 
-        return Dataset(lambda: change(self._counted()))
+    def _new(self, make: Make) -> Dataset:
+        """Another dataset, of this one's class: ``Dataset``, which this module cannot import."""
+        return cast("Dataset", type(self)(make))
 
     def _then(self, operation: Operation) -> Dataset:
         """With one more operation on each block."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from lockstep.checks import check_int, check_seed
 from lockstep.data.aggregates import Aggregates
 from lockstep.data.arrow.formats import check_format, to_format, to_rows
+from lockstep.data.arrow.views import without_views
 from lockstep.data.iterate.shard import DataShard, ShardPlan
 from lockstep.data.outputs import Outputs
 from lockstep.data.plan.position import Cut
-from lockstep.data.reordering import Reordering
+from lockstep.data.reordering import Reordering, table_groups
 from lockstep.data.transforms import Transforms
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
         """The columns and their types; may run transforms on the first rows to find out."""
         schema = self._schema()
         if schema is None and fetch_if_missing:
-            from lockstep.data.plan.schema import found_schema
+            from lockstep.data.plan.schema import inferred_schema
 
-            schema = found_schema(self._groups())
+            schema = inferred_schema(self._groups())
         return schema
 
     def columns(self, fetch_if_missing: bool = True) -> list[str] | None:
@@ -108,9 +109,7 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
 
     def materialize(self) -> Dataset:
         """The rows read and transformed now, and kept in memory."""
-        from lockstep.data.create import from_arrow
-
-        return from_arrow(self.to_arrow())
+        return _in_memory(self.to_arrow())
 
     def iterator(self) -> DataShard:
         """The rows as one shard: an iterator whose position can be saved and restored."""
@@ -154,7 +153,8 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
                 else group
                 for group in groups
             ]
-        return ShardPlan(groups, Cut(world_size, equal, order), self.schema(False), name)
+        cut = Cut(world_size, equal, order)
+        return ShardPlan(groups, cut, self.schema(False), name, in_memory=_in_memory)
 
     if not TYPE_CHECKING:  # a type checker is to find what there is not, too
 
@@ -177,3 +177,9 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
         rows = [unit.rows for group in made for unit in group.units]
         known = "?" if None in rows else sum(row or 0 for row in rows)
         return f"Dataset(rows={known}, columns=[{names}])"
+
+
+def _in_memory(table: pa.Table) -> Dataset:
+    """A table's rows as a dataset."""
+    table = without_views(table)
+    return Dataset(lambda: table_groups(table))

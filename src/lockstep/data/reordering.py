@@ -14,7 +14,7 @@ from lockstep.data.base import DatasetBase, after
 from lockstep.data.compat import only_hints
 from lockstep.data.plan.hashing import draw_seed, hash_range, key_of
 from lockstep.data.plan.operations import CastColumns, Operation, Sample, known
-from lockstep.data.plan.order import Group, Shuffle, read_windows, total_rows, windows_of
+from lockstep.data.plan.order import EpochShuffle, Group, read_windows, total_rows, windows_of
 from lockstep.data.plan.schema import known_schema, schema_of, unified
 from lockstep.data.plan.unit import Reader, Unit
 from lockstep.data.sources.base import Block, MemorySource, Source
@@ -41,16 +41,12 @@ class Reordering(DatasetBase):
 
     def union(self, *other: Dataset) -> Dataset:
         """The rows of this one, then those of the others."""
-        from lockstep.data.dataset import Dataset
-
         _only_datasets("union", other)
         parts: list[DatasetBase] = [self, *other]
-        return Dataset(lambda: _union([part._groups() for part in parts]))
+        return self._new(lambda: _union([part._groups() for part in parts]))
 
     def zip(self, *other: Dataset) -> Dataset:
         """The columns of this one and of others with as many rows, side by side."""
-        from lockstep.data.dataset import Dataset
-
         _only_datasets("zip", other)
 
         def make() -> list[Group]:
@@ -74,12 +70,10 @@ class Reordering(DatasetBase):
                     columns[free] = column
             return table_groups(pa.table(columns))
 
-        return Dataset(make)
+        return self._new(make)
 
     def sort(self, key: str | Sequence[str], descending: bool | Sequence[bool] = False) -> Dataset:
         """The rows in the order of one or more columns; in memory."""
-        from lockstep.data.dataset import Dataset
-
         keys = [key] if isinstance(key, str) else list(key)
         downs = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
         if not keys or len(downs) != len(keys):
@@ -99,7 +93,7 @@ class Reordering(DatasetBase):
             ]
             return table_groups(table.sort_by(order))
 
-        return Dataset(make)
+        return self._new(make)
 
     def repartition(
         self,
@@ -169,7 +163,7 @@ class Reordering(DatasetBase):
         return self._shuffled(_seed("randomize_block_order", seed), None, False, seed is None)
 
     def _shuffled(self, seed: int, window: int | None, rows: bool, drawn: bool) -> Dataset:
-        shuffle = Shuffle(seed, window, rows, drawn)
+        shuffle = EpochShuffle(seed, window, rows, drawn)
         return self._derive(lambda groups: [Group([u for g in groups for u in g.units], shuffle)])
 
     def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:

@@ -369,7 +369,7 @@ class TestThreads:
 
     def test_backpressure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A reader works ahead as far as it may, and no further."""
-        monkeypatch.setattr("lockstep.data.iterate.iterator.AHEAD_BYTES", 1000)
+        monkeypatch.setattr("lockstep.data.iterate.iterator.PREFETCHED_BYTES", 1000)
         read = []
         ahead, further = threading.Event(), threading.Event()
 

@@ -1,7 +1,7 @@
-"""One column, as Arrow keeps it and as numpy shows it.
+"""One column, as Arrow stores it and as numpy shows it.
 
-An array of more than one dimension is a fixed-size list (two) or a fixed-shape tensor (more), so a
-column of them is one buffer; arrays of different shapes are their numbers and their shapes.
+A column of arrays of one shape is one buffer: a fixed-size list for one dimension a row, a
+fixed-shape tensor for more. Arrays of different shapes are stored as their numbers and shapes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WIDTHS = (8, 16, 32, 64)
 
 
 def to_arrow(values: Any) -> pa.Array | pa.ChunkedArray:
-    """A column from what a user gave: an array, a tensor, a list, a pandas series, Arrow itself."""
+    """An Arrow column from an array, a tensor, a list, a pandas series or Arrow data."""
     import numpy as np
     import pyarrow as pa
 
@@ -72,7 +72,7 @@ def _from_dense(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _from_arrays(values: Sequence[Any]) -> pa.Array:
-    """Arrays a row, of one shape or of several."""
+    """A column with one array in each row, of one shape or of several."""
     import numpy as np
     import pyarrow as pa
 
@@ -95,7 +95,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column as a single array; copied only where it is in several pieces."""
+    """A column as a single array; copied only where it has several chunks."""
     import pyarrow as pa
 
     if not isinstance(column, pa.ChunkedArray):
@@ -135,13 +135,13 @@ def to_numpy(column: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, Any]:
     if array.null_count == 0 and types.is_primitive(kind) and not types.is_boolean(kind):
         try:
             return np.asarray(array.to_numpy(zero_copy_only=True))
-        except pa.ArrowInvalid:  # dates and times of some units need another layout
+        except pa.ArrowInvalid:  # dates and times in some units have another layout in numpy
             pass
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def _flat(lists: pa.Array) -> np.ndarray[Any, Any]:
-    """The numbers of fixed-size lists, those of the slice only."""
+    """The numbers of fixed-size lists; of a slice, only its own."""
     size = lists.type.list_size
     return to_numpy(lists.values.slice(lists.offset * size, len(lists) * size))
 
@@ -188,7 +188,7 @@ def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """A column's values one by one: Python's own, and arrays where a row has an array."""
+    """A column's values as Python objects, and as numpy arrays where a row holds an array."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.types as types
@@ -219,12 +219,12 @@ def take(table: pa.Table, indices: np.ndarray[Any, Any]) -> pa.Table:
 
 
 class Concatenated:
-    """The rows of several tables, numbered through, to be had in any order.
+    """The rows of several tables, numbered consecutively, to take in any order.
 
     Args:
-        tables: emptied, so that what nobody else holds is freed column by column.
-        memory: where to line up what is in several pieces; the next one to be given it may use it
-            again, for new memory costs more than copying.
+        tables: this list is emptied, so that memory is freed column by column.
+        memory: buffers to join chunks in, by column. Passing the same dict again reuses them:
+            allocating new memory costs more than the copy.
     """
 
     def __init__(self, tables: list[pa.Table], memory: dict[int, Any] | None = None) -> None:
@@ -232,22 +232,22 @@ class Concatenated:
         import pyarrow.types as types
 
         several = len(tables) > 1
-        whole = pa.concat_tables(tables, promote_options="permissive") if several else tables[0]
+        table = pa.concat_tables(tables, promote_options="permissive") if several else tables[0]
         tables.clear()
-        self._schema, self._rows, pending = whole.schema, whole.num_rows, whole.columns
-        del whole
+        self._schema, self._rows, pending = table.schema, table.num_rows, table.columns
+        del table
         self._columns: list[pa.Array] = []
         while pending:
             column = pending.pop(0)
             plain = types.is_primitive(column.type) and column.type.bit_width in _WIDTHS
-            lines_up = plain and column.num_chunks > 1 and len(column) and not column.null_count
-            if memory is not None and lines_up:
+            joins = plain and column.num_chunks > 1 and len(column) and not column.null_count
+            if memory is not None and joins:
                 self._columns.append(_end_to_end(column, len(self._columns), memory))
             else:
                 self._columns.append(one_array(column))
 
     def take(self, indices: np.ndarray[Any, Any]) -> pa.Table:
-        """These rows, in this order: a copy."""
+        """A copy of these rows, in this order."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -255,13 +255,13 @@ class Concatenated:
         if self._rows < 1 << 32:
             indices = indices.astype(np.uint32)
         positions = pa.array(indices)
-        # The indices are ours; checking them would cost as much again.
+        # The indices are valid by construction; checking them would double the cost.
         columns = [pc.take(column, positions, boundscheck=False) for column in self._columns]
         return pa.table(columns, schema=self._schema)
 
 
 def _end_to_end(column: pa.ChunkedArray, place: int, memory: dict[int, Any]) -> pa.Array:
-    """The numbers of a column in pieces, one after the other in memory that is used again."""
+    """The chunks of a column of numbers, joined in a buffer that is reused."""
     import numpy as np
     import pyarrow as pa
 
@@ -280,7 +280,7 @@ def _end_to_end(column: pa.ChunkedArray, place: int, memory: dict[int, Any]) -> 
 
 
 class _Memory:
-    """A buffer's memory as something numpy may write to; keeps the buffer alive."""
+    """An array's memory, presented to numpy as writable; keeps the array alive."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._owner = array
@@ -290,7 +290,7 @@ class _Memory:
 
 
 def writable(array: np.ndarray[Any, Any], owned: bool) -> np.ndarray[Any, Any]:
-    """The same values in memory that may be written to: this one's if nobody else looks at it."""
+    """The same values in writable memory; without a copy if the memory is ``owned``."""
     import numpy as np
 
     if array.flags.writeable and owned:
@@ -301,7 +301,7 @@ def writable(array: np.ndarray[Any, Any], owned: bool) -> np.ndarray[Any, Any]:
 
 
 def as_written(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column for formats that know nothing of tensors: lists instead."""
+    """A column with lists instead of tensors, for file formats without tensors."""
     import pyarrow as pa
 
     if isinstance(column.type, pa.BaseExtensionType):

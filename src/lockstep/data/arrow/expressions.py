@@ -1,19 +1,22 @@
-"""Filters as text or lists, turned into Arrow's own expressions."""
+"""Filters given as text or lists, turned into Arrow expressions."""
 
 from __future__ import annotations
 
 import ast
+import operator
+from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 __all__ = ["as_expression", "by_position", "from_filters"]
 
 
 def as_expression(value: Any) -> Any:
-    """An Arrow expression from one, or from text such as ``"x > 3 and y == 'a'"``.
+    """An Arrow expression, given as one or as text such as ``"x > 3 and y == 'a'"``.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: the text has something in it that is not a comparison.
+        TypeError: the value is neither.
+        ValueError: the text contains something other than comparisons.
     """
     import pyarrow.compute as pc
 
@@ -28,7 +31,7 @@ def as_expression(value: Any) -> Any:
 
 
 def by_position(expression: Any) -> bool:
-    """Whether an expression has columns by number in it: what they are depends on the table."""
+    """Whether an expression names columns by number, so that its meaning depends on the table."""
     return "FieldPath(" in str(expression)
 
 
@@ -48,11 +51,8 @@ def _build(node: ast.expr, text: str) -> Any:
                 return pc.scalar(ast.literal_eval(node))
             return pc.negate(value)
     if isinstance(node, ast.BoolOp):
-        values = [_build(value, text) for value in node.values]
-        whole = values[0]
-        for value in values[1:]:
-            whole = whole & value if isinstance(node.op, ast.And) else whole | value
-        return whole
+        combine = operator.and_ if isinstance(node.op, ast.And) else operator.or_
+        return reduce(combine, [_build(value, text) for value in node.values])
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         left, right = _build(node.left, text), _build(node.right, text)
         return _ARITHMETIC[type(node.op)](left, right)
@@ -65,43 +65,43 @@ def _build(node: ast.expr, text: str) -> Any:
 
 
 def _compared(node: ast.Compare, text: str) -> Any:
-    whole = None
-    left = node.left
-    for operator, right in zip(node.ops, node.comparators, strict=True):
-        part = _comparison(left, operator, right, text)
-        whole = part if whole is None else whole & part
-        left = right
-    return whole
+    # ``a < b < c`` is ``a < b and b < c``.
+    sides = pairwise([node.left, *node.comparators])
+    parts = [
+        _comparison(left, kind, right, text)
+        for kind, (left, right) in zip(node.ops, sides, strict=True)
+    ]
+    return reduce(operator.and_, parts)
 
 
-def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr, text: str) -> Any:
-    if isinstance(operator, (ast.In, ast.NotIn)):
+def _comparison(left: ast.expr, kind: ast.cmpop, right: ast.expr, text: str) -> Any:
+    if isinstance(kind, (ast.In, ast.NotIn)):
         found = _build(left, text).isin(list(ast.literal_eval(right)))
-        return found if isinstance(operator, ast.In) else ~found
-    if isinstance(operator, (ast.Is, ast.IsNot)):
+        return found if isinstance(kind, ast.In) else ~found
+    if isinstance(kind, (ast.Is, ast.IsNot)):
         null = _build(left, text).is_null()
-        return null if isinstance(operator, ast.Is) else ~null
-    return _COMPARISONS[type(operator)](_build(left, text), _build(right, text))
+        return null if isinstance(kind, ast.Is) else ~null
+    return _COMPARISONS[type(kind)](_build(left, text), _build(right, text))
 
 
 _ARITHMETIC: dict[type[ast.operator], Any] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
 }
 _COMPARISONS: dict[type[ast.cmpop], Any] = {
-    ast.Eq: lambda a, b: a == b,
-    ast.NotEq: lambda a, b: a != b,
-    ast.Lt: lambda a, b: a < b,
-    ast.LtE: lambda a, b: a <= b,
-    ast.Gt: lambda a, b: a > b,
-    ast.GtE: lambda a, b: a >= b,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 
 
 def from_filters(filters: Any) -> Any:
-    """An expression from what ``read_parquet(filters=…)`` takes: one, text, or lists of tuples."""
+    """An expression from the forms of ``read_parquet(filters=…)``: also Arrow's lists of tuples."""
     if isinstance(filters, (list, tuple)):
         import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""A table in the form a user's function wants, and what it gives back as a table."""
+"""Tables converted to the format a user's function takes, and its results back to tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lockstep.data.arrow.columns import to_arrow, to_numpy, to_values
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    import torch
 
 __all__ = [
     "FORMATS",
@@ -21,13 +22,14 @@ __all__ = [
     "to_pandas",
     "to_rows",
     "to_table",
+    "to_tensor",
 ]
 
 FORMATS = ("default", "numpy", "pandas", "pyarrow", "torch")
 
 
 def check_format(name: str | None, allowed: Sequence[str] = FORMATS) -> str:
-    """The format's own name: ``"default"`` is numpy, None what there is (pyarrow)."""
+    """The name of a format: ``"default"`` is ``"numpy"``, None is ``"pyarrow"``."""
     if name is None:
         return "pyarrow"
     if name not in allowed:
@@ -41,7 +43,7 @@ def to_format(table: pa.Table, name: str, copy: bool = False) -> Any:
     Args:
         table: the rows.
         name: what ``check_format`` returned.
-        copy: whether the arrays must be ones that can be written to.
+        copy: whether the arrays must be writable.
     """
     if name == "pyarrow":
         return table
@@ -49,16 +51,34 @@ def to_format(table: pa.Table, name: str, copy: bool = False) -> Any:
         return to_pandas(table)
     arrays = {n: to_numpy(c) for n, c in zip(table.column_names, table.columns, strict=True)}
     if name == "torch":
-        from lockstep.data.iterate.torch_batches import to_tensor
-
         return {key: to_tensor(key, array.copy()) for key, array in arrays.items()}
     if copy:
         return {key: a if a.flags.writeable else a.copy() for key, a in arrays.items()}
     return arrays
 
 
+def to_tensor(name: str, array: Any) -> torch.Tensor:
+    """A column as a tensor that shares the array's memory.
+
+    Raises:
+        TypeError: the array has no numbers; names the column.
+    """
+    import torch
+
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        kind = str(array.dtype)
+        if array.dtype == object and len(array):
+            kind = f"{type(array[0]).__name__} (or lists of different lengths)"
+        raise TypeError(
+            f"Column {name!r} of type {kind} cannot be a tensor; leave it out with "
+            "drop_columns, turn it into numbers with map_batches, or give a collate_fn."
+        ) from error
+
+
 def to_pandas(table: pa.Table) -> pd.DataFrame:
-    """A data frame; a column of tensors becomes one of arrays."""
+    """A data frame; a column of tensors becomes a column of arrays."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.types as types
@@ -84,12 +104,12 @@ def to_rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None, doing: str) -> pa.Table:
-    """A table from dicts; a key that a row does not have is null in it.
+    """A table from dicts; a key missing in a row becomes null.
 
     Args:
         rows: the dicts.
-        schema: of the table, where there are no rows.
-        doing: what made the rows, for errors.
+        schema: of the table if there are no rows.
+        doing: the call that made the rows, for errors.
     """
     import pyarrow as pa
 
@@ -106,23 +126,23 @@ def from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None, doing
 
 
 def _column(values: Any, name: str, doing: str) -> pa.Array | pa.ChunkedArray:
-    """A column; what is wrong with it is told with its name."""
+    """A column; an error names it."""
     import pyarrow as pa
 
     try:
         return to_arrow(values)
     except (pa.ArrowException, ValueError, TypeError) as error:
-        # Not the error's own class: Unicode errors, for one, are not made from a sentence.
+        # Not the error's own class: a UnicodeError, for example, cannot be made from a message.
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{doing}, column {name!r}: {error}") from error
 
 
 def to_table(batch: Any, doing: str) -> pa.Table:
-    """What a user's function returned, as a table.
+    """The result of a user's function, as a table.
 
     Raises:
-        TypeError: it is none of what may be returned; says what ``doing`` returned.
-        ValueError: its columns have different lengths.
+        TypeError: the function returned something that is not rows; names ``doing``.
+        ValueError: the columns have different lengths.
     """
     import pyarrow as pa
 
@@ -168,6 +188,6 @@ def _from_frame(frame: pd.DataFrame, doing: str) -> pa.Table:
 
 
 def described(function: Callable[..., Any]) -> str:
-    """A user's function, for an error."""
+    """The name of a user's function, for an error."""
     inner = getattr(function, "func", function)
     return str(getattr(inner, "__qualname__", None) or type(inner).__qualname__)

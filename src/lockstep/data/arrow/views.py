@@ -1,4 +1,4 @@
-"""Arrow's string views, which other libraries use and Arrow itself cannot take, filter or sort."""
+"""String views: other libraries export them, but Arrow cannot take, filter or sort them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["without_views"]
 
 
 def without_views(table: pa.Table) -> pa.Table:
-    """A table whose texts Arrow can take, filter and sort: views (Polars has them) are copied."""
+    """A table without string views, as Polars exports them; their columns are copied."""
     import pyarrow as pa
 
     for place, field in enumerate(table.schema):

@@ -1,8 +1,8 @@
-"""Pieces of rows cut into batches: of one size and format, wherever a piece begins and ends."""
+"""Pieces of rows cut into batches of one size and format, across the bounds of pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lockstep.data.arrow.columns import one_array, take, to_numpy, writable
@@ -22,7 +22,7 @@ Batch: TypeAlias = tuple[Any, int]
 
 
 def skipped(pieces: Iterator[Piece], rows: int) -> Iterator[Piece]:
-    """Without the first rows."""
+    """The pieces without the first rows."""
     for piece in pieces:
         if rows >= piece.table.num_rows:
             rows -= piece.table.num_rows
@@ -34,7 +34,7 @@ def skipped(pieces: Iterator[Piece], rows: int) -> Iterator[Piece]:
 def locally_shuffled(
     pieces: Iterator[Piece], shuffle: LocalShuffle, epoch: int, rank: int, window: int
 ) -> Iterator[Piece]:
-    """Each ``shuffle.size`` rows permuted; ``window`` is the number of the first such window."""
+    """The pieces with every ``shuffle.size`` rows permuted; ``window`` numbers the first."""
     for table, rows in cut_tables(pieces, shuffle.size, False, "pyarrow"):
         yield Piece(take(table, shuffle.order(epoch, rank, window, rows)), True)
         window += 1
@@ -43,43 +43,72 @@ def locally_shuffled(
 def cut_tables(
     pieces: Iterator[Piece], size: int | None, drop_last: bool, batch_format: str
 ) -> Iterator[Batch]:
-    """Batches as Arrow tables or data frames; size None is a batch a piece."""
-    waiting: list[pa.Table] = []
+    """Batches as Arrow tables or data frames; with size None each piece is a batch."""
+    batches = _cut(pieces, size, drop_last, _Table, _joined)
+    for table, rows in batches:
+        yield to_format(table, batch_format), rows
+        del table  # free it before the next one is read
+
+
+def cut_arrays(
+    pieces: Iterator[Piece], size: int | None, drop_last: bool, write: bool
+) -> Iterator[Batch]:
+    """Batches as dicts of arrays; ``write`` makes the arrays writable."""
+    return _cut(pieces, size, drop_last, lambda piece: _Columns(piece, write), _stacked)
+
+
+def _cut(
+    pieces: Iterator[Piece],
+    size: int | None,
+    drop_last: bool,
+    open_piece: Callable[[Piece], _Table | _Columns],
+    join: Callable[[list[Any]], Any],
+) -> Iterator[Batch]:
+    """Cut pieces into batches; a batch over several pieces is joined from their parts."""
+    waiting: list[Any] = []
     have = 0
     for piece in pieces:
-        table = piece.table
+        opened = open_piece(piece)
+        rows = opened.rows
+        del piece
         if size is None:
-            yield to_format(table, batch_format), table.num_rows
+            yield opened.part(0, rows), rows
             continue
         begin = 0
         if have:
-            begin = min(size - have, table.num_rows)
-            waiting.append(table.slice(0, begin))
+            begin = min(size - have, rows)
+            waiting.append(opened.part(0, begin))
             have += begin
             if have < size:
                 continue
-            yield to_format(_joined(waiting), batch_format), size
+            yield join(waiting), size
             waiting, have = [], 0
-        while table.num_rows - begin >= size:
-            yield to_format(table.slice(begin, size), batch_format), size
+        while rows - begin >= size:
+            yield opened.part(begin, begin + size), size
             begin += size
-        if begin < table.num_rows:
-            waiting, have = [table.slice(begin)], table.num_rows - begin
-        del piece, table
+        if begin < rows:
+            waiting, have = [opened.rest(begin)], rows - begin
+        del opened  # free the piece before the next one is read
     if have and not drop_last:
-        yield to_format(_joined(waiting), batch_format), have
+        yield join(waiting), have
 
 
-def _joined(tables: list[pa.Table]) -> pa.Table:
-    import pyarrow as pa
+class _Table:
+    """A piece's rows as tables."""
 
-    if len(tables) == 1:
-        return tables[0]
-    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    def __init__(self, piece: Piece) -> None:
+        self.table = piece.table
+        self.rows = piece.table.num_rows
+
+    def part(self, start: int, stop: int) -> pa.Table:
+        return self.table.slice(start, stop - start)
+
+    def rest(self, start: int) -> pa.Table:
+        return self.table.slice(start)
 
 
 class _Columns:
-    """A piece's columns as arrays, each converted once; those of lists, batch by batch."""
+    """A piece's columns as arrays, each converted once; columns of lists, batch by batch."""
 
     def __init__(self, piece: Piece, write: bool) -> None:
         import pyarrow.types as types
@@ -103,43 +132,21 @@ class _Columns:
             for name, values, lists in self.arrays
         }
 
+    def rest(self, start: int) -> dict[str, np.ndarray[Any, Any]]:
+        # A copy, so that a few rows do not keep the complete piece in memory.
+        return {name: array.copy() for name, array in self.part(start, self.rows).items()}
+
     def _lists(self, values: pa.Array, start: int, stop: int) -> np.ndarray[Any, Any]:
         array = to_numpy(values.slice(start, stop - start))
         return writable(array, self.owned) if self.write and array.dtype != object else array
 
 
-def cut_arrays(
-    pieces: Iterator[Piece], size: int | None, drop_last: bool, write: bool
-) -> Iterator[Batch]:
-    """Batches as dicts of arrays; ``write`` makes them such that can be written to."""
-    waiting: list[dict[str, np.ndarray[Any, Any]]] = []
-    have = 0
-    for piece in pieces:
-        columns = _Columns(piece, write)
-        rows = columns.rows
-        del piece
-        if size is None:
-            yield columns.part(0, rows), rows
-            continue
-        begin = 0
-        if have:
-            begin = min(size - have, rows)
-            waiting.append(columns.part(0, begin))
-            have += begin
-            if have < size:
-                continue
-            yield _stacked(waiting), size
-            waiting, have = [], 0
-        while rows - begin >= size:
-            yield columns.part(begin, begin + size), size
-            begin += size
-        if begin < rows:
-            # A copy, so that a few rows do not keep the whole piece in memory.
-            rest = {name: array.copy() for name, array in columns.part(begin, rows).items()}
-            waiting, have = [rest], rows - begin
-        del columns
-    if have and not drop_last:
-        yield _stacked(waiting), have
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    if len(tables) == 1:
+        return tables[0]
+    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
 
 
 def _stacked(parts: list[dict[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:

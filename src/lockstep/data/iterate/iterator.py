@@ -1,4 +1,4 @@
-"""Passes over rows: the methods that datasets and shards share, and what runs behind them."""
+"""Iteration: the ``iter_*`` and ``to_*`` methods of datasets and shards, and the passes behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lockstep.checks import check_int, check_seed
@@ -26,14 +27,14 @@ __all__ = ["DataIterator", "Pass", "Request", "Rows"]
 
 T = TypeVar("T")
 
-AHEAD_BYTES = 16 << 20
-"""How much may lie read and unused."""
+PREFETCHED_BYTES = 16 << 20
+"""About how many bytes of rows are read before they are needed, at most."""
 _ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asked of an iteration."""
+    """The user's arguments to an iteration."""
 
     batch_size: int | None
     drop_last: bool = False
@@ -59,14 +60,14 @@ class Request:
 
 @dataclass
 class Pass:
-    """One iteration: where its rows come from, and how far the user has come.
+    """One iteration over the rows, and the user's progress in it.
 
     Attributes:
-        pieces: makes the rows, when called.
-        size: the rows of a batch here (a part of ``batch_size`` where ranks share a batch).
-        whole_batches: leave out a last batch that is smaller than the others.
-        consumed: rows handed to the user.
-        ended: it is over, by itself or because the user let go of it.
+        pieces: starts reading the rows.
+        size: the rows of this rank's batches (a part of ``batch_size`` where ranks share a batch).
+        full_batches: leave out a last batch that is smaller than the others.
+        consumed: the number of rows handed to the user.
+        ended: the pass ended by itself, or the user dropped it.
     """
 
     pieces: Callable[[], Iterator[Piece]]
@@ -75,7 +76,7 @@ class Pass:
     epoch: int = 0
     base: Mapping[str, Any] | None = None
     batch_size: int | None = None
-    whole_batches: bool = False
+    full_batches: bool = False
     local_shuffle: LocalShuffle | None = None
     consumed: int = 0
     ended: bool = False
@@ -86,7 +87,13 @@ Cutter = Callable[[Iterator[Piece], "int | None", bool], Iterator[Batch]]
 
 @dataclass(frozen=True)
 class _Work:
-    """What is done to pieces until they are what the user gets."""
+    """The steps from pieces to the user's batches.
+
+    Attributes:
+        cut: pieces into batches.
+        then: converts the batches, in a thread of its own if ``in_thread``.
+        hand_over: converts a batch in the user's thread.
+    """
 
     cut: Cutter
     then: Callable[[Iterator[Batch]], Iterator[Batch]] | None = None
@@ -95,7 +102,7 @@ class _Work:
 
 
 class Rows(Generic[T]):
-    """Batches (or rows): iterate it as often as you like, each time is an epoch; or ``next()``."""
+    """Batches (or rows) to iterate over any number of times, each an epoch; or ``next()``."""
 
     def __init__(self, owner: DataIterator, request: Request, work: _Work) -> None:
         self._owner = owner
@@ -113,21 +120,21 @@ class Rows(Generic[T]):
 
 
 class _Running(Generic[T]):
-    """A pass under way. Letting go of it ends its threads."""
+    """A running pass. Dropping the last reference ends its threads."""
 
     def __init__(self, current: Pass, request: Request, work: _Work) -> None:
         self._pass = current
-        self._ahead: list[Prefetcher[Any]] = []
+        self._prefetchers: list[Prefetcher[Any]] = []
         pieces: Iterator[Piece]
         if request.prefetch:
             reading = Prefetcher(
                 current.pieces,
                 lambda piece: int(piece.table.nbytes),
                 items=256,
-                size=AHEAD_BYTES,
+                size=PREFETCHED_BYTES,
                 name="lockstep-data-read",
             )
-            self._ahead.append(reading)
+            self._prefetchers.append(reading)
             pieces = reading
         else:
             pieces = current.pieces()
@@ -143,7 +150,7 @@ class _Running(Generic[T]):
                     size=1,
                     name="lockstep-data-convert",
                 )
-                self._ahead.append(converting)
+                self._prefetchers.append(converting)
                 batches = converting
         self._batches = batches
         self._hand_over = work.hand_over
@@ -173,11 +180,12 @@ class _Running(Generic[T]):
     def close(self) -> None:
         """End the pass and its threads."""
         self._pass.ended = True
-        for ahead in self._ahead:  # all are told before one is waited for: one may wait for another
-            ahead.stop()
-        for ahead in self._ahead:
-            ahead.close()
-        self._ahead.clear()
+        # Stop all before joining any: one thread may wait for another's results.
+        for prefetcher in self._prefetchers:
+            prefetcher.stop()
+        for prefetcher in self._prefetchers:
+            prefetcher.close()
+        self._prefetchers.clear()
         self._batches = iter(())
 
     def __del__(self) -> None:
@@ -192,10 +200,10 @@ def _one_by_one(pieces: Iterator[Piece], size: int | None, drop_last: bool) -> I
 
 
 class DataIterator(ABC):
-    """What can be iterated over: the rows of a dataset, or a worker's part of them."""
+    """Iterates over rows: of a dataset, or of a worker's part of it."""
 
     auto_device: Callable[[], Any] | None = None
-    """What ``device="auto"`` asks; the CPU where nobody said."""
+    """Finds the device for ``device="auto"``; None is the CPU."""
 
     def __init__(self) -> None:
         self._stats = DataStats()
@@ -209,7 +217,7 @@ class DataIterator(ABC):
         """The columns and their types."""
 
     def stats(self) -> DataStats:
-        """What was handed out, and how much of the time was spent waiting for it."""
+        """The rows handed out, and the share of time spent waiting for them."""
         return self._stats
 
     def iter_batches(
@@ -228,33 +236,32 @@ class DataIterator(ABC):
         Args:
             batch_size: rows of a batch; None takes the blocks as they are read. With
                 ``order="global"`` it counts the rows of all workers together.
-            batch_format: ``"numpy"`` (the default: a dict of arrays, not to be written to),
-                ``"pandas"`` or ``"pyarrow"``.
+            batch_format: ``"numpy"`` (the default: a dict of read-only arrays), ``"pandas"`` or
+                ``"pyarrow"``.
             prefetch_batches: 0 reads in the calling thread, when a batch is asked for. Otherwise a
-                thread reads ahead, up to about 16 MB; where batches take work (a ``collate_fn``, a
-                copy to a GPU) another keeps so many ready.
-            drop_last: leave out the last batch where it is smaller.
-            local_shuffle_buffer_size: permute each so many rows that follow each other.
+                thread prefetches up to about 16 MB. Where batches take work (a ``collate_fn``, a
+                copy to a GPU), another thread keeps this many batches ready.
+            drop_last: leave out the last batch if it is smaller.
+            local_shuffle_buffer_size: permute every this many consecutive rows.
             local_shuffle_seed: of that permutation.
             prefetch_blocks: the older name of ``prefetch_batches``.
 
         Returns:
-            An object to iterate over, as often as you like: each time is an epoch.
+            An object to iterate over any number of times: each time is an epoch.
         """
         name = check_format(batch_format, ("default", "numpy", "pandas", "pyarrow"))
-        ahead = prefetch_batches if prefetch_blocks is None else prefetch_blocks
+        prefetch = prefetch_batches if prefetch_blocks is None else prefetch_blocks
         request = Request(
-            batch_size, drop_last, ahead, local_shuffle_buffer_size, local_shuffle_seed
+            batch_size, drop_last, prefetch, local_shuffle_buffer_size, local_shuffle_seed
         )
         if name == "numpy":
-            return Rows(self, request, _Work(lambda p, s, d: cut_arrays(p, s, d, write=False)))
-        return Rows(self, request, _Work(lambda p, s, d: cut_tables(p, s, d, name)))
+            return Rows(self, request, _Work(partial(cut_arrays, write=False)))
+        return Rows(self, request, _Work(partial(cut_tables, batch_format=name)))
 
     def iter_rows(self, *, prefetch_blocks: int = 1) -> Rows[dict[str, Any]]:
         """Rows as dicts, one by one."""
-        return Rows(
-            self, Request(1, prefetch=prefetch_blocks, single_rows=True), _Work(_one_by_one)
-        )
+        request = Request(1, prefetch=prefetch_blocks, single_rows=True)
+        return Rows(self, request, _Work(_one_by_one))
 
     def iter_torch_batches(
         self,
@@ -276,27 +283,25 @@ class DataIterator(ABC):
             prefetch_batches, prefetch_blocks, batch_size, drop_last, local_shuffle_buffer_size,
                 local_shuffle_seed: as in ``iter_batches``.
             dtypes: of all columns, or of each.
-            device: where to put them; ``"auto"`` is the worker's own. To a GPU they are copied
-                through pinned memory, beside the training.
+            device: of the tensors; ``"auto"`` is the worker's own. Copies to a GPU go through
+                pinned memory and overlap with the training.
             collate_fn: makes a batch of a dict of arrays, in a thread; instead of ``dtypes``.
-            pin_memory: put them into pinned memory, for a copy of your own.
+            pin_memory: put the tensors into pinned memory, for a copy of your own.
         """
-        from lockstep.data.iterate.torch_batches import ToTensors, arrived
+        from lockstep.data.iterate.torch_batches import ToTensors, wait_for_copy
 
         if collate_fn is not None and dtypes is not None:
-            raise ValueError("collate_fn makes the tensors, so dtypes cannot; give one of the two.")
+            raise ValueError(
+                "collate_fn makes the tensors, so dtypes has no effect; give one of the two."
+            )
         convert = ToTensors(dtypes, self._device(device), collate_fn, pin_memory)
-        ahead = prefetch_batches if prefetch_blocks is None else prefetch_blocks
+        prefetch = prefetch_batches if prefetch_blocks is None else prefetch_blocks
         request = Request(
-            batch_size, drop_last, ahead, local_shuffle_buffer_size, local_shuffle_seed
+            batch_size, drop_last, prefetch, local_shuffle_buffer_size, local_shuffle_seed
         )
-        work = _Work(
-            lambda p, s, d: cut_arrays(p, s, d, write=True),
-            convert,
-            convert.is_work,
-            arrived if convert.on_gpu else None,
-        )
-        return Rows(self, request, work)
+        cut = partial(cut_arrays, write=True)
+        hand_over = wait_for_copy if convert.on_gpu else None
+        return Rows(self, request, _Work(cut, convert, convert.is_work, hand_over))
 
     def _device(self, device: Any) -> torch.device:
         import torch
@@ -331,13 +336,13 @@ class DataIterator(ABC):
 
         Args:
             label_column: None gives None for the labels.
-            feature_columns: columns put side by side in one tensor; a list of lists or a dict of
-                lists gives several tensors. None is every column but the label.
+            feature_columns: columns stacked in one tensor; a list of lists or a dict of lists
+                gives several tensors. None is every column except the label.
             label_column_dtype, feature_column_dtypes: of the tensors, in the same structure.
             batch_size, prefetch_batches, prefetch_blocks, drop_last, local_shuffle_buffer_size,
                 local_shuffle_seed: as in ``iter_batches``.
             unsqueeze_label_tensor, unsqueeze_feature_tensors: make a column of numbers a tensor of
-                two dimensions, one column wide.
+                shape (rows, 1).
         """
         from lockstep.data.iterate.torch_dataset import features_and_label
 
@@ -382,8 +387,8 @@ class DataIterator(ABC):
                 names a dict of tensors.
             prefetch_batches, prefetch_blocks, batch_size, drop_last, local_shuffle_buffer_size,
                 local_shuffle_seed: as in ``iter_batches``.
-            feature_type_spec, label_type_spec, additional_type_spec: ``tf.TypeSpec``, where what is
-                found from the columns is not what you want.
+            feature_type_spec, label_type_spec, additional_type_spec: ``tf.TypeSpec``, instead of
+                the one derived from the columns.
         """
         from lockstep.data.iterate.tf_dataset import tf_dataset
 
@@ -410,7 +415,7 @@ class DataIterator(ABC):
         local_shuffle_seed: int | None = None,
         prefetch_blocks: int | None = None,
     ) -> Rows[Any]:
-        """Batches of rows as dicts of TensorFlow's tensors; arguments as in ``iter_batches``."""
+        """Batches of rows as dicts of TensorFlow tensors; arguments as in ``iter_batches``."""
         import tensorflow as tf
 
         def convert(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -425,9 +430,8 @@ class DataIterator(ABC):
                     rows,
                 )
 
-        ahead = prefetch_batches if prefetch_blocks is None else prefetch_blocks
+        prefetch = prefetch_batches if prefetch_blocks is None else prefetch_blocks
         request = Request(
-            batch_size, drop_last, ahead, local_shuffle_buffer_size, local_shuffle_seed
+            batch_size, drop_last, prefetch, local_shuffle_buffer_size, local_shuffle_seed
         )
-        work = _Work(lambda p, s, d: cut_arrays(p, s, d, write=False), convert)
-        return Rows(self, request, work)
+        return Rows(self, request, _Work(partial(cut_arrays, write=False), convert))

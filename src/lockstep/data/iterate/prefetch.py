@@ -1,4 +1,4 @@
-"""An iterator that works ahead in a thread of its own, as far as it is allowed to."""
+"""An iterator whose results a thread makes before they are needed, within bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 class _Shared(Generic[T]):
-    """What the consumer and the thread both know; the thread never holds the consumer itself."""
+    """State shared by the consumer and the thread.
+
+    The thread holds this object and never the consumer, so that dropping the consumer ends it.
+    """
 
     def __init__(self, items: int, size: int) -> None:
         self.most_items = items
@@ -28,7 +31,7 @@ class _Shared(Generic[T]):
         self.error: BaseException | None = None
 
     def put(self, item: T, size: int) -> bool:
-        """Wait for room; False where nobody wants more."""
+        """Wait for room and add an item; False if the consumer has stopped."""
         with self.changed:
             while not self.stopped and self._is_full(size):
                 self.changed.wait()
@@ -58,11 +61,11 @@ class _Shared(Generic[T]):
 
 
 class Prefetcher(Generic[T]):
-    """What ``make()`` yields, made ahead of time by a thread.
+    """The results of ``make()``, made by a thread before they are needed.
 
-    The thread waits when ``items`` results, or ``size`` bytes of them, lie ready; one it always
-    makes. An error comes where its result would have come. ``close()``, or letting go of this
-    object, ends the thread and frees what lies ready.
+    The thread waits while ``items`` results or ``size`` bytes are ready; a single result is allowed
+    to be larger. An error is raised in place of its result. ``close()``, or dropping the last
+    reference, ends the thread and frees the results that are ready.
     """
 
     def __init__(
@@ -100,17 +103,17 @@ class Prefetcher(Generic[T]):
         raise StopIteration
 
     def stop(self) -> None:
-        """Tell the thread to end, and whoever waits for a result that there is none."""
+        """Ask the thread to end, and end a ``next()`` that waits."""
         self._shared.stop()
 
     def close(self) -> None:
-        """End the thread; waits until it has ended."""
+        """End the thread and wait for it."""
         self.stop()
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join()
 
     def __del__(self) -> None:
-        # After a fork the thread is the parent's.
+        # After a fork the thread runs in the parent only.
         if self._thread.is_alive():
             self.close()
 
@@ -120,9 +123,9 @@ _running: weakref.WeakSet[Prefetcher[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that still decodes while the interpreter goes away could crash it."""
-    for ahead in list(_running):
-        ahead.close()
+    """End all threads: one that decodes while the interpreter shuts down could crash it."""
+    for prefetcher in list(_running):
+        prefetcher.close()
 
 
 def _work(make: Callable[[], Iterator[T]], size_of: Callable[[T], int], shared: _Shared[T]) -> None:

@@ -1,9 +1,9 @@
-"""A worker's part of a dataset: planned in the driver, cut and read by each rank for itself."""
+"""A worker's part of a dataset: planned in the driver, then cut and read by each rank itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrow.formats import to_pandas
@@ -14,14 +14,15 @@ from lockstep.data.plan.order import Group, read_windows, reseeded, total_rows, 
 from lockstep.data.plan.position import (
     Cut,
     LocalShuffle,
-    consistent,
-    cut_dict,
+    check_state,
     joined,
+    length,
     merge_states,
     rest_of,
+    untouched,
     within,
 )
-from lockstep.data.plan.schema import found_schema
+from lockstep.data.plan.schema import inferred_schema
 from lockstep.data.plan.unit import Piece, Reader
 
 if TYPE_CHECKING:
@@ -35,23 +36,25 @@ __all__ = ["DataShard", "ShardPlan", "merge_states"]
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Everything a rank needs to find its rows: the dataset's index, counted. Picklable, small.
+    """Everything a rank needs to find its rows: the dataset's index, counted. Picklable and small.
 
     Attributes:
         groups: the units, all counted.
         cut: how the rows are divided.
-        columns: the schema, if it could be had without reading.
+        columns: the schema, None if it is not known without reading.
         name: of the dataset, for errors.
+        in_memory: makes a dataset of a table. This layer cannot import ``Dataset``.
     """
 
     groups: Sequence[Group]
     cut: Cut
     columns: Any
     name: str = "The dataset"
+    in_memory: Callable[[pa.Table], Dataset] = field(kw_only=True)
 
     @property
     def rows(self) -> int:
-        """Of the whole dataset."""
+        """The number of rows of the dataset."""
         return total_rows(self.groups)
 
     def shard(self, rank: int, state: Mapping[str, Any] | None = None) -> DataShard:
@@ -59,11 +62,11 @@ class ShardPlan:
 
         Args:
             rank: 0 to ``world_size`` - 1.
-            state: where to go on: what ``merge_states`` gave, of any number of workers, or this
-                rank's own ``state_dict()``.
+            state: where to resume: a result of ``merge_states``, for any number of workers, or
+                this rank's own ``state_dict()``.
 
         Raises:
-            ValueError: the state is not one of this dataset.
+            ValueError: the state does not belong to this dataset.
         """
         shard = DataShard(self, rank)
         if state is not None:
@@ -71,12 +74,12 @@ class ShardPlan:
         return shard
 
     def resized(self, world_size: int) -> ShardPlan:
-        """The same for another number of workers."""
+        """The same plan for another number of workers."""
         return replace(self, cut=replace(self.cut, world_size=world_size))
 
 
 class DataShard(DataIterator):
-    """The rows of one worker. Each iteration is an epoch; ``state_dict()`` says where it is."""
+    """The rows of one worker. Each iteration is an epoch; ``state_dict()`` is the position."""
 
     def __init__(self, plan: ShardPlan, rank: int) -> None:
         super().__init__()
@@ -87,6 +90,7 @@ class DataShard(DataIterator):
         self._groups = list(plan.groups)
         self._rows = plan.rows
         self._epoch = 0
+        # A state that was loaded; the next pass resumes there. The pass begun last.
         self._saved: dict[str, Any] | None = None
         self._pass: Pass | None = None
 
@@ -98,7 +102,7 @@ class DataShard(DataIterator):
         epoch, base, consumed = self._epoch, None, 0
         seed = request.shuffle_seed
         if self._saved is not None:
-            base, consumed, seed = self._continue(self._saved, cut, request)
+            base, consumed, seed = self._resume(self._saved, cut, request)
         local = None
         if request.shuffle_size is not None:
             local = LocalShuffle(request.shuffle_size, draw_seed() if seed is None else seed)
@@ -109,7 +113,7 @@ class DataShard(DataIterator):
             epoch=epoch,
             base=base,
             batch_size=cut.batch_size,
-            whole_batches=request.drop_last and cut.order == "global",
+            full_batches=request.drop_last and cut.order == "global",
             local_shuffle=local,
             consumed=consumed,
         )
@@ -121,7 +125,7 @@ class DataShard(DataIterator):
         cut = replace(self._plan.cut, batch_size=request.batch_size)
         if request.batch_size is None:
             raise ValueError('batch_size=None needs order="local"; give the rows of a batch.')
-        if request.single_rows:  # one for each rank
+        if request.single_rows:  # a global batch is one row for each rank
             cut = replace(cut, batch_size=cut.world_size)
         elif request.batch_size < cut.world_size:
             raise ValueError(
@@ -130,34 +134,36 @@ class DataShard(DataIterator):
             )
         return cut, cut.batch_of(self._rank)
 
-    def _continue(
+    def _resume(
         self, saved: dict[str, Any], cut: Cut, request: Request
     ) -> tuple[Mapping[str, Any] | None, int, int | None]:
-        """The base to read, how many rows of it this rank had, and the seed of its local shuffle.
+        """The base to read, the rows of it this rank has consumed, and its local shuffle's seed.
 
-        Every rank comes to the same decision: it looks at the state of all, not at its own.
+        If ranks are cut as before, each continues its own part of the old base. Otherwise the rest
+        of the old base is the new base, cut again. All ranks must decide alike, so the decision
+        depends on the merged state and never on this rank's own entry.
         """
         seed = request.shuffle_seed
-        if _goes_on(saved, cut) and _shuffles_alike(saved, request):
+        if _same_cut(saved, cut) and _same_local_shuffle(saved, request):
             entry = saved["ranks"][self._rank]
             consumed = entry["consumed"]
-            if consumed is None:  # it had finished the epoch that others are still in
-                consumed = _length(cut.own(self._rank, _length(rest_of(saved["base"], self._rows))))
+            if consumed is None:  # this rank has finished the epoch that others are still in
+                consumed = length(cut.own(self._rank, length(rest_of(saved["base"], self._rows))))
             elif consumed and entry["local_shuffle"]:
-                seed = entry["local_shuffle"][1]  # the order it was begun with
+                seed = entry["local_shuffle"][1]  # an epoch keeps the order it was begun with
             return saved["base"], consumed, seed
-        return saved["base"] if _untouched(saved) else saved, 0, seed
+        return saved["base"] if untouched(saved) else saved, 0, seed
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank is, as a few integers that JSON can hold.
+        """This rank's position, as a few integers that JSON can hold.
 
-        Rows handed out by the iteration begun last count as read. An iteration that ended, or was
-        left, is an epoch done.
+        Rows handed out by the iteration begun last count as consumed. An iteration that ended, or
+        was left with ``break``, is a finished epoch.
         """
         current = self._pass
         if current is None or current.ended:
             if self._saved is not None:
-                return self._still_saved(self._saved)
+                return self._loaded_state(self._saved)
             return self._state(self._epoch, None, 0, None, None)
         shuffle = current.local_shuffle
         return self._state(
@@ -168,9 +174,9 @@ class DataShard(DataIterator):
             current.batch_size,
         )
 
-    def _still_saved(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """What was loaded and not gone on with yet."""
-        if _goes_on(saved, replace(self._plan.cut, batch_size=saved["cut"]["batch_size"])):
+    def _loaded_state(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """This rank's position in a state that was loaded and not resumed yet."""
+        if _same_cut(saved, replace(self._plan.cut, batch_size=saved["cut"]["batch_size"])):
             entry = saved["ranks"][self._rank]
             return self._state(
                 saved["epoch"],
@@ -179,7 +185,7 @@ class DataShard(DataIterator):
                 entry["local_shuffle"],
                 saved["cut"]["batch_size"],
             )
-        base = saved["base"] if _untouched(saved) else saved
+        base = saved["base"] if untouched(saved) else saved
         return self._state(saved["epoch"], base, 0, None, None)
 
     def _state(
@@ -195,7 +201,7 @@ class DataShard(DataIterator):
             "epoch": epoch,
             "rows": self._rows,
             "seeds": [None if g.shuffle is None else g.shuffle.seed for g in self._groups],
-            "cut": cut_dict(replace(self._plan.cut, batch_size=batch_size)),
+            "cut": asdict(replace(self._plan.cut, batch_size=batch_size)),
             "base": base,
             "rank": self._rank,
             "consumed": consumed,
@@ -203,13 +209,13 @@ class DataShard(DataIterator):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state says: the next iteration begins there.
+        """Resume from a state: the next iteration begins there.
 
         Args:
-            state: what ``merge_states`` gave (of any number of workers), or this rank's own.
+            state: a result of ``merge_states`` (for any number of workers), or this rank's own.
 
         Raises:
-            ValueError: it is not a state of this dataset, or another rank's.
+            ValueError: the state does not belong to this dataset, or is another rank's.
         """
         state = dict(state)
         cut = self._plan.cut
@@ -225,7 +231,7 @@ class DataShard(DataIterator):
                 key: state.pop(key) for key in ("consumed", "local_shuffle")
             }
             state["ranks"] = ranks
-        consistent(state, self._rows, self._plan.name)
+        check_state(state, self._rows, self._plan.name)
         seeds = state["seeds"]
         if len(seeds) != len(self._groups):
             raise ValueError(
@@ -238,58 +244,55 @@ class DataShard(DataIterator):
         self._pass = None
 
     def count(self) -> int:
-        """How many rows this worker gets in a whole epoch."""
-        return _length(self._plan.cut.own(self._rank, self._rows))
+        """The number of rows this worker gets in a complete epoch."""
+        return length(self._plan.cut.own(self._rank, self._rows))
 
     def schema(self) -> pa.Schema:
         """The columns and their types."""
         if self._plan.columns is not None:
             return self._plan.columns
-        return found_schema(self._groups)
+        return inferred_schema(self._groups)
 
     def _epoch_pieces(self) -> Iterator[Piece]:
-        """A whole epoch's rows, without going on with it."""
-        aside = Pass(lambda: iter(()), None, self._stats, epoch=self._epoch)
-        cut = self._plan.cut
-        yield from _Pieces(self._groups, cut, self._rank, self._rows, aside)()
+        """The rows of a complete epoch; the position does not change."""
+        separate = Pass(lambda: iter(()), None, self._stats, epoch=self._epoch)
+        return _Pieces(self._groups, self._plan.cut, self._rank, self._rows, separate)()
 
     def to_arrow(self) -> pa.Table:
-        """A whole epoch's rows as a table; the position stays where it is."""
+        """The rows of a complete epoch as a table; the position does not change."""
         import pyarrow as pa
 
         tables = [piece.table for piece in self._epoch_pieces()]
         return pa.concat_tables(tables) if tables else self.schema().empty_table()
 
     def to_pandas(self) -> pd.DataFrame:
-        """A whole epoch's rows as a data frame; the position stays where it is."""
+        """The rows of a complete epoch as a data frame; the position does not change."""
         return to_pandas(self.to_arrow())
 
     def materialize(self) -> Dataset:
-        """A whole epoch's rows, in memory, as a dataset."""
-        from lockstep.data.create import from_arrow
-
-        return from_arrow(self.to_arrow())
+        """The rows of a complete epoch, in memory, as a dataset."""
+        return self._plan.in_memory(self.to_arrow())
 
     @property
     def world_size(self) -> int:
-        """How many workers share the dataset."""
+        """The number of workers that share the dataset."""
         return self._plan.cut.world_size
 
     def __repr__(self) -> str:
         return f"DataShard(rank={self._rank}, world_size={self.world_size}, rows={self.count()})"
 
 
-def _goes_on(saved: Mapping[str, Any], cut: Cut) -> bool:
-    """Whether ranks are cut as they were, so that each goes on with its own rows."""
-    was = Cut(**saved["cut"])
-    # Where no batch was begun yet, none says how large they are.
-    return was == cut or (replace(cut, batch_size=None) == was and _untouched(saved))
+def _same_cut(saved: Mapping[str, Any], cut: Cut) -> bool:
+    """Whether ranks are cut as in a saved state, so that each can continue its own rows."""
+    old = Cut(**saved["cut"])
+    # The batch size is not known before the first batch.
+    return old == cut or (replace(cut, batch_size=None) == old and untouched(saved))
 
 
-def _shuffles_alike(saved: Mapping[str, Any], request: Request) -> bool:
-    """Whether the rows handed out are those a local shuffle would have handed out, too.
+def _same_local_shuffle(saved: Mapping[str, Any], request: Request) -> bool:
+    """Whether every rank that has consumed rows used a local shuffle of the requested size.
 
-    Seeds do not count, for a rank may have one of its own: the epoch goes on with those it has.
+    Seeds need not match, since ranks may have different ones: the epoch keeps the old seeds.
     """
     return all(
         entry is None
@@ -299,17 +302,8 @@ def _shuffles_alike(saved: Mapping[str, Any], request: Request) -> bool:
     )
 
 
-def _untouched(state: Mapping[str, Any]) -> bool:
-    """Whether nothing of what was to be read was."""
-    return all(entry is not None and entry["consumed"] == 0 for entry in state["ranks"])
-
-
-def _length(intervals: Any) -> int:
-    return int((intervals[:, 1] - intervals[:, 0]).sum())
-
-
 class _Pieces:
-    """Reads what a pass wants, from where it is. Knows no shard, which may be let go meanwhile."""
+    """Reads the rows of a pass. Holds no reference to the shard, so that the shard can be freed."""
 
     def __init__(
         self, groups: Sequence[Group], cut: Cut, rank: int, rows: int, current: Pass
@@ -317,7 +311,7 @@ class _Pieces:
         self._groups, self._cut, self._rank, self._rows = groups, cut, rank, rows
         self._base, self._epoch = current.base, current.epoch
         self._start, self._shuffle = current.consumed, current.local_shuffle
-        self._whole = current.whole_batches
+        self._full_batches = current.full_batches
 
     def __call__(self) -> Iterator[Piece]:
         import numpy as np
@@ -325,17 +319,18 @@ class _Pieces:
         from lockstep.data.iterate.threads import arrow_threads
 
         base = rest_of(self._base, self._rows)
-        own = self._cut.own(self._rank, _length(base))
-        if self._whole:  # the same decision on every rank, whatever its part of the last batch
-            own = own[: _length(base) // self._cut.global_batch]
+        own = self._cut.own(self._rank, length(base))
+        if self._full_batches:  # decide by the global batch, so that all ranks decide alike
+            own = own[: length(base) // self._cut.global_batch]
         start, window = self._start, 0
         if self._shuffle is not None:
+            # Read from the beginning of the shuffle's window, then skip the rows consumed.
             window = start // self._shuffle.size
             start = window * self._shuffle.size
-        wanted = within(own, np.array([[start, _length(own)]], dtype=np.int64))
+        left = within(own, np.array([[start, length(own)]], dtype=np.int64))
         windows = windows_of(self._groups, self._epoch)
         reader = Reader(arrow_threads() > 1)
-        pieces = read_windows(windows, joined(within(base, wanted)), reader)
+        pieces = read_windows(windows, joined(within(base, left)), reader)
         if self._shuffle is None:
             return pieces
         shuffled = locally_shuffled(pieces, self._shuffle, self._epoch, self._rank, window)

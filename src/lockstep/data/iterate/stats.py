@@ -1,4 +1,4 @@
-"""Am I waiting for data? What was handed out, and the time on either side of the hand-over."""
+"""Is training waiting for data? Rows handed out, and the time spent waiting and using them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["DataStats"]
 
 @dataclass
 class DataStats:
-    """What was handed to a user, over all passes.
+    """Rows handed to the user, over all passes.
 
     Attributes:
-        rows, batches: handed out.
-        waited_s: how long the user waited for them.
-        used_s: how long the user took between one and the next.
+        rows, batches: how many were handed out.
+        waited_s: the time the user waited for batches.
+        used_s: the time the user spent between batches.
     """
 
     rows: int = 0
@@ -23,7 +23,7 @@ class DataStats:
     used_s: float = 0.0
 
     def add(self, rows: int, *, waited: float, used: float) -> None:
-        """One more batch."""
+        """Count a batch."""
         self.rows += rows
         self.batches += 1
         self.waited_s += waited
@@ -31,7 +31,7 @@ class DataStats:
 
     @property
     def wait_share(self) -> float:
-        """The share of the time that was spent waiting, 0 to 1."""
+        """The share of the time spent waiting, 0 to 1."""
         total = self.waited_s + self.used_s
         return self.waited_s / total if total else 0.0
 

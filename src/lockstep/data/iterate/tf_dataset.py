@@ -19,15 +19,15 @@ def tf_dataset(
     """Batches of columns as a ``tf.data.Dataset``; see ``DataIterator.to_tf``.
 
     Args:
-        batches: re-iterable dicts of arrays.
-        schema: Arrow's, of the rows.
-        parts: the features, the labels and, or None, what else to give.
-        specs: a type for each of these, or None to find it.
+        batches: dicts of arrays; iterable more than once.
+        schema: the rows' Arrow schema.
+        parts: the columns of the features, of the labels and, or None, additional columns.
+        specs: a type for each part, or None to derive it.
     """
     import tensorflow as tf
 
-    wanted = [part for part in parts if part is not None]
-    for part in wanted:
+    given = [part for part in parts if part is not None]
+    for part in given:
         known([part] if isinstance(part, str) else part, schema.names, "to_tf")
     signature = tuple(
         _spec(tf, part, schema) if spec is None else spec
@@ -39,7 +39,7 @@ def tf_dataset(
         for batch in batches:
             yield tuple(
                 batch[part] if isinstance(part, str) else {name: batch[name] for name in part}
-                for part in wanted
+                for part in given
             )
 
     return tf.data.Dataset.from_generator(make, output_signature=signature)

@@ -1,4 +1,4 @@
-"""How many threads this process may use for reading."""
+"""The number of threads this process may use for reading."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["arrow_threads"]
 
 
 def arrow_threads() -> int:
-    """Arrow's threads here: a worker's share of the machine, as its ``OMP_NUM_THREADS`` says."""
+    """The number of Arrow's threads, set to ``OMP_NUM_THREADS``: a worker's share of the CPUs."""
     import pyarrow as pa
 
     share = settings.omp_threads()
-    # Arrow may have been loaded before the worker got its share.
+    # Arrow may have been imported before the worker got its share.
     if share is not None and pa.cpu_count() != share:
         pa.set_cpu_count(share)
     return int(pa.cpu_count())

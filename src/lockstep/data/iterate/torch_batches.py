@@ -5,36 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.arrow.formats import to_tensor
+
 if TYPE_CHECKING:
     import torch
 
     from lockstep.data.iterate.batching import Batch
 
-__all__ = ["ToTensors", "arrived", "to_tensor"]
-
-
-def to_tensor(name: str, array: Any) -> torch.Tensor:
-    """A column as a tensor that shares the array's memory.
-
-    Raises:
-        TypeError: it has no numbers; names the column.
-    """
-    import torch
-
-    try:
-        return torch.from_numpy(array)
-    except TypeError as error:
-        raise TypeError(
-            f"Column {name!r} of type {_kind(array)} cannot be a tensor; leave it out with "
-            "drop_columns, turn it into numbers with map_batches, or give a collate_fn."
-        ) from error
+__all__ = ["ToTensors", "wait_for_copy"]
 
 
 class ToTensors:
     """Turns batches of arrays into tensors on a device.
 
-    To a GPU they go through pinned memory, on a stream of their own: the copy of one batch runs
-    while the training function works on the one before.
+    Copies to a GPU go through pinned memory, on a stream of their own: a batch is copied while the
+    training function uses the batch before.
     """
 
     def __init__(
@@ -53,11 +38,11 @@ class ToTensors:
 
     @property
     def is_work(self) -> bool:
-        """Whether it takes time worth a thread of its own."""
+        """Whether the conversion takes enough time to deserve a thread."""
         return self._collate is not None or self._pin or self._device.type != "cpu"
 
     def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches as tensors."""
+        """Convert batches."""
         stream: Any = None
         if self.on_gpu:
             import torch
@@ -65,7 +50,7 @@ class ToTensors:
             stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         for arrays, rows in batches:
             batch = self._tensors(arrays) if self._collate is None else self._collate(arrays)
-            yield (self._placed(batch) if stream is None else self._sent(batch, stream)), rows
+            yield (self._placed(batch) if stream is None else self._copied(batch, stream)), rows
 
     def _tensors(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         each, all_of_them = self._each, self._all
@@ -81,41 +66,42 @@ class ToTensors:
             return _each(batch, lambda t: t.pin_memory()) if self._pin else batch
         return _each(batch, lambda t: t.to(self._device))
 
-    def _sent(self, batch: Any, stream: Any) -> Any:
+    def _copied(self, batch: Any, stream: Any) -> Any:
         import torch
 
         with torch.cuda.stream(stream):
             pinned = _each(batch, lambda t: t if t.is_cuda or t.is_pinned() else t.pin_memory())
-            sent = _each(pinned, lambda t: t.to(self._device, non_blocking=True))
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record(stream)
-        return _OnTheWay(sent, arrived, pinned, self._device)
+            copy = _each(pinned, lambda t: t.to(self._device, non_blocking=True))
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(stream)
+        return _PendingCopy(copy, done, pinned, self._device)
 
 
-class _OnTheWay:
-    """A batch whose copy to the GPU may still run; the pinned memory is kept until it is used."""
+class _PendingCopy:
+    """A batch whose copy to the GPU may still run; keeps the pinned memory alive."""
 
-    def __init__(self, batch: Any, arrived: Any, pinned: Any, device: torch.device) -> None:
-        self._batch, self._arrived, self._pinned = batch, arrived, pinned
+    def __init__(self, batch: Any, done: Any, pinned: Any, device: torch.device) -> None:
+        self._batch, self._done, self._pinned = batch, done, pinned
         self._device = device
 
-    def arrive(self) -> Any:
-        """Make the consumer's stream wait for the copy, not the consumer."""
+    def wait(self) -> Any:
+        """Make the consumer's stream wait for the copy; the consumer itself does not wait."""
         import torch
 
-        current = torch.cuda.current_stream(self._device)  # which may not be the current device
-        current.wait_event(self._arrived)
+        current = torch.cuda.current_stream(self._device)  # may differ from the current device
+        current.wait_event(self._done)
+        # The allocator must not reuse this memory before the consumer's stream is done with it.
         _each(self._batch, lambda tensor: tensor.record_stream(current))
         return self._batch
 
 
-def arrived(batch: Any) -> Any:
-    """A batch ready for use in the calling thread."""
-    return batch.arrive() if isinstance(batch, _OnTheWay) else batch
+def wait_for_copy(batch: Any) -> Any:
+    """A batch that is ready for use in the calling thread."""
+    return batch.wait() if isinstance(batch, _PendingCopy) else batch
 
 
 def _each(value: Any, action: Callable[[torch.Tensor], Any]) -> Any:
-    """The same structure with something done to each tensor in it."""
+    """The same structure with an action applied to each tensor."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -127,9 +113,3 @@ def _each(value: Any, action: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_each(inner, action) for inner in value)
     return value
-
-
-def _kind(array: Any) -> str:
-    if array.dtype != object or not len(array):
-        return str(array.dtype)
-    return f"{type(array[0]).__name__} (or lists of different lengths)"

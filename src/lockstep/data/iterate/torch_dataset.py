@@ -1,9 +1,11 @@
-"""A torch ``IterableDataset`` of features and labels. Imported when one is first made."""
+"""A torch ``IterableDataset`` of features and labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from lockstep.data.plan.operations import known
 
 if TYPE_CHECKING:
     import torch
@@ -25,22 +27,18 @@ def features_and_label(
 
     if features is None:
         features = [name for name in columns if name != label]
-    for name in [*_flat(features), *([] if label is None else [label])]:
-        if name not in columns:
-            raise KeyError(
-                f"to_torch: there is no column {name!r}; there are {', '.join(columns)}."
-            )
+    known([*_flat(features), *([] if label is None else [label])], columns, "to_torch")
     label_dtype, feature_dtypes = dtypes
     unsqueeze_label, unsqueeze_features = unsqueeze
 
     class FeaturesAndLabel(torch.utils.data.IterableDataset[Any]):
-        """What ``to_torch`` returns."""
+        """The dataset that ``to_torch`` returns."""
 
         def __iter__(self) -> Iterator[tuple[Any, Any]]:
             if torch.utils.data.get_worker_info() is not None:
                 raise RuntimeError(
                     "A DataLoader over to_torch() would give every row once for each of its "
-                    "processes; use num_workers=0, since a thread reads ahead already."
+                    "processes; use num_workers=0, since a thread prefetches already."
                 )
             for batch in batches:
                 yield (
@@ -59,7 +57,7 @@ def _flat(features: Any) -> list[str]:
 
 
 def _features(batch: Mapping[str, Any], names: Any, dtypes: Any, unsqueeze: bool) -> Any:
-    """One tensor, or several in the structure of ``names``."""
+    """A tensor, or several in the structure of ``names``."""
     if isinstance(names, Mapping):
         return {
             key: _features(batch, part, _of(dtypes, key), unsqueeze) for key, part in names.items()

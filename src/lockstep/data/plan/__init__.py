@@ -1,4 +1,4 @@
-"""Which rows are whose, in which order, and what is done to them. Pure: reads nothing by itself."""
+"""Which rows belong to which rank, in which order, and the operations on them."""
 
 from __future__ import annotations
 

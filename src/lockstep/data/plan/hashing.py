@@ -1,6 +1,6 @@
-"""Randomness that is the same on every machine: integer hashes, and the orders made from them.
+"""Random numbers and orders that are the same on every machine, from integer hashes.
 
-Nothing here depends on a library's random generator, whose sequences change with its version.
+No library's random generator is used: its sequences may change with its version.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _STEP = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _SORTED = 1 << 16
-"""Up to so many numbers are put in order by sorting them."""
+"""Up to this size an order is made by sorting hashes, beyond it by a Feistel network."""
 _ROUNDS = 4
 _AT_ONCE = 1 << 16
-"""How many numbers are worked on at once: so few that they stay in the processor's cache."""
+"""How many numbers are permuted at once: few enough to stay in the processor's cache."""
 
 
 def draw_seed() -> int:
-    """A seed nobody chose."""
+    """A random seed."""
     import secrets
 
     return secrets.randbits(63)
 
 
 def key_of(*numbers: int) -> int:
-    """One 64-bit key from several integers; another one for any change in them."""
+    """A 64-bit key from several integers; a change in any of them gives another key."""
     key = 0
     for number in numbers:
         key = _mix((key + _STEP + number) & _MASK)
@@ -45,7 +45,7 @@ def _mix(value: int) -> int:
 
 
 def hash_range(key: int, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The hash of each position in a range: 64 bits, no two alike (splitmix64)."""
+    """The hash of each position in a range: 64 bits, no two the same (splitmix64)."""
     import numpy as np
 
     values = np.arange(start, stop, dtype=np.uint64)
@@ -62,12 +62,12 @@ def hash_range(key: int, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.u
 def permutation(
     key: int, size: int, places: np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A random order of the numbers below ``size``: all of it, or what is at some places in it."""
+    """A random order of the numbers below ``size``: all of it, or its entries at ``places``."""
     import numpy as np
 
     if size > _SORTED:
         return _scattered(key, size, places)
-    # The hash's high bits and the number, sorted as one integer: faster by far than an argsort.
+    # Sort the hash's high bits and the number as one integer: much faster than an argsort.
     low = np.uint64((1 << max(size - 1, 0).bit_length()) - 1)
     values = hash_range(key, 0, size)
     values &= ~low
@@ -81,9 +81,10 @@ def permutation(
 def _scattered(
     key: int, size: int, places: np.ndarray[Any, Any] | None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where a Feistel network sends each place: a permutation that need not be had as a whole.
+    """The entries at some places of a permutation by a Feistel network.
 
-    It permutes a power of two; what lands outside is sent on until it lands inside.
+    No other entries need to be computed. The network permutes a power of two; a value outside
+    ``size`` is sent through again until it is inside (cycle walking).
     """
     import numpy as np
 

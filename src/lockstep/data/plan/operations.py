@@ -1,7 +1,7 @@
-"""What is done to a block's rows after reading them: a chain of small operations on tables.
+"""Operations on the rows of a block: each makes a table of a table.
 
-An operation either keeps the rows (the i-th row out comes from the i-th row in, so a shard can be
-cut before the work is done) or changes their number.
+An operation either keeps the rows (output row i is made of input row i, so a shard can be cut
+before the work is done) or changes their number.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Operation(ABC):
     keeps_rows = True
     runs_user_code = False
     guessed = False
-    """Whether nobody said that it keeps the rows."""
+    """Whether ``keeps_rows`` is assumed, because the user did not state it."""
 
     @abstractmethod
     def apply(self, table: pa.Table) -> pa.Table:
@@ -54,11 +54,11 @@ class Operation(ABC):
 
 
 class Call:
-    """A user's function, or an object of their class, made once in each process that calls it.
+    """Calls a user's function, or objects of a user's class, created once in each process.
 
     Args:
         fn: a function, or a class whose objects can be called.
-        concurrency: how many threads may call it at once; a class gets as many objects.
+        concurrency: how many threads may call it at once; of a class, the number of objects.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Call:
         self._reset()
 
     def __call__(self, value: Any) -> Any:
-        """The user's answer; waits for one of the objects where a class has no more to give."""
+        """The function's result; of a class, waits until one of its objects is idle."""
         if not isinstance(self.fn, type):
             return self.fn(value, *self.args, **self.kwargs)
         worker = self._worker()
@@ -146,16 +146,16 @@ class MapBatches(Operation):
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
-        """Unless the user said otherwise."""
+        """Whether rows are kept; assumed unless the user denied it."""
         return self.keeps is not False
 
     @property
     def guessed(self) -> bool:  # type: ignore[override]
-        """Whether the user said nothing."""
+        """Whether the user did not state it."""
         return self.keeps is None
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """Cut into batches, call, put together."""
+        """Cut into batches, call the function on each, concatenate the results."""
         import pyarrow as pa
 
         rows = table.num_rows
@@ -164,11 +164,12 @@ class MapBatches(Operation):
             return self._one(table)
         batches = [table.slice(start, size) for start in range(0, rows, size)]
         if self.call.threads == 1:
-            return pa.concat_tables([self._one(b) for b in batches], promote_options="permissive")
-        from concurrent.futures import ThreadPoolExecutor
+            done = [self._one(batch) for batch in batches]
+        else:
+            from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(self.call.threads, "lockstep-data-map") as pool:
-            done = list(pool.map(self._one, batches))
+            with ThreadPoolExecutor(self.call.threads, "lockstep-data-map") as pool:
+                done = list(pool.map(self._one, batches))
         return pa.concat_tables(done, promote_options="permissive")
 
     def _one(self, table: pa.Table) -> pa.Table:
@@ -220,14 +221,14 @@ class FlatMap(Operation):
 
 @dataclass(frozen=True, eq=False)
 class FilterRows(Operation):
-    """The rows for which a user's function says yes."""
+    """The rows for which a user's function returns true."""
 
     call: Call
     keeps_rows = False
     runs_user_code = True
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """Row by row; the rows themselves stay as they are."""
+        """Row by row; the values do not change."""
         import pyarrow as pa
 
         kept = [bool(self.call(row)) for row in to_rows(table)]
@@ -243,14 +244,14 @@ class FilterExpression(Operation):
     _needs: dict[tuple[str, ...], list[str] | None] = field(default_factory=dict, init=False)
 
     def needs(self, schema: pa.Schema) -> list[str] | None:
-        """The columns it looks at, None where that cannot be told."""
+        """The columns the expression names, None where they cannot be determined."""
         names = tuple(schema.names)
         if names not in self._needs:
             self._needs[names] = self._find_needs(schema)
         return self._needs[names]
 
     def _find_needs(self, schema: pa.Schema) -> list[str] | None:
-        # Arrow does not say; what it misses in a table without columns, one by one, it does.
+        # Arrow has no call for this. But it raises for a missing column, so add them one by one.
         import pyarrow as pa
 
         if by_position(self.expression):
@@ -269,7 +270,7 @@ class FilterExpression(Operation):
                 found.append(missed[1])
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """In Arrow; a null is not true."""
+        """Filter in Arrow; null counts as false."""
         import pyarrow as pa
 
         try:
@@ -283,7 +284,7 @@ class FilterExpression(Operation):
 
 @dataclass(frozen=True, eq=False)
 class AddColumn(Operation):
-    """A column made by a user's function from a batch."""
+    """A column that a user's function makes from a batch."""
 
     name: str
     call: Call
@@ -291,7 +292,7 @@ class AddColumn(Operation):
     runs_user_code = True
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """Append, or replace where there is one of that name."""
+        """Append the column, or replace the one of that name."""
         doing = f"add_column({self.name!r}, {self.call.name})"
         values = self.call(to_format(table, self.batch_format))
         if isinstance(values, (int, float, str, bool)):
@@ -309,7 +310,7 @@ class AddColumn(Operation):
 
 @dataclass(frozen=True)
 class SelectColumns(Operation):
-    """Some columns, in this order; ``doing`` is the method that wants them, for errors."""
+    """Some columns, in this order; ``doing`` is the method called, for errors."""
 
     names: tuple[str, ...]
     doing: str = "select_columns"
@@ -332,7 +333,7 @@ class DropColumns(Operation):
 
 @dataclass(frozen=True)
 class RenameColumns(Operation):
-    """Other names: old to new, or all of them in order."""
+    """New names: a mapping from old to new, or all names in order."""
 
     names: Mapping[str, str] | tuple[str, ...]
 
@@ -341,7 +342,7 @@ class RenameColumns(Operation):
         return table.rename_columns(self.renamed(table.column_names))
 
     def renamed(self, columns: Sequence[str]) -> list[str]:
-        """What the columns are called afterwards."""
+        """The names of the columns afterwards."""
         if isinstance(self.names, Mapping):
             known(self.names, columns, "rename_columns")
             new = [self.names.get(name, name) for name in columns]
@@ -367,7 +368,7 @@ class CastColumns(Operation):
     schema: Any
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """A copy of those that have another type."""
+        """Copy the columns whose type changes."""
         return table.cast(self.schema)
 
 
@@ -382,12 +383,12 @@ def known(names: Iterable[str], columns: Sequence[str], doing: str) -> list[str]
 
 @dataclass(frozen=True)
 class Sample(Operation):
-    """The rows whose hash is in a range: a choice that needs a few integers only.
+    """The rows whose hash is in a range: a random choice described by four integers.
 
     Attributes:
         key: of the hash.
-        offset: the position, in the whole dataset, of the block's first row.
-        low, high: the row is in if ``low <= hash < high``.
+        offset: the position of the block's first row in the dataset.
+        low, high: a row is kept if ``low <= hash < high``.
     """
 
     key: int
@@ -397,13 +398,13 @@ class Sample(Operation):
     keeps_rows = False
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """Keep the order."""
+        """Filter by the mask; the order stays."""
         import pyarrow as pa
 
         return table.filter(pa.array(self.mask(table.num_rows)))
 
     def mask(self, rows: int) -> Any:
-        """Which of a block's rows are in."""
+        """Which of a block's rows are kept."""
         import numpy as np
 
         from lockstep.data.plan.hashing import hash_range
@@ -419,7 +420,7 @@ class Sample(Operation):
 
 @dataclass(frozen=True)
 class SliceRows(Operation):
-    """Rows ``start`` to ``stop`` of what a chain gave."""
+    """Rows ``start`` to ``stop`` of the result of the operations before."""
 
     start: int
     stop: int

@@ -1,8 +1,9 @@
-"""The order of an epoch: one sequence of all rows, cut into windows that are read as a whole.
+"""The order of an epoch: one sequence of all rows, divided into windows.
 
-An unshuffled dataset's windows are its units, one after the other. A shuffled one's are groups of
-its units, in an order that changes with the epoch, and the rows of each are permuted. Everything
-follows from the seed, the epoch and the rows' positions, so any rank can find any row by itself.
+A window is read at once. The windows of an unshuffled dataset are its units, one after the other.
+In a shuffled dataset a window is several units, chosen in an order that changes with the epoch, and
+the rows of each window are permuted. The order depends on the seed, the epoch and the rows'
+positions only, so any rank can find any row by itself.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "EpochShuffle",
     "Group",
     "Intervals",
-    "Shuffle",
     "Window",
     "read_windows",
     "reseeded",
@@ -31,29 +32,29 @@ __all__ = [
 ]
 
 Intervals: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-"""Pairs (start, stop) of positions in the sequence, ascending, one row each."""
+"""An array of pairs (start, stop) of positions in the sequence, ascending."""
 
 WINDOW_BYTES = 16 << 20
 WINDOW_UNITS = 2
-"""A window of its own choice has at least so many bytes and units, …"""
+"""A window whose size the user left open has at least this many bytes and units, …"""
 WINDOW_MOST_BYTES = 256 << 20
-"""… unless that is more than so many bytes."""
+"""… but takes no further unit once it has this many bytes."""
 STREAMED_BYTES = 128 << 20
-"""A block of more bytes is read in parts, where it need not be permuted."""
+"""A unit of more bytes is read in parts, unless its rows must be permuted."""
 SECTION_ROWS = 1 << 20
-"""How many rows of something in memory are permuted at once."""
+"""How many rows of a table in memory are permuted at once."""
 
 
 @dataclass(frozen=True)
-class Shuffle:
-    """How a group is shuffled.
+class EpochShuffle:
+    """How the rows of a group are shuffled, differently in each epoch.
 
     Attributes:
         seed: of every epoch's order.
-        window: how many rows are permuted together, 0 for all of them, None to choose: all where
-            the data is in memory, otherwise some row groups.
-        rows: False where only the blocks change places, and the rows inside stay in order.
-        drawn: nobody chose the seed, so it may be replaced.
+        window: how many rows are permuted together. 0: all rows. None: all rows of data in memory,
+            otherwise a few units.
+        rows: False where only the units are reordered and the rows inside keep their order.
+        drawn: the user gave no seed, so another one may replace it.
     """
 
     seed: int
@@ -64,17 +65,21 @@ class Shuffle:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Units that are shuffled together, or not at all."""
+    """A part of a dataset: units that are shuffled together, or not at all.
+
+    A dataset is a list of groups, one after the other: several where a union has shuffled parts.
+    """
 
     units: Sequence[Unit]
-    shuffle: Shuffle | None = None
+    shuffle: EpochShuffle | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Units that are read together; with a ``key`` their rows are permuted by it.
+    """Units that are read together; a ``key`` permutes their rows.
 
-    ``full``: it is everything there is, so no more of it may be held than is wanted.
+    ``full``: the window is a complete group, which may not fit into memory. Only the rows asked for
+    are then held, one unit after the other.
     """
 
     units: Sequence[Unit]
@@ -83,7 +88,7 @@ class Window:
 
     @property
     def rows(self) -> int:
-        """How many rows there are; they must have been counted."""
+        """The number of rows; they must have been counted."""
         return sum(unit.rows or 0 for unit in self.units)
 
 
@@ -101,22 +106,23 @@ def windows_of(groups: Sequence[Group], epoch: int) -> Iterator[Window]:
         elif _is_full(group, shuffle):
             yield Window(group.units, key, full=True)
         else:
-            yield from _some_units_each(group.units, shuffle.window, key)
+            yield from _windows_of_units(group.units, shuffle.window, key)
 
 
-def _is_full(group: Group, shuffle: Shuffle) -> bool:
+def _is_full(group: Group, shuffle: EpochShuffle) -> bool:
     if shuffle.window is None:
         return all(unit.source.in_memory for unit in group.units)
     return shuffle.window == 0
 
 
-def _some_units_each(units: Sequence[Unit], rows: int | None, key: int) -> Iterator[Window]:
+def _windows_of_units(units: Sequence[Unit], rows: int | None, key: int) -> Iterator[Window]:
     window: list[Unit] = []
     filled = 0
     for place in permutation(key, len(units)).tolist():
         unit = units[place]
         window.append(unit)
-        # By what goes in, not by what comes out: windows do not depend on what was counted.
+        # Measure the rows before operations. Rows after them may be counted or not yet, and the
+        # windows must be the same in both cases.
         filled += unit.size if rows is None else unit.raw_rows or 0
         enough = len(window) >= WINDOW_UNITS or filled >= WINDOW_MOST_BYTES
         if filled >= rows if rows else filled >= WINDOW_BYTES and enough:
@@ -129,9 +135,9 @@ def _some_units_each(units: Sequence[Unit], rows: int | None, key: int) -> Itera
 def read_windows(
     windows: Iterator[Window] | Sequence[Window], intervals: Intervals | None, reader: Reader
 ) -> Iterator[Piece]:
-    """The rows of some intervals of the sequence, in order; None is all of them.
+    """The rows of some intervals of the sequence, in order; None is all rows.
 
-    Where all are wanted nothing needs to be counted.
+    The rows of all windows must have been counted, unless ``intervals`` is None.
     """
     import numpy as np
 
@@ -149,12 +155,12 @@ def read_windows(
             own = np.clip(intervals[first:last], start, position) - start
             own = own[own[:, 0] < own[:, 1]]
             if len(own):
-                whole = len(own) == 1 and own[0, 1] - own[0, 0] == position - start
-                yield from _read(window, None if whole else own, reader)
+                complete = len(own) == 1 and own[0, 1] - own[0, 0] == position - start
+                yield from _read(window, None if complete else own, reader)
 
 
 def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Piece]:
-    """A window's rows; ``own`` are intervals inside it, None for all of it."""
+    """A window's rows; ``own`` are intervals inside the window, None for all of it."""
     units = window.units
     if window.key is None and units[0].size > STREAMED_BYTES and units[0].keeps_rows:
         yield from _streamed(units[0], own, reader)
@@ -164,15 +170,18 @@ def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Pie
         if piece.table.num_rows:
             yield piece
         return
-    commute = all(unit.keeps_rows for unit in units) and _alike(units)
+    # Operations that keep the rows may run after the permutation, once for all units.
+    commute = all(unit.keeps_rows for unit in units) and _same_operations(units)
     known = all(unit.rows is not None for unit in units)
     if commute and known and all(unit.source.in_memory for unit in units):
+        # Taking rows from memory is cheap, so the first batch need not wait for all of them.
         chosen = permutation(window.key, window.rows, None if own is None else _rows(own))
         for begin in range(0, len(chosen), SECTION_ROWS):
             section = chosen[begin : begin + SECTION_ROWS]
             yield from _shuffled(_some(units, section, reader, commute), units, reader, commute)
         return
     if own is not None and window.full:
+        # Hold this rank's rows only: read each unit, take them, and drop the rest.
         chosen = permutation(window.key, window.rows, _rows(own))
         yield from _shuffled(_some(units, chosen, reader, commute), units, reader, commute)
         return
@@ -181,13 +190,13 @@ def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Pie
     order = permutation(window.key, rows, None if own is None else _rows(own))
     tables = [table for table in tables if table.num_rows]
     if tables:
-        # All of a column at once: coming back to it costs more than the memory.
+        # Take all rows in one go: returning to a column later costs more than the memory.
         table = Concatenated(tables, reader.memory).take(order)
         yield from _shuffled(table, units, reader, commute)
 
 
 def _streamed(unit: Unit, own: Intervals | None, reader: Reader) -> Iterator[Piece]:
-    """A large unit's rows, a part after the other."""
+    """A large unit's rows, part by part."""
     import numpy as np
 
     rows = unit.raw_rows
@@ -210,7 +219,7 @@ def _streamed(unit: Unit, own: Intervals | None, reader: Reader) -> Iterator[Pie
             return
 
 
-def _alike(units: Sequence[Unit]) -> bool:
+def _same_operations(units: Sequence[Unit]) -> bool:
     first = units[0]
     return all(
         unit.operations is first.operations or unit.operations == first.operations for unit in units
@@ -220,7 +229,7 @@ def _alike(units: Sequence[Unit]) -> bool:
 def _table(
     unit: Unit, chosen: np.ndarray[Any, Any] | None, reader: Reader, commute: bool
 ) -> pa.Table:
-    """A unit's rows, before its operations where these can wait until after the permutation."""
+    """A unit's rows; before its operations where these run after the permutation (commute)."""
     if not commute:
         return reader.rows(unit, chosen).table
     raw = reader.raw(unit)
@@ -230,9 +239,10 @@ def _table(
 def _some(
     units: Sequence[Unit], chosen: np.ndarray[Any, Any], reader: Reader, commute: bool
 ) -> pa.Table | None:
-    """Rows of several units, numbered through, in the order asked for; one unit at a time."""
+    """Rows of several units, numbered consecutively, in the order of ``chosen``."""
     import numpy as np
 
+    # Read each unit once: sort the numbers, take every unit's, and undo the sorting at the end.
     ends = np.cumsum([unit.rows for unit in units])
     order = np.argsort(chosen, kind="stable")
     ascending = chosen[order]
@@ -279,7 +289,7 @@ def _rows(own: Intervals) -> Any:
 
 
 def reseeded(groups: Sequence[Group], seeds: Sequence[int | None]) -> list[Group]:
-    """The groups with other seeds; None leaves a group's own."""
+    """The groups with other seeds; None keeps a group's own."""
     return [
         group
         if seed is None or group.shuffle is None
@@ -289,5 +299,5 @@ def reseeded(groups: Sequence[Group], seeds: Sequence[int | None]) -> list[Group
 
 
 def total_rows(groups: Sequence[Group]) -> int:
-    """How many rows there are; they must have been counted."""
+    """The number of rows; they must have been counted."""
     return sum(unit.rows or 0 for group in groups for unit in group.units)

@@ -1,9 +1,18 @@
-"""Which rows are a rank's, and what is left of an epoch: pure functions of a few integers.
+"""Which rows are a rank's, and which rows of an epoch are left: pure functions of a few integers.
 
-An epoch is a sequence of positions. A *base* is what of it is to be read: all of it, or what an
-interrupted group of workers left. A *cut* divides a base among ranks. A state names the epoch, the
-base, the cut and how many rows each rank was given; a base is itself described by the state it is
-the rest of, so that a run may be interrupted, and resized, any number of times within an epoch.
+An epoch is a sequence of positions, 0 to the number of rows. Three terms describe progress in it:
+
+- A *base* is the part of an epoch that a group of workers reads: all of it, or the rest that an
+  interrupted group left.
+- A *cut* divides a base among ranks.
+- A *state* holds the epoch, the base, the cut and the number of rows each rank has consumed.
+
+A base is stored as the state whose rest it is (None: the complete epoch). So states nest, and a run
+may be interrupted and resized any number of times within an epoch:
+
+    epoch     0 1 2 3 4 5 6 7 8 9         base None, cut among 2 ranks: 0-4 and 5-9
+    consumed  x x . . . x . . . .         rank 0 had two rows, rank 1 one
+    base          2 3 4   6 7 8 9         the rest, cut among 3 ranks: 2-4, 6-7 and 8-9
 """
 
 from __future__ import annotations
@@ -22,11 +31,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Cut",
     "LocalShuffle",
-    "consistent",
-    "cut_dict",
+    "check_state",
     "joined",
+    "length",
     "merge_states",
     "rest_of",
+    "untouched",
     "within",
 ]
 
@@ -36,12 +46,12 @@ class Cut:
     """How a base is divided among ranks.
 
     Attributes:
-        world_size: how many ranks.
-        equal: every rank gets as many rows (local) or batches (global); what is left over is
-            dropped. Otherwise every row is some rank's.
-        order: ``"local"``: a rank's rows follow each other. ``"global"``: the ranks share each
-            batch of ``batch_size`` rows.
-        batch_size: of a global batch.
+        world_size: the number of ranks.
+        equal: every rank gets the same number of rows (local) or batches (global), and the
+            remainder is dropped. Otherwise every row belongs to a rank.
+        order: ``"local"``: a rank's rows are consecutive. ``"global"``: the ranks share each batch
+            of ``batch_size`` rows.
+        batch_size: the rows of a global batch.
     """
 
     world_size: int
@@ -50,7 +60,7 @@ class Cut:
     batch_size: int | None = None
 
     def own(self, rank: int, rows: int) -> Intervals:
-        """A rank's positions in a base of so many rows."""
+        """A rank's positions in a base of ``rows`` rows."""
         import numpy as np
 
         size = self.world_size
@@ -61,6 +71,7 @@ class Cut:
             batch = self.global_batch
             starts = np.arange(0, rows, batch, dtype=np.int64)
             lengths = np.minimum(batch, rows - starts)
+            # A last batch with fewer rows than ranks would leave some ranks a batch short.
             if self.equal and len(lengths) and lengths[-1] < size:
                 starts, lengths = starts[:-1], lengths[:-1]
         begin = starts + _share_before(rank, lengths, size)
@@ -68,20 +79,20 @@ class Cut:
 
     @property
     def global_batch(self) -> int:
-        """The rows of a global batch; a row each where nothing else is known."""
+        """The rows of a global batch; one for each rank where no batch size is known."""
         return self.batch_size or self.world_size
 
     def batch_of(self, rank: int) -> int:
-        """How many rows of a global batch are a rank's."""
+        """The number of rows of a global batch that a rank gets."""
         size, batch = self.world_size, self.global_batch
         return int(_share_before(rank + 1, batch, size) - _share_before(rank, batch, size))
 
 
 def _share_before(rank: int, rows: Any, size: int) -> Any:
-    """How many of some rows are those of lower ranks.
+    """The number of rows that the ranks below ``rank`` get.
 
-    The first ranks get one more where they cannot be divided: so no rank's part of a smaller batch
-    is larger than its part of a whole one.
+    If the rows do not divide evenly, the first ranks get one more. So a rank's part of a smaller
+    batch is never larger than its part of a full one.
     """
     import numpy as np
 
@@ -90,66 +101,71 @@ def _share_before(rank: int, rows: Any, size: int) -> Any:
 
 @dataclass(frozen=True)
 class LocalShuffle:
-    """A permutation of each ``size`` rows that follow each other in a rank's own sequence."""
+    """A shuffle within a rank: every ``size`` consecutive rows of its own are permuted."""
 
     size: int
     seed: int
 
     def order(self, epoch: int, rank: int, window: int, rows: int) -> np.ndarray[Any, Any]:
-        """The order of the rows of one such window."""
+        """The order of the rows in one such window."""
         return permutation(key_of(self.seed, epoch, rank, window), rows)
 
 
 def rest_of(state: Mapping[str, Any] | None, rows: int) -> Intervals:
-    """The positions of an epoch of so many rows that a merged state leaves; None is all."""
+    """The positions of an epoch of ``rows`` rows that a merged state leaves; None is all."""
     import numpy as np
 
     if state is None:
         return np.array([[0, rows]], dtype=np.int64)
     base = rest_of(state["base"], rows)
-    total = int((base[:, 1] - base[:, 0]).sum())
+    total = length(base)
     cut = Cut(**state["cut"])
     read = []
     for rank, entry in enumerate(state["ranks"]):
         if entry is None:
             raise ValueError(
-                f"The position of rank {rank} is not known, and it is needed to go on with another "
-                "number of workers; merge the states of all ranks with merge_states()."
+                f"The position of rank {rank} is not known, and it is needed to resume with "
+                "another number of workers; merge the states of all ranks with merge_states()."
             )
         read.append(_read_by(cut, rank, entry, int(state["epoch"]), total))
     return within(base, _without(np.concatenate(read), total))
 
 
 def _read_by(cut: Cut, rank: int, entry: Mapping[str, Any], epoch: int, total: int) -> Intervals:
-    """The positions in the base that a rank was given."""
+    """The positions in the base that a rank has consumed."""
     import numpy as np
 
     own = cut.own(rank, total)
     consumed = entry["consumed"]
     local = entry["local_shuffle"]
-    if consumed is None:  # it had finished the epoch
+    if consumed is None:  # the rank has finished the epoch
         return own
     if local is None:
         return _first(own, consumed)
+    # All windows before the current one are consumed. In the current one the rows consumed are
+    # spread, since they came in the shuffled order: they become intervals of one row each.
     shuffle = LocalShuffle(*local)
     window = consumed // shuffle.size
     begin = window * shuffle.size
-    length = int((own[:, 1] - own[:, 0]).sum())
-    order = shuffle.order(epoch, rank, window, min(shuffle.size, length - begin))
+    order = shuffle.order(epoch, rank, window, min(shuffle.size, length(own) - begin))
     single = np.sort(order[: consumed - begin]) + begin
     pairs = np.stack([single, single + 1], axis=1)
     return np.concatenate([_first(own, begin), within(own, pairs)])
 
 
 def _first(intervals: Intervals, rows: int) -> Intervals:
-    """The first so many rows of some intervals."""
+    """The first rows of some intervals."""
     import numpy as np
 
     return within(intervals, np.array([[0, rows]], dtype=np.int64))
 
 
 def within(outer: Intervals, inner: Intervals) -> Intervals:
-    """``inner`` counts the rows of ``outer``, one after the other: the same rows in its terms."""
+    """Translate ``inner`` to the positions of ``outer``.
+
+    ``inner`` numbers the rows in ``outer`` consecutively from 0: in ``[[5, 8], [20, 30]]`` the rows
+    ``[[2, 4]]`` are ``[[7, 8], [20, 21]]``.
+    """
     import numpy as np
 
     lengths = outer[:, 1] - outer[:, 0]
@@ -161,6 +177,7 @@ def within(outer: Intervals, inner: Intervals) -> Intervals:
         return np.empty((0, 2), dtype=np.int64)
     if len(outer) == 1:
         return inner + int(outer[0, 0])
+    # Each inner interval covers the outer intervals first to last; cut it at their bounds.
     first = np.searchsorted(ends, inner[:, 0], side="right")
     last = np.searchsorted(ends, inner[:, 1], side="left")
     counts = last - first + 1
@@ -175,7 +192,7 @@ def within(outer: Intervals, inner: Intervals) -> Intervals:
 
 
 def joined(intervals: Intervals) -> Intervals:
-    """Intervals that touch, as one."""
+    """The intervals with those that touch joined."""
     import numpy as np
 
     if len(intervals) < 2:
@@ -187,7 +204,7 @@ def joined(intervals: Intervals) -> Intervals:
 
 
 def _without(intervals: Intervals, total: int) -> Intervals:
-    """What is left of ``0…total``; the intervals may touch, but not overlap."""
+    """The complement in ``0…total``; the intervals may touch but not overlap."""
     import numpy as np
 
     intervals = intervals[intervals[:, 0] < intervals[:, 1]]
@@ -199,12 +216,12 @@ def _without(intervals: Intervals, total: int) -> Intervals:
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the states of all ranks, taken at the same moment, say together.
+    """One state from the states of all ranks, taken at the same moment.
 
-    The result, a dict that JSON can hold, is what ``ShardPlan.shard`` and ``load_state_dict`` take,
-    for any number of workers. All go on with the earliest epoch that a rank is in the middle of;
-    ranks that are past it have read their part. A rank that begins an earlier epoch, for it was not
-    used as often, follows the others.
+    The result, a dict that JSON can hold, can be given to ``ShardPlan.shard`` and
+    ``load_state_dict``, for any number of workers. All ranks resume in the earliest epoch that a
+    rank is in the middle of; ranks past it have consumed their part. A rank at the beginning of an
+    earlier epoch (it iterated less often) joins the others.
 
     Raises:
         ValueError: these are not the states of all ranks of one group.
@@ -231,8 +248,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"Ranks {first['rank']} and {rank} do not agree on what was left of epoch "
                     f"{first['epoch']}; merge states that were taken at the same moment."
                 )
-        ahead = state["epoch"] - first["epoch"]
-        consumed = state["consumed"] if ahead == 0 else None if ahead > 0 else 0
+        # A rank in a later epoch has finished this one (None); one in an earlier has not begun.
+        later = state["epoch"] - first["epoch"]
+        consumed = state["consumed"] if later == 0 else None if later > 0 else 0
         ranks[rank] = {"consumed": consumed, "local_shuffle": state["local_shuffle"]}
     if None in ranks:
         raise ValueError(
@@ -243,36 +261,34 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _first_unfinished(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The state of a rank in the earliest epoch that was begun and not finished, or the latest."""
+    """The state of a rank in the earliest epoch that is begun and not finished, or the latest."""
     begun = [state for state in states if state["consumed"] != 0 or state["base"] is not None]
     latest = max(states, key=lambda state: int(state["epoch"]))
     earliest = min(begun, key=lambda state: int(state["epoch"]), default=latest)
     return earliest if earliest["epoch"] < latest["epoch"] else latest
 
 
-def consistent(state: Mapping[str, Any], rows: int, name: str) -> None:
-    """Check that a state belongs to a dataset of so many rows.
+def check_state(state: Mapping[str, Any], rows: int, name: str) -> None:
+    """Check that a state belongs to a dataset of ``rows`` rows.
 
     Raises:
-        ValueError: it does not, and something of the epoch was read already.
+        ValueError: it does not, and part of the epoch was consumed already.
     """
     if state.get("version") != 1 or "cut" not in state:
         raise ValueError(f"{state!r} is not the state of a dataset; give what state_dict() gave.")
-    untouched = state["base"] is None and all(
-        entry is not None and entry["consumed"] == 0 for entry in state.get("ranks", [None])
-    )
-    if state["rows"] != rows and not untouched:
+    begun = state["base"] is not None or not untouched(state)
+    if state["rows"] != rows and begun:
         raise ValueError(
             f"{name} has {rows} rows, but was left in the middle of an epoch of {state['rows']}; "
             "restore with the same data, or begin a new epoch."
         )
 
 
-def cut_dict(cut: Cut) -> dict[str, Any]:
-    """A cut as JSON can hold it."""
-    return {
-        "world_size": cut.world_size,
-        "equal": cut.equal,
-        "order": cut.order,
-        "batch_size": cut.batch_size,
-    }
+def untouched(state: Mapping[str, Any]) -> bool:
+    """Whether it is known that no rank has consumed a row of a merged state's base."""
+    return all(entry is not None and entry["consumed"] == 0 for entry in state.get("ranks", [None]))
+
+
+def length(intervals: Intervals) -> int:
+    """The number of positions in some intervals."""
+    return int((intervals[:, 1] - intervals[:, 0]).sum())

@@ -1,4 +1,4 @@
-"""The columns of a dataset: known from its files, or found by transforming some rows."""
+"""The columns of a dataset: known from its files, or inferred by transforming some rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lockstep.data.plan.unit import Piece, Reader, Unit
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["found_schema", "known_schema", "schema_of", "unified"]
+__all__ = ["inferred_schema", "known_schema", "schema_of", "unified"]
 
 _KEEP_COLUMNS = (FilterExpression, FilterRows, Sample, SliceRows)
 _CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns, CastColumns)
@@ -30,10 +30,10 @@ _FEW = 64
 
 
 def known_schema(groups: Sequence[Group]) -> pa.Schema | None:
-    """The schema where no user's function has a say in it, otherwise None.
+    """The schema where no user's function can change it, otherwise None.
 
     Raises:
-        KeyError: an operation names a column that is not there.
+        KeyError: an operation names a column that does not exist.
         ValueError: the parts of a union do not have the same columns.
     """
     first: pa.Schema | None = None
@@ -53,7 +53,7 @@ def unified(first: pa.Schema, other: pa.Schema) -> pa.Schema:
     """The schema of a union: the same columns, with types that fit both.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the columns or their types do not match.
     """
     import pyarrow as pa
 
@@ -76,7 +76,7 @@ def unified(first: pa.Schema, other: pa.Schema) -> pa.Schema:
 
 
 def _distinct(groups: Sequence[Group]) -> list[Unit]:
-    """A unit for each combination of a source and operations."""
+    """One unit for each combination of a source and operations."""
     seen: dict[tuple[int, ...], Unit] = {}
     for group in groups:
         for unit in group.units:
@@ -96,13 +96,13 @@ def _after(schema: pa.Schema, operations: Sequence[Operation]) -> pa.Schema:
 
 
 def schema_of(groups: Sequence[Group]) -> pa.Schema:
-    """The schema, found where it is not known."""
+    """The schema, inferred where it is not known."""
     schema = known_schema(groups)
-    return found_schema(groups) if schema is None else schema
+    return inferred_schema(groups) if schema is None else schema
 
 
-def found_schema(groups: Sequence[Group]) -> pa.Schema:
-    """The schema of the first row there is; transforms a few, then more if those are left out."""
+def inferred_schema(groups: Sequence[Group]) -> pa.Schema:
+    """The schema of the first row; transforms a few rows, then more if none is left of those."""
     import pyarrow as pa
 
     reader = Reader(exact=False)

@@ -1,4 +1,4 @@
-"""A block with the operations on it: what a dataset is a list of, and how its rows are had."""
+"""Units, which datasets consist of: a block, or a part of one, with the operations on it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["Piece", "Reader", "Unit", "count_rows"]
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Rows ``start`` to ``stop`` of a block (None: all of it), and what is done to them.
+    """Rows ``start`` to ``stop`` of a block (None: to its end), and the operations on them.
 
-    ``rows`` is how many come out, None until it is known. ``exact`` units rely on operations that
-    keep the rows: one that does not is an error, where it otherwise is what the user wanted.
+    ``rows`` is the number of rows after the operations, None until it is known. ``exact``: an
+    operation that should keep the rows and does not is an error, since rows were counted on it.
     """
 
     source: Source
@@ -44,24 +44,24 @@ class Unit:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the i-th row out is made of the i-th row in."""
+        """Whether output row i is made of input row i."""
         return all(operation.keeps_rows for operation in self.operations)
 
     @property
     def guessed(self) -> bool:
-        """Whether the number of rows is what should come out, not what does for sure."""
+        """Whether the number of rows is assumed, since the user did not state it."""
         return any(operation.guessed for operation in self.operations)
 
     @property
     def raw_rows(self) -> int | None:
-        """How many rows go in, None until it is known."""
+        """The number of rows before the operations, None until it is known."""
         if self.stop is not None:
             return self.stop - self.start
         return None if self.block.rows is None else self.block.rows - self.start
 
     @property
     def size(self) -> int:
-        """About how many bytes go in."""
+        """About how many bytes the rows have before the operations."""
         if self.raw_rows is None or not self.block.rows:
             return self.block.size
         return self.block.size * self.raw_rows // self.block.rows
@@ -72,7 +72,7 @@ class Unit:
         return f" of {self.block.name!r}" if self.block.name else ""
 
     def part(self, start: int, stop: int) -> Unit:
-        """Rows ``start`` to ``stop`` of what comes out; its number of rows must be known."""
+        """Rows ``start`` to ``stop`` of the result; its number of rows must be known."""
         if (start, stop) == (0, self.rows):
             return self
         if self.keeps_rows:
@@ -84,24 +84,24 @@ class Unit:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Rows on their way to a user; ``owned``: nobody else looks at this memory."""
+    """A table on its way to the user; ``owned``: no one else uses its memory."""
 
     table: pa.Table
     owned: bool
 
 
 class Reader:
-    """Reads units, one thread at a time; remembers the last block, which parts often share."""
+    """Reads units; not thread-safe. Keeps the last block, since parts of it often follow."""
 
     def __init__(self, threads: bool = True, exact: bool = True) -> None:
         self._threads = threads
         self._exact = exact
         self._last: tuple[Any, pa.Table] | None = None
         self.memory: dict[int, Any] = {}
-        """For windows to line up rows in, one after the other."""
+        """Buffers that shuffled windows join their rows in, one window after the other."""
 
     def raw(self, unit: Unit) -> pa.Table:
-        """What goes into a unit's operations, those done that only choose columns."""
+        """A unit's rows before its operations, except that columns are chosen already."""
         columns, names, _ = _projection(unit)
         key = (id(unit.source), unit.block.where, columns)
         if self._last is not None and self._last[0] == key:
@@ -130,9 +130,9 @@ class Reader:
         return table if columns is None else table.select(list(columns))
 
     def stream(self, unit: Unit) -> Iterator[tuple[pa.Table, int]]:
-        """What ``raw`` gives, in parts, each with the number of its first row in the unit.
+        """The rows of ``raw`` in parts, each with the position of its first row in the unit.
 
-        What comes before the unit's first row, or after its last, is in there, too.
+        The parts cover the block: rows before the unit (negative positions) and after it, too.
         """
         columns, names, _ = _projection(unit)
         position = -unit.start
@@ -143,7 +143,7 @@ class Reader:
             position += table.num_rows
 
     def rows(self, unit: Unit, chosen: np.ndarray[Any, Any] | slice | None = None) -> Piece:
-        """A unit's rows, or some: a slice, or these in this order."""
+        """A unit's rows: all, a slice, or the chosen ones in this order."""
         table = self.raw(unit)
         operations = _projection(unit)[2]
         owned = not unit.source.in_memory and self._last is None
@@ -155,11 +155,11 @@ class Reader:
         return Piece(table, owned)
 
     def finish(self, piece: Piece, unit: Unit) -> Piece:
-        """What ``raw`` gave, after the operations that were left."""
+        """The rows of ``raw`` after the unit's remaining operations."""
         return self.run(piece, _projection(unit)[2], unit)
 
     def run(self, piece: Piece, operations: Iterable[Operation], unit: Unit) -> Piece:
-        """The rows after some of a unit's operations; where none are left, the rest is not done."""
+        """The rows after some of a unit's operations; stops early once no rows are left."""
         table, owned = piece.table, piece.owned
         exact = self._exact or unit.exact
         for operation in operations:
@@ -178,7 +178,7 @@ class Reader:
                     f"returned {table.num_rows} rows for {before}; give map_batches "
                     "preserves_rows=False where a function changes the number of rows."
                 )
-            # A user's function may return memory that it keeps.
+            # A user's function may keep the memory it returns.
             owned = owned and not operation.runs_user_code
         return Piece(table, owned)
 
@@ -196,7 +196,7 @@ def _choose(
 def _projection(
     unit: Unit,
 ) -> tuple[tuple[str, ...] | None, list[str] | None, tuple[Operation, ...]]:
-    """Columns to read, what to call them, and the operations that are left to do."""
+    """The columns to read, their new names, and the operations that remain."""
     filtered = _filtered_then_selected(unit)
     if filtered is not None:
         return filtered, None, unit.operations
@@ -207,7 +207,7 @@ def _projection(
         if isinstance(operation, (SelectColumns, DropColumns, RenameColumns)):
             choices.append(operation)
         elif isinstance(operation, (Sample, SliceRows)):
-            rest.append(operation)  # looks at no column, so columns may be chosen before it
+            rest.append(operation)  # uses no column, so columns may be chosen before
         else:
             break
         done += 1
@@ -228,8 +228,8 @@ def _projection(
 
 
 def _filtered_then_selected(unit: Unit) -> tuple[str, ...] | None:
-    """The columns to read where filters come first, then a choice of columns; None otherwise."""
-    wanted: set[str] = set()
+    """The columns to read where the operations are filters, then a selection; else None."""
+    columns: set[str] = set()
     schema: pa.Schema | None = None
     for operation in unit.operations:
         if isinstance(operation, FilterExpression):
@@ -237,17 +237,17 @@ def _filtered_then_selected(unit: Unit) -> tuple[str, ...] | None:
             needed = operation.needs(schema)
             if needed is None:
                 return None
-            wanted.update(needed)
+            columns.update(needed)
         elif isinstance(operation, SelectColumns) and schema is not None:
-            wanted.update(known(operation.names, schema.names, operation.doing))
-            return tuple(name for name in schema.names if name in wanted)
+            columns.update(known(operation.names, schema.names, operation.doing))
+            return tuple(name for name in schema.names if name in columns)
         else:
             return None
     return None
 
 
 def _count(unit: Unit) -> int:
-    """How many rows come out of a unit that leaves some out, or makes more."""
+    """The number of rows of a unit whose operations change it."""
     first, *others = unit.operations
     if (
         isinstance(first, FilterExpression)
@@ -261,7 +261,7 @@ def _count(unit: Unit) -> int:
 
 
 def count_rows(units: Sequence[Unit], threads: int) -> list[Unit]:
-    """The same units with their numbers of rows known; reads what has to be read for that."""
+    """The same units with their rows counted; reads and transforms blocks where needed."""
     unknown = [number for number, unit in enumerate(units) if unit.rows is None]
     if not unknown:
         return list(units)

@@ -1,4 +1,4 @@
-"""Where rows come from: the contract of a source, and those that live in memory."""
+"""Where rows come from: the contract of a source, and the sources that need no files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 __all__ = ["Block", "MemorySource", "RangeSource", "Source"]
 
 BLOCK_BYTES = 16 << 20
-"""About how much is read at once where the data does not say (a row group does)."""
+"""About how many bytes a block has, where the format does not decide it (as Parquet does)."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """What a source reads at once.
+    """Rows that a source reads at once.
 
     Attributes:
-        where: what the source needs to find it; integers and strings.
-        rows: how many there are, None until they are counted.
-        size: about how many bytes they have in memory.
-        name: for people: the file it is in.
+        where: what the source needs to find the block; integers and strings.
+        rows: the number of rows, None until they are counted.
+        size: about how many bytes the rows take in memory.
+        name: the file of the block, for error messages.
     """
 
     where: tuple[Any, ...]
@@ -36,59 +36,59 @@ class Block:
 
 
 class Source(ABC):
-    """Blocks of rows, the same ones in the same order whenever and wherever it is asked.
+    """Blocks of rows: the same blocks in the same order, in every process and at any time.
 
-    Picklable, and what it pickles is small unless the rows are in it. Safe to use from several
-    threads. Files are opened when they are read and not kept open.
+    A source is picklable, and small when pickled unless it holds the rows itself. It is safe to use
+    from several threads. Files are opened for each read and not kept open.
     """
 
     in_memory = False
-    """Whether reading costs nothing and gives memory that others look at, too."""
+    """Whether reading costs nothing. The memory is then shared with others: do not write to it."""
 
     @abstractmethod
     def index(self) -> list[Block]:
-        """Every block, in order; finds out once, then remembers."""
+        """Every block, in order."""
 
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns, without reading rows where the format allows."""
+        """The columns; reads no rows where the format allows that."""
 
     @abstractmethod
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
-        """A block's rows; ``columns`` None is all of them, ``threads`` allows Arrow's own."""
+        """A block's rows. ``columns=None`` reads all; ``threads`` lets Arrow use its threads."""
 
     def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
-        """A block's rows as one or more tables, for one that is too large to be held as a whole."""
+        """A block's rows in one or more tables, for blocks too large to hold in memory."""
         yield self.read(block, columns, threads)
 
     def count(self, block: Block) -> int:
-        """How many rows a block has."""
+        """The number of rows in a block."""
         rows = block.rows
         return self.read(block, None, True).num_rows if rows is None else rows
 
     def count_matching(self, block: Block, expression: Any) -> int | None:
-        """How many rows satisfy an expression, None where that needs the rows."""
+        """The number of rows that match, None where counting needs all columns."""
         return None
 
     def files(self) -> list[str]:
-        """The files it reads, for people."""
+        """The paths of the files it reads."""
         return []
 
     def memory_bytes(self) -> int:
-        """How much of it lies in memory."""
+        """The number of bytes it holds in memory."""
         return 0
 
     def check(self) -> None:
-        """See that files are as they were when they were listed.
+        """Check that the files are still as they were when they were listed.
 
         Raises:
-            StorageError: one has changed or is gone.
+            StorageError: a file has changed or is gone.
         """
         return None
 
 
 class MemorySource(Source):
-    """An Arrow table; nothing of it is copied."""
+    """An Arrow table, never copied."""
 
     in_memory = True
 
@@ -117,7 +117,7 @@ class MemorySource(Source):
         return int(self.table.nbytes)
 
     def schema(self) -> pa.Schema:
-        """The table's."""
+        """The table's schema."""
         return self.table.schema
 
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
@@ -156,7 +156,7 @@ class RangeSource(Source):
         return self.read(Block((0, 0), 0, 0), None, False).schema
 
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
-        """Numbers, made on the spot."""
+        """Generate the numbers of a block."""
         import numpy as np
         import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""CSV files: types are found from samples of each, and are the same for every block."""
+"""CSV files. Column types are inferred from samples of each file, for all blocks alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.sources.base import Block
-from lockstep.data.sources.lines import LineSource, read_range, read_whole, skip_lines
+from lockstep.data.sources.lines import LineSource, read_file, read_range, skip_lines
 from lockstep.data.sources.paths import File, unreadable
 from lockstep.errors import StorageError
 
@@ -41,14 +41,14 @@ class CsvSource(LineSource):
         self._read = read_options or pyarrow.csv.ReadOptions()
         self._parse = parse_options or pyarrow.csv.ParseOptions()
         self._convert = convert_options or pyarrow.csv.ConvertOptions()
-        whole = (
+        single_blocks = (
             self._parse.newlines_in_values
             or self._read.encoding not in ("utf8", "utf-8", "UTF-8")
             or self._parse.invalid_row_handler is not None
             or not self._parse.ignore_empty_lines
         )
         self._names: list[str] = []
-        super().__init__(files, whole_files=whole)
+        super().__init__(files, single_blocks=single_blocks)
 
     @property
     def _has_header(self) -> bool:
@@ -72,21 +72,21 @@ class CsvSource(LineSource):
         return first
 
     def _sample(self, file: File) -> pa.Schema:
-        """The columns of a file, from its beginning, its middle and its end."""
+        """The columns of a file, inferred from its beginning, middle and end."""
         import pyarrow as pa
 
         if not file.size:
             raise StorageError(f"Could not read {file.path!r}: it is empty, without a header.")
-        if self.is_whole(file):
-            return self._parsed(read_whole(file), file, self._read, self._convert).schema
-        beginning = _whole_lines(read_range(file, 0, min(_SAMPLE, file.size)), file)
+        if self.is_single_block(file):
+            return self._parsed(read_file(file), file, self._read, self._convert).schema
+        beginning = _complete_lines(read_range(file, 0, min(_SAMPLE, file.size)), file)
         convert = self._inferring()
         first = self._parsed(beginning, file, self._read, convert).schema
         schemas = [first]
         for place in (file.size // 2, file.size - _LATER_SAMPLE):
             if place > _SAMPLE:
                 part = read_range(file, place, min(place + _LATER_SAMPLE, file.size))
-                lines = _whole_lines(part, file, skip_first=True)
+                lines = _complete_lines(part, file, skip_first=True)
                 if len(lines):
                     named = _like(self._read, column_names=first.names)
                     schemas.append(self._parsed(lines, file, named, convert).schema)
@@ -124,14 +124,14 @@ class CsvSource(LineSource):
         file = self.file_of(block)
         data = self.bytes_of(block)
         types = {field.name: field.type for field in schema}
-        wanted = list(schema.names if columns is None else columns)
+        names = list(schema.names if columns is None else columns)
         options = _options(self._convert, pyarrow.csv.ConvertOptions)
         convert = pyarrow.csv.ConvertOptions(
-            **{**options, "column_types": types, "include_columns": wanted}
+            **{**options, "column_types": types, "include_columns": names}
         )
-        # One piece where one thread parses it: its columns then are in one piece, too.
+        # With one thread, parse in one go: each column is then one chunk, and less is copied later.
         size = self._read.block_size if threads else max(len(data), 1)
-        if self.is_whole(file):
+        if self.is_single_block(file):
             read = _like(self._read, use_threads=threads)
         else:
             read = pyarrow.csv.ReadOptions(
@@ -143,7 +143,7 @@ class CsvSource(LineSource):
 def _like(options: Any, **changes: Any) -> Any:
     import pyarrow.csv
 
-    if "column_names" in changes:  # in the middle of a file there is nothing to skip
+    if "column_names" in changes:  # there is no header to skip in the middle of a file
         changes |= {"skip_rows": 0, "skip_rows_after_names": 0, "autogenerate_column_names": False}
     return pyarrow.csv.ReadOptions(**{**_options(options, pyarrow.csv.ReadOptions), **changes})
 
@@ -163,14 +163,14 @@ _FIELDS = {
 
 
 def _options(options: Any, kind: type) -> dict[str, Any]:
-    """An options object as the arguments that would make another one like it."""
+    """The arguments that recreate an options object."""
     return {
         name: getattr(options, name) for name in _FIELDS[kind.__name__] if hasattr(options, name)
     }
 
 
-def _whole_lines(data: pa.Buffer, file: File, skip_first: bool = False) -> pa.Buffer:
-    """Without the line that is cut off at the end (and, in the middle, at the beginning)."""
+def _complete_lines(data: pa.Buffer, file: File, skip_first: bool = False) -> pa.Buffer:
+    """Without the partial line at the end and, with ``skip_first``, the one at the beginning."""
     view = data.to_pybytes()
     begin = view.find(b"\n") + 1 if skip_first else 0
     end = view.rfind(b"\n") + 1 if len(view) < file.size else len(view)
@@ -180,7 +180,7 @@ def _whole_lines(data: pa.Buffer, file: File, skip_first: bool = False) -> pa.Bu
 
 
 def _widest(fields: Sequence[pa.Field]) -> pa.Field:
-    """A type that fits what all samples of one file have: text, where nothing else does."""
+    """A type that fits all samples of one file; text where no other type does."""
     import pyarrow as pa
 
     schemas = [pa.schema([field]) for field in fields]

@@ -1,4 +1,4 @@
-"""A source of what can be indexed: a torch dataset, item by item."""
+"""A source over an object that can be indexed, such as a torch dataset."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ItemSource(Source):
         ]
 
     def schema(self) -> pa.Schema:
-        """Of the first item."""
+        """The columns of the first item."""
         import pyarrow as pa
 
         if self._schema is None:
@@ -43,7 +43,7 @@ class ItemSource(Source):
         return self._schema
 
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
-        """Item by item."""
+        """Read a block item by item."""
         start, stop = block.where
         rows = [row_of(self.items[place]) for place in builtins.range(start, stop)]
         table = from_rows(rows, None, f"from_torch({type(self.items).__name__})")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.sources.base import Block
-from lockstep.data.sources.lines import LineSource, read_range, read_whole
+from lockstep.data.sources.lines import LineSource, read_file, read_range
 from lockstep.data.sources.paths import File, unreadable
 from lockstep.errors import StorageError
 
@@ -21,7 +21,7 @@ _SAMPLE = 1 << 20
 
 
 class JsonSource(LineSource):
-    """Rows of JSON files: one object a line, or a list of objects (read as a whole).
+    """Rows of JSON files: one object a line, or a list of objects (one block).
 
     Args:
         files: in order.
@@ -39,17 +39,17 @@ class JsonSource(LineSource):
         self._read = read_options or pyarrow.json.ReadOptions()
         self._parse = parse_options or pyarrow.json.ParseOptions()
         self._lists: dict[str, bool] = {}
-        super().__init__(files, whole_files=bool(self._parse.newlines_in_values))
+        super().__init__(files, single_blocks=bool(self._parse.newlines_in_values))
 
-    def is_whole(self, file: File) -> bool:
-        """A list of rows is one block, too."""
-        return super().is_whole(file) or self._is_list(file)
+    def is_single_block(self, file: File) -> bool:
+        """Whether a file is one block: a list of rows is, too."""
+        return super().is_single_block(file) or self._is_list(file)
 
     def _is_list(self, file: File) -> bool:
         known = self._lists.get(file.path)
         if known is None:
-            if super().is_whole(file):
-                start = bytes(memoryview(read_whole(file))[:4096]) if file.size else b""
+            if super().is_single_block(file):
+                start = bytes(memoryview(read_file(file))[:4096]) if file.size else b""
             else:
                 start = read_range(file, 0, min(file.size, 4096)).to_pybytes()
             known = self._lists[file.path] = start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
@@ -77,8 +77,8 @@ class JsonSource(LineSource):
             raise StorageError(f"Could not read {file.path!r}: it is empty.")
         if self._parse.explicit_schema is not None:
             return self._parse.explicit_schema
-        if self.is_whole(file):
-            return self._rows(read_whole(file), file, None, True).schema
+        if self.is_single_block(file):
+            return self._rows(read_file(file), file, None, True).schema
         data = read_range(file, 0, min(_SAMPLE, file.size))
         end = data.to_pybytes().rfind(b"\n") + 1
         if len(data) < file.size and end:

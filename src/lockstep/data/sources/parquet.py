@@ -3,67 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrow.expressions import by_position
-from lockstep.data.sources.base import BLOCK_BYTES, Block, Source
-from lockstep.data.sources.paths import File, check_unchanged, open_input, unreadable
+from lockstep.data.sources.base import BLOCK_BYTES, Block
+from lockstep.data.sources.files import FileSource
+from lockstep.data.sources.paths import File, open_input, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ParquetSource"]
 
-_FOOTERS_AT_ONCE = 16
 
-
-class ParquetSource(Source):
+class ParquetSource(FileSource):
     """Row groups of Parquet files with the same columns.
 
     Args:
         files: in order.
         columns: to read; None is all.
-        expression: row groups in which, by their statistics, no row can satisfy it are left out.
+        expression: a filter. Row groups whose statistics rule out a match are left out.
     """
+
+    not_pickled = ("_lock", "_footers")
 
     def __init__(
         self, files: Sequence[File], columns: Sequence[str] | None = None, expression: Any = None
     ) -> None:
-        self._files = list(files)
+        super().__init__(files)
         self._columns = None if columns is None else list(columns)
         self._expression = expression
-        self._schema: pa.Schema | None = None
-        self._blocks: list[Block] | None = None
-        self._reset()
 
     def _reset(self) -> None:
+        super()._reset()
         self._footers: dict[int, Any] = {}
-        self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("_lock", "_footers")
-        return {key: value for key, value in vars(self).items() if key not in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._reset()
-
-    def files(self) -> list[str]:
-        """The files' paths."""
-        return [file.path for file in self._files]
-
-    def check(self) -> None:
-        """Sizes, of local files."""
-        check_unchanged(self._files)
-
-    def schema(self) -> pa.Schema:
-        """Of the first file."""
-        if self._schema is None:
-            whole = _read_footer(self._files[0])[1]
-            self._schema = self._chosen(whole, self._files[0])
-        return self._schema
+    def _find_schema(self) -> pa.Schema:
+        return self._chosen(_read_footer(self._files[0])[1], self._files[0])
 
     def _chosen(self, schema: pa.Schema, file: File) -> pa.Schema:
         import pyarrow as pa
@@ -76,26 +53,15 @@ class ParquetSource(Source):
                 )
         return pa.schema([schema.field(name).remove_metadata() for name in names])
 
-    def index(self) -> list[Block]:
-        """Row groups; every footer is read and its columns compared with the first one's."""
-        with self._lock:
-            if self._blocks is None:
-                from concurrent.futures import ThreadPoolExecutor
-
-                threads = min(_FOOTERS_AT_ONCE, len(self._files))
-                with ThreadPoolExecutor(threads, "lockstep-data-index") as pool:
-                    footers = list(pool.map(_read_footer, self._files))
-                self._blocks = self._blocks_of(footers)
-            return self._blocks
-
-    def _blocks_of(self, footers: Sequence[tuple[Any, pa.Schema]]) -> list[Block]:
+    def _find_blocks(self) -> list[Block]:
+        """The row groups; compares every file's columns with the first file's."""
+        footers = self._each_file(_read_footer)
         first = self.schema()
         blocks = []
         for number, (file, (metadata, schema)) in enumerate(zip(self._files, footers, strict=True)):
             _same(first, self._chosen(schema, file), file, self._files[0])
-            wanted = self._row_groups(file, metadata)
             share = len(first.names) / max(1, len(schema.names))
-            for group in wanted:
+            for group in self._row_groups(file, metadata):
                 described = metadata.row_group(group)
                 if described.num_rows:
                     size = int(described.total_byte_size * share)
@@ -123,13 +89,12 @@ class ParquetSource(Source):
         return [part.row_groups[0].id for part in parts]
 
     def count_matching(self, block: Block, expression: Any) -> int | None:
-        """Reads the columns only that the expression names."""
-        if by_position(expression):  # of the columns chosen, which are not the file's
+        """Read only the columns that the expression names."""
+        if by_position(expression):  # positions among the chosen columns, not the file's
             return None
         import pyarrow.dataset
 
-        number, group = block.where
-        file = self._files[number]
+        file, group = self.file_of(block), block.where[1]
         fragment = pyarrow.dataset.ParquetFileFormat().make_fragment(
             file.path, filesystem=file.storage.filesystem, row_groups=[group]
         )
@@ -143,7 +108,7 @@ class ParquetSource(Source):
         return _only(table, wanted)
 
     def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
-        """Decode a row group a few pages at a time: slower, but it need not fit into memory."""
+        """Decode a row group a few pages at a time: slower, but in little memory."""
         import pyarrow as pa
 
         wanted = self._names(columns)
@@ -159,19 +124,18 @@ class ParquetSource(Source):
 
     @contextlib.contextmanager
     def _opened(self, block: Block) -> Iterator[Any]:
-        """The file a block is in; what fails inside names it."""
+        """The file of a block, opened. Errors inside the ``with`` block name the file."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        number: int = block.where[0]
-        file = self._files[number]
+        number, file = block.where[0], self.file_of(block)
         try:
             with (
                 open_input(file) as source,
                 pq.ParquetFile(
                     source,
                     metadata=self._footers.get(number),
-                    pre_buffer=not file.is_local,  # several columns at a time, where each is a trip
+                    pre_buffer=not file.is_local,  # fewer round trips to remote storage
                 ) as parquet,
             ):
                 self._footers[number] = parquet.metadata
@@ -198,7 +162,7 @@ def _read_footer(file: File) -> tuple[Any, pa.Schema]:
 
 
 def _same(first: pa.Schema, other: pa.Schema, file: File, first_file: File) -> None:
-    """Raise where a file's columns are not the first one's."""
+    """Raise ValueError where a file's columns differ from the first file's."""
     for name in [*first.names, *other.names]:
         here = other.field(name).type if name in other.names else None
         there = first.field(name).type if name in first.names else None

@@ -1,4 +1,4 @@
-"""Columns that are in the names of directories: ``data/year=2024/kind=a/part-0.parquet``."""
+"""Columns encoded in directory names: ``data/year=2024/kind=a/part-0.parquet``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def partitions_of(files: Sequence[File]) -> pa.Table | None:
-    """A row of partition columns for each file; None where the directories have no such names.
+    """A row of partition columns for each file; None where no directory is named so.
 
-    Only directories below the one that was given count.
+    Only directories below the path the user gave count.
 
     Raises:
         ValueError: a file has other partition columns than the first one.
@@ -73,7 +73,7 @@ def _values(file: File) -> dict[str, str | None]:
 
 
 def _typed(values: Sequence[str | None]) -> pa.Array:
-    """Whole numbers where all are, otherwise text."""
+    """Integers where all values are integers, otherwise text."""
     import pyarrow as pa
 
     if all(value is None or re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) for value in values):
@@ -84,7 +84,7 @@ def _typed(values: Sequence[str | None]) -> pa.Array:
 def pruned(
     files: Sequence[File], partitions: pa.Table, expression: Any
 ) -> tuple[list[File], pa.Table]:
-    """Without the files that an expression on partition columns alone rules out."""
+    """The files left, and their partitions, where a filter names only partition columns."""
     import numpy as np
     import pyarrow as pa
 
@@ -93,9 +93,9 @@ def pruned(
     numbered = partitions.append_column("", pa.array(np.arange(len(files))))
     try:
         kept = numbered.filter(expression)[""].to_pylist()
-    except pa.ArrowException:  # it names columns of the files, too, or does not fit these
+    except pa.ArrowException:  # the filter names columns of the files, or does not fit these
         return list(files), partitions
-    kept = kept or [0]  # one, for the columns; its rows are ruled out later
+    kept = kept or [0]  # one file tells the columns; the filter drops its rows later
     return [files[place] for place in kept], partitions.take(kept)
 
 
@@ -105,10 +105,10 @@ class PartitionedSource(Source):
     A column that is in the files themselves is taken from there.
 
     Args:
-        source: the rows.
-        files: that they are in.
+        source: of the rows.
+        files: of that source.
         partitions: a row for each file, from ``partitions_of`` or ``paths_of``.
-        paths: whether there is a column of paths among them, which no file may have.
+        paths: whether ``partitions`` has a column ``"path"``, which no file may have.
     """
 
     def __init__(
@@ -130,33 +130,36 @@ class PartitionedSource(Source):
         return [name for name in self._partitions.column_names if name not in inside]
 
     def adds_all(self) -> bool:
-        """Whether every column of the directories is added, so that it can be told from them."""
+        """Whether no file has a partition column itself, so the directories alone decide it."""
         return len(self._added()) == len(self._partitions.column_names)
 
     def schema(self) -> pa.Schema:
-        """The files' columns, then those of the directories."""
+        """The files' columns, then the directories'."""
         import pyarrow as pa
 
         added = [self._partitions.schema.field(name) for name in self._added()]
         return pa.schema([*self._source.schema(), *added])
 
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
-        """A block with its file's values, the same in each row."""
-        return self._whole(self._source.read(block, self._inside(columns), threads), block, columns)
+        """A block with its file's partition values in each row."""
+        table = self._source.read(block, self._inside(columns), threads)
+        return self._with_partitions(table, block, columns)
 
     def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
-        """The same in parts."""
+        """The same rows in parts."""
         for table in self._source.stream(block, self._inside(columns), threads):
-            yield self._whole(table, block, columns)
+            yield self._with_partitions(table, block, columns)
 
     def _inside(self, columns: Sequence[str] | None) -> list[str] | None:
         if columns is None:
             return None
         inside = self._source.schema().names
-        # At least one, which says how many rows there are.
+        # At least one column: it tells the number of rows.
         return [name for name in columns if name in inside] or inside[:1]
 
-    def _whole(self, table: pa.Table, block: Block, columns: Sequence[str] | None) -> pa.Table:
+    def _with_partitions(
+        self, table: pa.Table, block: Block, columns: Sequence[str] | None
+    ) -> pa.Table:
         import pyarrow as pa
 
         place = self._rows[block.name]
@@ -166,7 +169,7 @@ class PartitionedSource(Source):
         return table if columns is None else table.select(list(columns))
 
     def count(self, block: Block) -> int:
-        """The files' own."""
+        """The number of rows in a block."""
         return self._source.count(block)
 
     def files(self) -> list[str]:
@@ -174,5 +177,5 @@ class PartitionedSource(Source):
         return self._source.files()
 
     def check(self) -> None:
-        """The files' own."""
+        """Check the files."""
         self._source.check()

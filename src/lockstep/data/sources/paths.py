@@ -1,4 +1,4 @@
-"""Which files a path, a list, a glob, a directory or a URI stands for, on any filesystem."""
+"""The files that a path, a list, a glob, a directory or a URI stands for, on any filesystem."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def open_input(file: File) -> Any:
 
 
 def check_unchanged(files: Iterable[File]) -> None:
-    """See that local files are as large as when they were listed.
+    """Check that local files are as large as when they were listed.
 
     Raises:
-        StorageError: one is not, or is gone.
+        StorageError: a file has another size or is gone.
     """
     for file in files:
         if not file.is_local:
@@ -63,12 +63,12 @@ def check_unchanged(files: Iterable[File]) -> None:
         if size != file.size:
             raise StorageError(
                 f"{file.path!r} has {size} bytes, but had {file.size} when the dataset was made; "
-                "make the dataset anew."
+                "create the dataset again."
             )
 
 
 def unreadable(file: File, error: BaseException) -> StorageError:
-    """The error of a file that cannot be read as what it should be."""
+    """The error for a file that cannot be read."""
     cause = str(error).partition("\n")[0].strip().rstrip(".") or type(error).__name__
     return StorageError(f"Could not read {file.path!r}: {cause}.")
 
@@ -80,18 +80,18 @@ def list_files(
     doing: str,
     ignore_missing: bool = False,
 ) -> list[File]:
-    """The files meant, sorted within each directory and glob, in the order of the list given.
+    """The files that paths stand for: in the order given, sorted in each directory and glob.
 
     Args:
         paths: one or more paths, globs, directories or URIs.
-        filesystem: that the paths are on; None finds it from each.
-        endings: of the files that count in a directory or glob, without the dot; None is all. Files
-            and directories whose names begin with ``.`` or ``_`` never count there.
-        doing: the function called, for errors.
-        ignore_missing: leave out paths where there is nothing, unless all of them are such.
+        filesystem: of the paths; None derives it from each path.
+        endings: of the files that count in a directory, without the dot; None is all. Files and
+            directories whose names begin with ``.`` or ``_`` never count in directories and globs.
+        doing: the function the user called, for errors.
+        ignore_missing: leave out paths that do not exist, unless none exists.
 
     Raises:
-        FileNotFoundError: there is no such file, or none with these endings.
+        FileNotFoundError: there is no such file, or no file with these endings.
     """
     if not isinstance(paths, (str, os.PathLike, Iterable)):
         raise TypeError(f"{doing}({paths!r}): give a path, or a list of them.")

@@ -1,4 +1,4 @@
-"""Tables in the driver's memory that workers on the same machine map instead of being sent them."""
+"""Tables in the driver's memory that workers on the same machine map instead of copying."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["SharedTables", "open_shared", "share"]
 
 SMALLEST = 1 << 20
-"""Below so many bytes sending is as good."""
+"""A table of fewer bytes is pickled: mapping a small one gains nothing."""
 
 _current = threading.local()
 
 
 class SharedTables:
-    """Tables as files in memory; they are gone once this object and all who mapped them are.
+    """Tables in anonymous files in memory (memfd).
 
-    While it is ``active`` in a thread, what that thread pickles refers to them.
+    Inside ``active()``, a table that this thread pickles becomes a path to such a file. The system
+    frees a file once this object is closed and no process maps the file any more.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class SharedTables:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Pickle in here. Does nothing where the system has no such files."""
+        """Share the tables pickled in this thread. No effect on systems without memfd."""
         before = getattr(_current, "tables", None)
         _current.tables = self if hasattr(os, "memfd_create") else None
         try:
@@ -39,7 +40,7 @@ class SharedTables:
             _current.tables = before
 
     def add(self, table: pa.Table) -> str:
-        """The table's path, for as long as this process lives and this object is not closed."""
+        """The path of a table's file; valid until this object is closed or the process ends."""
         import pyarrow as pa
 
         if id(table) not in self._files:
@@ -53,7 +54,7 @@ class SharedTables:
         return f"/proc/{os.getpid()}/fd/{self._files[id(table)][0]}"
 
     def close(self) -> None:
-        """Let go of them. Idempotent."""
+        """Close the files. Idempotent."""
         while self._files:
             os.close(self._files.popitem()[1][0])
 
@@ -62,13 +63,13 @@ class SharedTables:
 
 
 def share(table: pa.Table) -> str | None:
-    """Where a table that is being pickled can be mapped, None where it is to be sent itself."""
+    """The path to map a table from, None where the table itself must be pickled."""
     tables: SharedTables | None = getattr(_current, "tables", None)
     return None if tables is None or table.nbytes < SMALLEST else tables.add(table)
 
 
 def open_shared(path: str) -> pa.Table:
-    """Map a table; nothing of it is copied."""
+    """Map a table, without a copy."""
     import pyarrow as pa
 
     return pa.ipc.open_file(pa.memory_map(path)).read_all()

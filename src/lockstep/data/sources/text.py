@@ -19,9 +19,9 @@ class TextSource(LineSource):
     """The lines of text files, in a column ``"text"``."""
 
     def __init__(self, files: Sequence[File], encoding: str, drop_empty_lines: bool) -> None:
-        # Bytes 10 and 13 mean something else in an encoding of two bytes a letter.
-        whole = "utf-16" in encoding.lower() or "utf-32" in encoding.lower()
-        super().__init__(files, whole_files=whole)
+        # In these encodings bytes 10 and 13 may be half of a letter.
+        wide = "utf-16" in encoding.lower() or "utf-32" in encoding.lower()
+        super().__init__(files, single_blocks=wide)
         self._encoding = encoding
         self.keeps_empty_lines = not drop_empty_lines
 

@@ -1,17 +1,17 @@
-"""Files that are rows, or arrays of rows: numpy's, images, anything as bytes."""
+"""Files that are one row each, or one array of rows: images, bytes, ``.npy`` files."""
 
 from __future__ import annotations
 
 import io
-import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrow.columns import to_arrow
-from lockstep.data.sources.base import BLOCK_BYTES, Block, Source
-from lockstep.data.sources.lines import read_whole
-from lockstep.data.sources.paths import File, check_unchanged, open_input, unreadable
+from lockstep.data.sources.base import BLOCK_BYTES, Block
+from lockstep.data.sources.files import FileSource
+from lockstep.data.sources.lines import read_file
+from lockstep.data.sources.paths import File, open_input, unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,29 +20,19 @@ __all__ = ["BinarySource", "ImageSource", "NumpySource"]
 
 _FILES_OF_A_BLOCK = 64
 _INFLATED = 16
-"""How much bigger an image is in memory than in its file, about."""
+"""About how many times larger an image is in memory than in its file."""
 
 
-class _FileRows(Source):
+class _FileRows(FileSource):
     """A row a file; several small files are a block."""
 
     inflated = 1
 
     def __init__(self, files: Sequence[File], include_paths: bool) -> None:
-        self._files = list(files)
+        super().__init__(files)
         self._include_paths = include_paths
-        self._schema: pa.Schema | None = None
 
-    def files(self) -> list[str]:
-        """The files' paths."""
-        return [file.path for file in self._files]
-
-    def check(self) -> None:
-        """Sizes, of local files."""
-        check_unchanged(self._files)
-
-    def index(self) -> list[Block]:
-        """Runs of files."""
+    def _find_blocks(self) -> list[Block]:
         blocks: list[Block] = []
         start = size = 0
         for place, file in enumerate(self._files):
@@ -54,14 +44,11 @@ class _FileRows(Source):
                 start, size = place + 1, 0
         return blocks
 
-    def schema(self) -> pa.Schema:
-        """Of the first file."""
-        if self._schema is None:
-            self._schema = self.read(Block((0, 1), 1, 0), None, False).schema
-        return self._schema
+    def _find_schema(self) -> pa.Schema:
+        return self.read(Block((0, 1), 1, 0), None, False).schema
 
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
-        """File by file."""
+        """Read a block file by file."""
         import pyarrow as pa
 
         files = self._files[slice(*block.where)]
@@ -86,7 +73,7 @@ class BinarySource(_FileRows):
     column = "bytes"
 
     def row(self, file: File) -> bytes:
-        """All of them, as they are."""
+        """All bytes of a file."""
         with open_input(file) as source:
             return bytes(source.read())
 
@@ -116,7 +103,7 @@ class ImageSource(_FileRows):
         self._mode = mode
 
     def row(self, file: File) -> Any:
-        """Decode one."""
+        """Decode an image."""
         import numpy as np
         from PIL import Image, UnidentifiedImageError
 
@@ -134,51 +121,27 @@ class ImageSource(_FileRows):
             raise unreadable(file, error) from error
 
 
-class NumpySource(Source):
+class NumpySource(FileSource):
     """The rows of ``.npy`` files, in a column ``"data"``; a block is a file."""
 
     def __init__(self, files: Sequence[File], allow_pickle: bool, include_paths: bool) -> None:
-        self._files = list(files)
+        super().__init__(files)
         self._allow_pickle = allow_pickle
         self._include_paths = include_paths
-        self._schema: pa.Schema | None = None
-        self._blocks: list[Block] | None = None
-        self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = threading.Lock()
-
-    def files(self) -> list[str]:
-        """The files' paths."""
-        return [file.path for file in self._files]
-
-    def check(self) -> None:
-        """Sizes, of local files."""
-        check_unchanged(self._files)
-
-    def index(self) -> list[Block]:
-        """The files, from their headers."""
-        with self._lock:
-            if self._blocks is None:
-                shapes = [self._header(file) for file in self._files]
-                for file, (shape, dtype) in zip(self._files, shapes, strict=True):
-                    if (shape[1:], dtype) != (shapes[0][0][1:], shapes[0][1]):
-                        raise ValueError(
-                            f"Column 'data' has rows of {dtype} {list(shape[1:])} in {file.path!r} "
-                            f"but of {shapes[0][1]} {list(shapes[0][0][1:])} in "
-                            f"{self._files[0].path!r}; read files with the same rows."
-                        )
-                self._blocks = [
-                    Block((number,), shape[0], file.size, file.path)
-                    for number, (file, (shape, _)) in enumerate(
-                        zip(self._files, shapes, strict=True)
-                    )
-                ]
-            return self._blocks
+    def _find_blocks(self) -> list[Block]:
+        """The files as blocks; reads their headers."""
+        blocks = []
+        (first_shape, first_dtype), *_ = shapes = [self._header(file) for file in self._files]
+        for number, (file, (shape, dtype)) in enumerate(zip(self._files, shapes, strict=True)):
+            if (shape[1:], dtype) != (first_shape[1:], first_dtype):
+                raise ValueError(
+                    f"Column 'data' has rows of {dtype} {list(shape[1:])} in {file.path!r} but of "
+                    f"{first_dtype} {list(first_shape[1:])} in {self._files[0].path!r}; read files "
+                    "with the same rows."
+                )
+            blocks.append(Block((number,), shape[0], file.size, file.path))
+        return blocks
 
     def _header(self, file: File) -> tuple[tuple[int, ...], Any]:
         import numpy as np
@@ -196,24 +159,21 @@ class NumpySource(Source):
             raise unreadable(file, error) from error
         if not shape:
             raise ValueError(
-                f"{file.path!r} holds a single value; the first dimension is the rows."
+                f"{file.path!r} holds a single value; the first dimension must count the rows."
             )
         return shape, dtype
 
-    def schema(self) -> pa.Schema:
-        """Of the first file."""
-        if self._schema is None:
-            self._schema = self.read(self.index()[0], None, False).schema
-        return self._schema
+    def _find_schema(self) -> pa.Schema:
+        return self.read(self.index()[0], None, False).schema
 
     def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
         """Load a file."""
         import numpy as np
         import pyarrow as pa
 
-        file = self._files[block.where[0]]
+        file = self.file_of(block)
         try:
-            array = np.load(io.BytesIO(read_whole(file)), allow_pickle=self._allow_pickle)
+            array = np.load(io.BytesIO(read_file(file)), allow_pickle=self._allow_pickle)
         except (ValueError, EOFError, OSError) as error:
             raise unreadable(file, error) from error
         table = pa.table({"data": to_arrow(array)})
