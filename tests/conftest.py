@@ -16,6 +16,15 @@ from pathlib import Path
 
 import pytest
 
+with suppress(ImportError):  # the environments of single frameworks do not have it
+    import hypothesis
+
+    # The same examples in every run, without a database of earlier failures on disk.
+    hypothesis.settings.register_profile(
+        "lockstep", derandomize=True, database=None, deadline=None, max_examples=100
+    )
+    hypothesis.settings.load_profile("lockstep")
+
 # Processes that may outlive a test: they are started once and serve the whole session.
 KEPT_PROCESSES = ("lockstep.engine.forkserver", "multiprocessing.resource_tracker")
 # Set by pytest for each phase, or by a library when it is first imported.
