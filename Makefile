@@ -2,6 +2,7 @@
 #   make demo    train a small model on two workers
 #   make test    the test suite, each framework in its environment (test-main, test-tensorflow, …: one)
 #   make check   ruff and mypy
+#   make signatures  renew tests/public_api.txt, the public names and signatures
 #   make bench   the benchmarks, against peers in .venv-peers
 #   make clean   remove environments, caches and build outputs
 
@@ -14,7 +15,7 @@ PY := .venv/bin/python
 ENVIRONMENTS := tensorflow horovod
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check bench clean
+.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check signatures bench clean
 
 demo: .venv/.demo
 	@echo "demo: examples/01_quickstart.py"
@@ -44,6 +45,10 @@ check: .venv/.dev
 	@$(PY) -m ruff format --check .
 	@echo "check: mypy --strict"
 	@$(PY) -m mypy --strict src tests
+
+signatures: .venv/.dev
+	@echo "signatures: scripts/public_api.py"
+	@$(PY) scripts/public_api.py
 
 bench: .venv/.dev .venv-peers/.done
 	@echo "bench: benchmarks/run.py"
