@@ -227,7 +227,7 @@ def _signature(function: Any, returns: bool = True) -> str:
             {parameter.VAR_POSITIONAL, parameter.KEYWORD_ONLY} & set(kinds[:number])
         ):
             parts.append("*")
-        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        prefix: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
         text = prefix.get(parameter.kind, "") + parameter.name
         if parameter.annotation is not parameter.empty:
             text += f": {_text(parameter.annotation)}"
