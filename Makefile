@@ -1,6 +1,7 @@
 # Every target sets up what it needs in .venv; a second call starts at once.
 #   make demo    train a small model on two workers
 #   make test    the test suite, each framework in its environment (test-main, test-tensorflow, …: one)
+#   make coverage  the main tests, with the share of lines that the driver's process ran
 #   make check   ruff and mypy
 #   make signatures  renew tests/public_api.txt, the public names and signatures
 #   make bench   the benchmarks, against peers in .venv-peers
@@ -15,7 +16,7 @@ PY := .venv/bin/python
 ENVIRONMENTS := tensorflow horovod
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check signatures bench clean
+.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) coverage check signatures bench clean
 
 demo: .venv/.demo
 	@echo "demo: examples/01_quickstart.py"
@@ -38,6 +39,10 @@ $(ENVIRONMENTS:%=test-%): test-%:
 		echo "test: SKIPPED the $* tests: their environment could not be set up, for the reason above" >&2; \
 	fi
 
+coverage: .venv/.dev
+	@echo "coverage: pytest --cov"
+	@$(PY) -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+
 check: .venv/.dev
 	@echo "check: ruff check"
 	@$(PY) -m ruff check .
@@ -56,7 +61,7 @@ bench: .venv/.dev .venv-peers/.done
 
 clean:
 	@echo "clean: environments, caches, build outputs"
-	@rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	@rm -rf .venv .venv-* .coverage .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
 	@find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.torch:
