@@ -1,7 +1,9 @@
 # Every target sets up what it needs in .venv; a second call starts at once.
 #   make demo    train a small model on two workers
 #   make test    the test suite, each framework in its environment (test-main, test-tensorflow, …: one)
+#   make coverage  the main tests, with the share of lines that the driver's process ran
 #   make check   ruff and mypy
+#   make signatures  renew tests/public_api.txt, the public names and signatures
 #   make bench   the benchmarks, against peers in .venv-peers
 #   make clean   remove environments, caches and build outputs
 
@@ -14,7 +16,7 @@ PY := .venv/bin/python
 ENVIRONMENTS := tensorflow horovod
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check bench clean
+.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) coverage check signatures bench clean
 
 demo: .venv/.demo
 	@echo "demo: examples/01_quickstart.py"
@@ -37,6 +39,10 @@ $(ENVIRONMENTS:%=test-%): test-%:
 		echo "test: SKIPPED the $* tests: their environment could not be set up, for the reason above" >&2; \
 	fi
 
+coverage: .venv/.dev
+	@echo "coverage: pytest --cov"
+	@$(PY) -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+
 check: .venv/.dev
 	@echo "check: ruff check"
 	@$(PY) -m ruff check .
@@ -45,13 +51,17 @@ check: .venv/.dev
 	@echo "check: mypy --strict"
 	@$(PY) -m mypy --strict src tests
 
+signatures: .venv/.dev
+	@echo "signatures: scripts/public_api.py"
+	@$(PY) scripts/public_api.py
+
 bench: .venv/.dev .venv-peers/.done
 	@echo "bench: benchmarks/run.py"
 	@$(PY) benchmarks/run.py $(ARGS)
 
 clean:
 	@echo "clean: environments, caches, build outputs"
-	@rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	@rm -rf .venv .venv-* .coverage .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
 	@find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.torch:

@@ -272,6 +272,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
 
 
+def pytest_collection_finish() -> None:
+    """Leave the modules' objects, most of a million, out of every garbage collection of a test."""
+    gc.collect()
+    gc.freeze()
+
+
 def _environments(item: pytest.Item) -> tuple[str, ...]:
     """Where a test runs: its nearest mark's names, or the main environment."""
     mark = item.get_closest_marker("environment")

@@ -1,8 +1,9 @@
-"""Some ranks wait at a report and others do not come: it is said, and may be a failure."""
+"""Some ranks wait at a report and others do not come: a warning, or a failure."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,12 +13,12 @@ import pytest
 
 from lockstep import train
 from lockstep.errors import HangError
-from lockstep.train import Checkpoint, DataParallelTrainer
+from lockstep.train import Checkpoint, DataParallelTrainer, WorkerGroupError
 from tests.integration.runs import failure, fit
 
 FOREVER_S = 1e6
 TIMEOUT_S = 4.0
-"""Ranks that do come may be so far apart on a busy machine, but hardly more."""
+"""On a busy machine, ranks that do come may arrive this far apart, but hardly more."""
 
 
 def count(config: dict[str, Any]) -> None:
@@ -37,12 +38,18 @@ def never_comes_back() -> None:
     time.sleep(FOREVER_S)
 
 
+@pytest.fixture(scope="module", params=["stopped", "asleep"])
+def hung(request: pytest.FixtureRequest, session_environment: None) -> WorkerGroupError:
+    """The failure of a run of three workers whose rank 1 hung: one run for several tests."""
+    started = time.monotonic()
+    error = failure(count, config={"how": request.param}, workers=3, hang_timeout_s=TIMEOUT_S)
+    assert time.monotonic() - started < 30
+    return error
+
+
 class TestTimeout:
-    @pytest.mark.parametrize("how", ["stopped", "asleep"])
-    def test_is_a_failure(self, how: str) -> None:
-        started = time.monotonic()
-        error = failure(count, config={"how": how}, workers=3, hang_timeout_s=TIMEOUT_S)
-        assert time.monotonic() - started < 30
+    def test_is_a_failure(self, hung: WorkerGroupError) -> None:
+        error = hung
         assert isinstance(error.__cause__, HangError)
         assert "rank 1 did not come to report 3" in str(error.__cause__)
         assert "ranks 0 and 2 waited" in str(error.__cause__)
@@ -51,22 +58,22 @@ class TestTimeout:
         assert error.result.metrics_dataframe["step"].tolist() == [0, 1]
 
     @pytest.mark.parametrize("how", ["stopped", "asleep"])
-    def test_another_attempt_goes_on(self, how: str) -> None:
+    def test_another_attempt_resumes(self, how: str) -> None:
         result = fit(count, config={"how": how}, hang_timeout_s=TIMEOUT_S, max_failures=1)
         assert result.metrics_dataframe["step"].tolist() == [0, 1, 2]
         assert result.metrics_dataframe["attempt"].tolist() == [1, 1, 2]
 
-    def test_where_it_was_is_in_its_log(self) -> None:
-        error = failure(count, config={"how": "asleep"}, hang_timeout_s=TIMEOUT_S)
-        assert error.result is not None
-        log = Path(error.result.path, "logs", "rank_1.log").read_text()
+    @pytest.mark.parametrize("hung", ["asleep"], indirect=True)
+    def test_where_it_was_is_in_its_log(self, hung: WorkerGroupError) -> None:
+        assert hung.result is not None
+        log = Path(hung.result.path, "logs", "rank_1.log").read_text()
         assert "in never_comes_back" in log
-        assert not Path(error.result.path, "logs", "rank_0.log").read_text()
+        assert not Path(hung.result.path, "logs", "rank_0.log").read_text()
 
-    def test_it_restores(self) -> None:
-        error = failure(count, config={"how": "stopped"}, hang_timeout_s=TIMEOUT_S)
-        assert error.result is not None
-        result = DataParallelTrainer.restore(error.result.path).fit()
+    def test_it_restores(self, hung: WorkerGroupError, tmp_path: Path) -> None:
+        assert hung.result is not None
+        copy = shutil.copytree(hung.result.path, tmp_path / "run")
+        result = DataParallelTrainer.restore(copy).fit()
         assert result.metrics_dataframe["step"].tolist() == [0, 1, 2]
 
     def test_slow_steps_are_no_hang(self) -> None:
@@ -93,7 +100,7 @@ class TestWarning:
         while "in until_dumped" not in log.read_text():  # the test's timeout is the limit
             time.sleep(0.005)
 
-    def test_says_who_is_missing_and_the_run_goes_on(
+    def test_names_the_missing_rank_and_the_run_continues(
         self, capfd: pytest.CaptureFixture[str]
     ) -> None:
         def train_func() -> None:
@@ -109,7 +116,7 @@ class TestWarning:
         assert "at report 2 for rank 1" in printed
         assert "until_dumped" in printed
 
-    def test_says_when_all_of_them_hang(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_reports_that_all_ranks_hang(self, capfd: pytest.CaptureFixture[str]) -> None:
         def train_func() -> None:
             for step in range(4):
                 train.report({"step": step})
