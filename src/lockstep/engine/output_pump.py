@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from lockstep.engine.base import OutputSink
 
-__all__ = ["OutputThread"]
+__all__ = ["OutputPump"]
 
 _T = TypeVar("_T")
 
 
-class OutputThread:
+class OutputPump:
     """Reads what workers print, so that a worker never waits on a busy driver."""
 
     def __init__(self, pipes: list[int], sink: OutputSink) -> None:
