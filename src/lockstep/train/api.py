@@ -11,8 +11,8 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
 from lockstep.run_layout import OWN_NAMES
 from lockstep.train.context import PreemptionInfo, TrainContext
-from lockstep.train.datasets import Shards
 from lockstep.train.worker.session import Session, current
+from lockstep.train.worker.shards import Shards
 
 if TYPE_CHECKING:
     from lockstep.data import DataShard

@@ -15,18 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from lockstep.train.protocol import DataReport, Report
+from lockstep.train.protocol import Report
 from lockstep.train.serialize import dump
 
 if TYPE_CHECKING:
-    from lockstep.data import DataConfig, Dataset, DatasetConfig, DataShard, ShardPlan
+    from lockstep.data import DataConfig, Dataset, DatasetConfig, ShardPlan
     from lockstep.data.sources.shared_tables import SharedTables
 
     Sharing = DataConfig | Mapping[str, DatasetConfig] | None
 
 __all__ = [
     "PRELOADED",
-    "Shards",
     "check_dataset_config",
     "check_datasets",
     "check_positions",
@@ -247,63 +246,3 @@ def merge_positions(reports: Sequence[Report | None]) -> dict[str, Any] | None:
         whole = states[0]["cut"]["world_size"] == 1
         merged[name] = merge_states(states[:1] if whole else states)
     return merged
-
-
-class Shards:
-    """One worker's shards of the trainer's datasets."""
-
-    def __init__(
-        self,
-        plans: Mapping[str, bytes],
-        rank: int,
-        world_size: int,
-        positions: Mapping[str, Any] | None,
-    ) -> None:
-        self._plans = plans
-        self._rank = rank
-        self._world_size = world_size
-        self._positions = positions or {}
-        self._shards: dict[str, DataShard] = {}
-        self._waited_s = 0.0
-
-    def get(self, name: str | None) -> DataShard:
-        """This rank's part of a dataset; the same object every time.
-
-        Raises:
-            KeyError: there is no such dataset; lists those there are.
-        """
-        if name is None and len(self._plans) == 1:
-            (name,) = self._plans
-        if name is None or name not in self._plans:
-            there = ", ".join(map(repr, self._plans)) or "none"
-            raise KeyError(
-                f"get_dataset_shard({name!r}): the trainer's datasets are {there}; "
-                "give it to the trainer in datasets={…}"
-            )
-        if name not in self._shards:
-            plan, split = pickle.loads(self._plans[name])
-            rank, size = (self._rank, self._world_size) if split else (0, 1)
-            shard = plan.resized(size).shard(rank, self._positions.get(name))
-            shard.auto_device = _own_device
-            self._shards[name] = shard
-        return self._shards[name]
-
-    def progress(self, seconds: float) -> DataReport:
-        """Every dataset's position, and the share of these ``seconds`` waited for batches."""
-        if len(self._shards) < len(self._plans):
-            # Other ranks may have used it; what they have read is known only with this rank's.
-            for name in self._plans:
-                self.get(name)
-        positions, waited = {}, 0.0
-        for name, shard in self._shards.items():
-            positions[name] = shard.state_dict()
-            waited += shard.stats().waited_s
-        share = (waited - self._waited_s) / seconds if seconds > 0 else 0.0
-        self._waited_s = waited
-        return DataReport(positions, round(min(max(share, 0.0), 1.0), 4))
-
-
-def _own_device() -> Any:
-    from lockstep.train.torch import get_device
-
-    return get_device()

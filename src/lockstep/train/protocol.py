@@ -17,11 +17,14 @@ Finished / Failed / Interrupted ──▶
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
+from lockstep.storage import Storage
+from lockstep.train.context import TrainContext
 
 __all__ = [
     "Answer",
@@ -41,7 +44,40 @@ __all__ = [
     "Saved",
     "Snapshotted",
     "TrackerOpened",
+    "WorkerSetup",
 ]
+
+WORKER_ENTRY = "lockstep.train.worker.main:main"
+"""What an engine runs in each worker's process."""
+
+Faults = Callable[[int, int, int], None]
+"""Injected by tests: called with rank, report number and attempt before each report is sent."""
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What every worker of a run is given, the same for all.
+
+    What is the user's is pickled apart, by value where a worker could not import it.
+    """
+
+    function: bytes
+    """The training function and its config; unpickling them runs user imports."""
+    backend: bytes
+    metadata: bytes
+    context: TrainContext
+    """Without the worker's place, which it learns at launch."""
+    storage: Storage
+    score_attribute: str | None
+    single_machine: bool
+    use_gpu: bool
+    working_dir: str | None
+    faults: bytes = b""
+    """What a test injects, pickled; empty without."""
+    datasets: Mapping[str, bytes] = field(default_factory=dict)
+    """Each dataset's plan, pickled."""
+    overrides: bytes = b""
+    """Values of the config that are this run's own, pickled; empty without."""
 
 
 class Hello(NamedTuple):

@@ -8,12 +8,11 @@ import importlib.util
 import inspect
 import sys
 import threading
-from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["config_like", "dump", "dump_function"]
+__all__ = ["dump", "dump_function"]
 
 _DEPTH = 4
 _MODULES = 100
@@ -72,23 +71,6 @@ def dump_function(function: Callable[..., Any], config: dict[str, Any]) -> bytes
                 f"{where or name} was found to be non-serializable ({type(error).__name__}: "
                 f"{error}); create it inside the training function instead of capturing it."
             ) from error
-
-
-def config_like(kind: Mapping[str, Any], items: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with these items, of the same kind as another where that can be made and sent.
-
-    Made anew, not copied: what else such an object has (its keys as attributes, a connection)
-    belongs to its own items. A plain dict otherwise.
-    """
-    plain = dict(items)
-    if type(kind) is dict or not isinstance(kind, (dict, UserDict)):
-        return plain
-    try:
-        _dumps(type(kind)())
-        made: dict[str, Any] = type(kind)(plain)  # type: ignore[assignment]
-        return made if dict(made) == plain else plain
-    except Exception:
-        return plain
 
 
 def _dumps(value: Any, limit: int | None = None) -> bytes:

@@ -48,11 +48,11 @@ from lockstep.train.driver.drive import (
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import RunState
+from lockstep.train.function import config_like, takes_config
+from lockstep.train.protocol import WORKER_ENTRY, Faults, WorkerSetup
 from lockstep.train.record.run import Run, experiment_storage
 from lockstep.train.record.saved_trainer import is_saved, run_storage, save_trainer, saved_trainer
-from lockstep.train.serialize import config_like, dump, dump_function
-from lockstep.train.worker.main import ENTRY, WorkerSetup, takes_config
-from lockstep.train.worker.session import Faults
+from lockstep.train.serialize import dump, dump_function
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -371,7 +371,7 @@ class DataParallelTrainer(BaseTrainer):
     def _group_spec(self, engine: Engine, backend: Backend, scaling: ScalingPolicy) -> GroupSpec:
         spec = GroupSpec(
             size=scaling.largest,
-            entry=ENTRY,
+            entry=WORKER_ENTRY,
             payload=b"",
             preload=(
                 "lockstep.train.worker.main",

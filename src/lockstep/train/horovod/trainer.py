@@ -11,8 +11,8 @@ from lockstep.engine import Engine, GroupSpec
 from lockstep.train.backend import Backend, only_config, without_unasked_gpus
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.horovod.config import HorovodConfig, check_installed
+from lockstep.train.protocol import Faults
 from lockstep.train.trainer import DataParallelTrainer
-from lockstep.train.worker.session import Faults
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig

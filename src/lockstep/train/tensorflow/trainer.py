@@ -12,9 +12,9 @@ from lockstep.config import RunConfig, ScalingConfig
 from lockstep.engine import Engine, GroupSpec
 from lockstep.train.backend import Backend, only_config, without_unasked_gpus
 from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.protocol import Faults
 from lockstep.train.tensorflow.config import TensorflowConfig, check_installed, legacy_keras
 from lockstep.train.trainer import DataParallelTrainer, TrainerPayload
-from lockstep.train.worker.session import Faults
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig

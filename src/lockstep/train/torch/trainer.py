@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.train.backend import only_config
+from lockstep.train.protocol import Faults
 from lockstep.train.torch.config import TorchConfig
 from lockstep.train.trainer import DataParallelTrainer
-from lockstep.train.worker.session import Faults
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig

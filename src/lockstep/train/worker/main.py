@@ -7,50 +7,21 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from lockstep.engine.base import Channel, WorkerInfo
 from lockstep.error_record import pack_error
 from lockstep.errors import StopTraining, WorkerDiedError
-from lockstep.storage import Storage
 from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext, place_among
-from lockstep.train.datasets import Shards
-from lockstep.train.protocol import Exit, Failed, Finished, Hello, Interrupted, Launch
-from lockstep.train.serialize import config_like
+from lockstep.train.function import config_like, takes_config
+from lockstep.train.protocol import Exit, Failed, Finished, Hello, Interrupted, Launch, WorkerSetup
 from lockstep.train.worker import session as sessions
+from lockstep.train.worker.shards import Shards
 
-__all__ = ["ENTRY", "WorkerSetup", "main", "takes_config"]
-
-ENTRY = "lockstep.train.worker.main:main"
-
-
-@dataclass(frozen=True)
-class WorkerSetup:
-    """What every worker of a run is given, the same for all.
-
-    What is the user's is pickled apart, by value where a worker could not import it.
-    """
-
-    function: bytes
-    """The training function and its config; unpickling them runs user imports."""
-    backend: bytes
-    metadata: bytes
-    context: TrainContext
-    """Without the worker's place, which it learns at launch."""
-    storage: Storage
-    score_attribute: str | None
-    single_machine: bool
-    use_gpu: bool
-    working_dir: str | None
-    faults: bytes = b""
-    """What a test injects, pickled; empty without."""
-    datasets: Mapping[str, bytes] = field(default_factory=dict)
-    """Each dataset's plan, pickled."""
-    overrides: bytes = b""
-    """Values of the config that are this run's own, pickled; empty without."""
+__all__ = ["main"]
 
 
 def main(channel: Channel) -> int:
@@ -132,53 +103,6 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
     if not session.finish():
         # The failed upload has been reported; the driver ends this process.
         channel.receive()
-
-
-def takes_config(function: Callable[..., Any]) -> bool:
-    """Whether the training function wants the config dict: it has one argument, of any name.
-
-    Of several optional arguments, the first gets it if it is called ``config``.
-
-    Raises:
-        TypeError: calling it would only make a coroutine or a generator.
-        ValueError: it takes more than one argument.
-    """
-    name = getattr(function, "__name__", repr(function))
-    for called in (function, type(function).__call__):
-        if inspect.iscoroutinefunction(called):
-            raise TypeError(
-                f"{name} is a coroutine function; give a plain function, which may call "
-                "asyncio.run()."
-            )
-        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-            raise TypeError(
-                f"{name} is a generator function; give a plain function, which calls "
-                "train.report() where this one yields."
-            )
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature
-        return False
-    positional = [
-        p
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
-    optional = [
-        p
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is not p.empty
-    ]
-    required = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if len(positional) > 1 or required:
-        wanted = ", ".join(p.name for p in (*positional, *required))
-        raise ValueError(
-            f"{name}({wanted}): a training function takes no argument or one, the config dict; "
-            "bind the others with functools.partial or put them into train_loop_config."
-        )
-    return bool(positional) or (
-        bool(optional) and (len(optional) == 1 or optional[0].name == "config")
-    )
 
 
 def _adopt_main(function: Callable[..., Any]) -> None:

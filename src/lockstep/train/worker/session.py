@@ -25,13 +25,13 @@ from lockstep.run_layout import snapshot_prefix
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers.values import Outcome
 from lockstep.train.context import PreemptionInfo, TrainContext
-from lockstep.train.datasets import Shards
 from lockstep.train.protocol import (
     Answer,
     CheckpointReport,
     CloseTrackers,
     ClosingTrackers,
     Failed,
+    Faults,
     Finished,
     LogRow,
     Report,
@@ -41,15 +41,12 @@ from lockstep.train.protocol import (
     TrackerOpened,
 )
 from lockstep.train.reduction import check_reduce
+from lockstep.train.worker.shards import Shards
 from lockstep.train.worker.uploads import Uploader
 
 __all__ = ["Session", "activate", "current"]
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
-Faults = Callable[[int, int, int], None]
-"""Injected by tests: called with rank, report number and attempt before each report is sent."""
 
 
 class Session:

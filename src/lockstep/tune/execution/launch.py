@@ -21,10 +21,10 @@ from lockstep.train.api import report
 from lockstep.train.context import TrainContext
 from lockstep.train.datasets import check_datasets
 from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.function import takes_config
 from lockstep.train.record.run import Run, RunPlace
 from lockstep.train.serialize import dump
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer, TrainerPayload
-from lockstep.train.worker.main import takes_config
 from lockstep.tune.execution.resources import Allocation, ResourcePool, ResourceRequest
 from lockstep.tune.parameters import resources_of
 from lockstep.tune.schedulers import TrialScheduler
