@@ -178,8 +178,12 @@ class Engine(ABC):
     """Where processes live. One instance serves many groups, also at the same time."""
 
     name: str
+    """For messages only. Callers decide by the properties below, never by the name."""
     single_machine: bool
-    """Every worker runs on this machine, so they can reach each other over loopback."""
+    """Every worker runs on this machine, so workers can reach each other over loopback."""
+    in_this_process: bool
+    """The one worker runs on the driver's own thread. Ctrl-C then reaches the worker itself, its
+    output is on the terminal already, and a debugger stops the driver as well."""
 
     @abstractmethod
     def check(self, spec: GroupSpec) -> list[str]:

@@ -43,6 +43,7 @@ class InProcessEngine(Engine):
 
     name = "inprocess"
     single_machine = True
+    in_this_process = True
 
     def check(self, spec: GroupSpec) -> list[str]:
         """See :class:`Engine`."""

@@ -54,6 +54,7 @@ class LocalEngine(Engine):
 
     name = "local"
     single_machine = True
+    in_this_process = False
 
     def __init__(self) -> None:
         self._servers: dict[tuple[Any, ...], _ForkServer] = {}

@@ -62,7 +62,7 @@ def drive(
         cleanup.callback(controller.close)
         # In-process the function itself is to be interrupted, so there Python's handlers stay.
         signals: Any = nullcontext()
-        if engine.name != "inprocess":
+        if not engine.in_this_process:
             signals = driver_signals(controller.interrupt, controller.preempt)
         with signals:
             controller.start()
