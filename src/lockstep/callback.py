@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
@@ -101,26 +101,6 @@ class Callback:
     The object stays in the driver process, so what it collects can be read after ``fit()``. Its
     hooks are called one after the other, never two at once for one run.
     """
-
-    batched: ClassVar[bool] = False
-    """Internal: collect events for a moment, then deliver them and call ``flush_batch``."""
-
-    max_waiting: ClassVar[int | None] = 10_000
-    """How many events may wait for a callback that is slow; further reports are left out, which is
-    said once. None: any number."""
-
-    end_timeout_s: float | None = None
-    """How long the end of a run may wait for this callback; None: LOCKSTEP_CALLBACK_FLUSH_S."""
-
-    uses_directory: bool = True
-    """Whether it reads or writes in a trial's directory, which then waits for it, a while, before
-    it goes to remote storage."""
-
-    def flush_batch(self) -> None:
-        """Internal: called after each batch of events of a ``batched`` callback."""
-
-    def check_before_run(self) -> None:
-        """Called by ``fit()`` itself, before anything starts; raise to refuse the run."""
 
     def setup(
         self,
