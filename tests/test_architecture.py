@@ -23,6 +23,7 @@ ROOT = SRC / "lockstep"
 # A module may import its own layer and those before it.
 LAYERS = [
     "checks",
+    "jobs",
     "run_layout",
     "errors",
     "error_record",

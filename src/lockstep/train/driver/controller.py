@@ -35,12 +35,12 @@ from lockstep.engine.base import (
 from lockstep.engine.loop import EventLoop, Timer
 from lockstep.error_record import pack_error, unpack_error
 from lockstep.errors import LockstepError, StopConditionError, StorageError
+from lockstep.jobs import JobThread
 from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import LOG_DIRECTORY
 from lockstep.train import protocol as m
 from lockstep.train.driver import events as e
-from lockstep.train.driver.background import Background
 from lockstep.train.driver.callbacks import RunListener
 from lockstep.train.driver.failure import FailurePolicy, describe
 from lockstep.train.driver.hangs import HangWatch, Stalled
@@ -109,7 +109,7 @@ class Controller:
         self._end_waits = run_config.hang_warning_s, run_config.storage_timeout_s
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
-        self._storage_thread = Background("lockstep-storage")
+        self._storage_thread = JobThread("lockstep-storage")
         self._last_job: Future[Any] | None = None
         self.ended = False
         """Nothing is left to do, in storage either."""
@@ -557,7 +557,7 @@ class Controller:
 
     def _abandon_storage(self) -> None:
         self._storage_thread.abandon()
-        self._storage_thread = Background("lockstep-storage")
+        self._storage_thread = JobThread("lockstep-storage")
         self._last_job = None
         self._sync_waits = False
         self._stalled = True

@@ -19,7 +19,7 @@ from lockstep.console import Display
 from lockstep.engine import Engine
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import StorageError, TrainingInterrupted
-from lockstep.train.driver.background import Background
+from lockstep.jobs import JobThread
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
@@ -91,7 +91,7 @@ def _put_away(run: Run, phase: Phase, display: Display, config: RunConfig) -> No
         put_away()
         return
     where, warning_s, timeout_s = run.storage.uri, config.hang_warning_s, config.storage_timeout_s
-    job = Background("lockstep-storage").submit(put_away)
+    job = JobThread("lockstep-storage").submit(put_away)
     try:
         left_s = timeout_s
         if warning_s is not None and (timeout_s is None or warning_s < timeout_s):
