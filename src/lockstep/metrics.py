@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
+
+from lockstep.run_layout import date_name
 
 __all__ = ["describable", "first_result", "flatten", "full_row", "look_up", "normalise"]
 
@@ -225,6 +226,5 @@ def _date(timestamp: float) -> str:
     global _date_of
     second = int(timestamp)
     if _date_of[0] != second:
-        text = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(second))
-        _date_of = (second, sys.intern(text))
+        _date_of = (second, sys.intern(date_name(second)))
     return _date_of[1]

@@ -23,6 +23,7 @@ import zlib
 __all__ = [
     "callback_state_file",
     "checkpoint_name",
+    "date_name",
     "entry_of",
     "experiment_file",
     "experiment_number",
@@ -72,10 +73,14 @@ _EXPERIMENT_FILES = {
 }
 
 
+def date_name(when: float | None = None) -> str:
+    """``2026-01-31_12-00-00``, in local time; None: now."""
+    return time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(when))
+
+
 def run_directory(trainer: str, trial_id: str, tag: str, began: float | None = None) -> str:
-    """``TorchTrainer_3f2a1_00000_0_2026-01-31_12-00-00``; ``began``: now."""
-    date = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(began))
-    return f"{trainer}_{trial_id}_{tag}_{date}"
+    """``TorchTrainer_3f2a1_00000_0_2026-01-31_12-00-00``; ``began``: None is now."""
+    return f"{trainer}_{trial_id}_{tag}_{date_name(began)}"
 
 
 def checkpoint_name(checkpoint_id: int) -> str:

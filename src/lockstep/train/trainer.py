@@ -46,6 +46,7 @@ from lockstep.train.driver.drive import (
     resume_advice,
 )
 from lockstep.train.driver.events import Phase
+from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import RunState
 from lockstep.train.function import config_like, takes_config
@@ -66,15 +67,17 @@ __all__ = ["BaseTrainer", "DataParallelTrainer", "TrainerPayload"]
 
 @dataclass(frozen=True)
 class TrainerPayload:
-    """What the runs of one trainer share: what workers are sent, where they run, how many."""
+    """What the runs of one trainer share: the workers' part of a setup, and what they run on."""
 
     engine: Engine
-    sent: Mapping[str, Any]
+    setup: Mapping[str, Any]
+    """The fields of ``WorkerSetup`` that do not depend on the run, pickled."""
     scaling: ScalingPolicy
-    spec: GroupSpec
+    group: GroupSpec
+    """Without a payload, which belongs to a run."""
     warnings: Sequence[str]
     tables: SharedTables | None = None
-    """What of the datasets is in memory; workers map it while this is here."""
+    """The datasets' tables in memory. Workers can map them while this object exists."""
 
 
 class BaseTrainer(ABC):
@@ -203,26 +206,26 @@ class DataParallelTrainer(BaseTrainer):
             lambda text: display.message(text, "warning"),
             settings.callback_flush_seconds(),
         )
-        package = self.package()
+        payload = self.payload()
         run = self._open_run()
         if isinstance(run, Result):
             return run
         with closing(run):
             try:
-                arguments = self.controller_arguments(package, run)
+                plan = self.plan_run(payload, run)
                 if not self._restored_from or self._changed:
                     save_trainer(self, run.storage)
             except KeyboardInterrupt:
-                run.end(Phase.INTERRUPTED)
+                run.end(Phase.INTERRUPTED.value)
                 install_quiet_excepthook()
                 text = f"Interrupted before the workers were started, in {run.storage.uri}."
                 raise TrainingInterrupted(text) from None
-            for text in package.warnings:
+            for text in payload.warnings:
                 display.message(text, "warning")
-            state = drive(callbacks=callbacks, display=display, **arguments)
+            state = drive(plan, run, callbacks, display)
             return self._conclude(run, state)
 
-    def package(self) -> TrainerPayload:
+    def payload(self) -> TrainerPayload:
         """Internal: what all runs of this trainer share. Tune makes it once for all trials.
 
         Raises:
@@ -231,54 +234,54 @@ class DataParallelTrainer(BaseTrainer):
         engine = self._engine
         backend = self.backend_config.make_backend()
         scaling = ScalingPolicy(*self.scaling_config.sizes)
-        spec = self._group_spec(engine, backend, scaling)
-        warnings = engine.check(spec)
-        sent: dict[str, Any] = {
+        group = self._group_spec(engine, backend, scaling)
+        warnings = engine.check(group)
+        setup: dict[str, Any] = {
             "function": dump_function(self.train_loop_per_worker, self.train_loop_config),
             "backend": dump(backend, "backend"),
             "metadata": dump(self.metadata, "metadata"),
             "faults": dump(self.fault_plan, "fault_plan") if self.fault_plan else b"",
         }
-        sent["datasets"], tables = plan_datasets(
+        setup["datasets"], tables = plan_datasets(
             self.datasets,
             self.dataset_config,
             scaling.largest,
             self.train_loop_per_worker,
             shared=engine.single_machine,
         )
-        return TrainerPayload(engine, sent, scaling, spec, warnings, tables)
+        return TrainerPayload(engine, setup, scaling, group, warnings, tables)
 
-    def controller_arguments(
-        self, package: TrainerPayload, run: Run, overrides: bytes = b""
-    ) -> dict[str, Any]:
+    def plan_run(self, payload: TrainerPayload, run: Run, overrides: bytes = b"") -> RunPlan:
         """Internal: what a Controller needs to drive ``run``.
 
-        ``overrides``: a pickled dict, values of the config that differ from the package's.
+        Args:
+            payload: this trainer's, or one of a trainer whose config has other values.
+            run: open, and not driven yet.
+            overrides: the values of this trainer's config that differ, a pickled dict.
 
         Raises:
-            ValueError: a dataset is not the one that ``run`` was left in the middle of.
+            ValueError: ``run`` stopped inside an epoch of a dataset, and this is another dataset.
         """
         newest = run.newest_checkpoint()
-        check_positions(package.sent["datasets"], newest.positions if newest else None)
+        check_positions(payload.setup["datasets"], newest.positions if newest else None)
         setup = WorkerSetup(
-            **package.sent,
+            **payload.setup,
             overrides=overrides,
             context=self._context(run),
             storage=run.storage,
             score_attribute=self.run_config.checkpoint_config.checkpoint_score_attribute,
-            single_machine=package.engine.single_machine,
+            single_machine=payload.engine.single_machine,
             use_gpu=self.scaling_config.use_gpu,
             working_dir=self.run_config.working_dir,
         )
-        return {
-            "engine": package.engine,
-            "run": run,
-            "group_spec": replace(package.spec, payload=pickle.dumps(setup, 5)),
-            "run_config": self.run_config,
-            "run_context": self._run_context(run),
-            "start_from": self.resume_from_checkpoint,
-            "scaling": package.scaling,
-        }
+        return RunPlan(
+            engine=payload.engine,
+            group=replace(payload.group, payload=pickle.dumps(setup, 5)),
+            scaling=payload.scaling,
+            run_config=self.run_config,
+            run_context=self._run_context(run),
+            start_from=self.resume_from_checkpoint,
+        )
 
     @classmethod
     def restore(

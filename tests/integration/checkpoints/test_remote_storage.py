@@ -522,7 +522,7 @@ def test_copies_do_not_queue_up_behind_slow_storage(
         faults.clear()
 
     monkeypatch.setattr(JobThread, "submit", note)
-    monkeypatch.setattr("lockstep.train.driver.controller.SYNC_INTERVAL_S", 0.005)
+    monkeypatch.setattr("lockstep.train.driver.storage_queue.SYNC_INTERVAL_S", 0.005)
     faults.add("move", kind="stall", path="journal.jsonl")
     fit(train_func, workers=1, storage_path="runs", storage_filesystem=filesystem)
     assert max(waiting) == 1

@@ -19,7 +19,8 @@ from lockstep import train
 from lockstep.errors import StorageError
 from lockstep.storage import Storage, open_storage, remote
 from lockstep.train import Checkpoint, CheckpointUploadMode, DataParallelTrainer, Result
-from lockstep.train.driver.controller import Controller
+from lockstep.train.driver.notifier import RunNotifier
+from lockstep.train.driver.storage_queue import StorageQueue
 from lockstep.tune import Callback
 from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, trainer
@@ -193,13 +194,13 @@ class TestRuns:
         def train_func() -> None:
             train.report({"step": 0}, checkpoint=Checkpoint.from_dict({"step": 0}))
 
-        original = Controller._warn_once
+        original = RunNotifier.warn_once
 
-        def warn_and_end_the_stall(self: Controller, kind: str, text: str) -> None:
+        def warn_and_end_the_stall(self: RunNotifier, kind: str, text: str) -> None:
             original(self, kind, text)
             faults.clear()
 
-        monkeypatch.setattr(Controller, "_warn_once", warn_and_end_the_stall)
+        monkeypatch.setattr(RunNotifier, "warn_once", warn_and_end_the_stall)
         faults.add("open_output_stream", kind="stall", path="checkpoint_000000/dict")
         result = fit(train_func, hang_warning_s=0.1, workers=1, **options)
         printed = capfd.readouterr().err
@@ -230,20 +231,23 @@ class TestGivenUp:
         faults.add("open_output_stream", kind="stall", path="checkpoint_000001/dict")
         error = failure(count, config={}, workers=1, storage_timeout_s=STALL_S, **options)
         assert isinstance(error.__cause__, StorageError)
-        assert str(error).startswith("Gave checkpoint_000001 up: it is on its way to runs/faulty/")
-        assert "rank(s) 0 still write its files (RunConfig(storage_timeout_s=…))." in str(error)
+        assert str(error).startswith(
+            "Checkpoint_000001 timed out after RunConfig(storage_timeout_s=2): "
+            "it is on its way to runs/faulty/"
+        )
+        assert "rank(s) 0 still write its files." in str(error)
         assert newest_step(error.result) == 0
 
     def test_a_commit_and_another_attempt(
         self, faults: Faults, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        original = Controller._abandon_storage
+        original = StorageQueue.abandon
 
-        def abandon_and_end_the_stall(self: Controller) -> None:
+        def abandon_and_end_the_stall(self: StorageQueue) -> None:
             original(self)
             faults.clear()
 
-        monkeypatch.setattr(Controller, "_abandon_storage", abandon_and_end_the_stall)
+        monkeypatch.setattr(StorageQueue, "abandon", abandon_and_end_the_stall)
         faults.add("open_output_stream", kind="stall", path="checkpoint_000001/.lockstep-tmp")
         result = fit(
             count, config={}, workers=1, max_failures=1, storage_timeout_s=STALL_S, **options
@@ -326,7 +330,7 @@ class TestGivenUp:
             return "not yet"
 
         presser = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-        for module in ("controller", "drive"):
+        for module in ("storage_queue", "drive"):
             monkeypatch.setattr(f"lockstep.train.driver.{module}.unanswered_note", press)
 
         class Stall(Callback):

@@ -102,7 +102,7 @@ def test_gpus_of_functions_and_classes(gpus: float) -> None:
     for trainable in (lambda config: None, Class):
         bound = tune.with_resources(trainable, {"cpu": 1, "gpu": gpus})
         launcher = Launcher(bound, RunConfig(), machine, FIFOScheduler())
-        assert launcher.need({}) == ResourceRequest(1, 1.0, gpus)
+        assert launcher.request({}) == ResourceRequest(1, 1.0, gpus)
 
 
 def test_gpus_that_are_not_there_are_said_at_once() -> None:

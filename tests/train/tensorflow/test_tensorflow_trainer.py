@@ -232,7 +232,7 @@ def test_the_drivers_keras_in_a_function(tmp_path: Path) -> None:
 
         def warnings(function, workers=2):
             scaling = ScalingConfig(num_workers=workers)
-            return TensorflowTrainer(function, scaling_config=scaling).package().warnings
+            return TensorflowTrainer(function, scaling_config=scaling).payload().warnings
 
         for function in (with_module, with_class):
             (text,) = warnings(function)

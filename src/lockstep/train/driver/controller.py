@@ -15,16 +15,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 from lockstep import settings
-from lockstep.callback import RunContext, TrialSnapshot
 from lockstep.checkpoint import Checkpoint
-from lockstep.config import RunConfig, StopCondition
 from lockstep.console import Display, RunStatus
-from lockstep.engine import Engine, GroupSpec, WorkerGroup
+from lockstep.engine import WorkerGroup
 from lockstep.engine.base import (
     EngineEvent,
     Posted,
@@ -33,111 +30,95 @@ from lockstep.engine.base import (
     WorkerPreempted,
 )
 from lockstep.engine.loop import EventLoop, Timer
-from lockstep.error_record import pack_error, unpack_error
+from lockstep.error_record import pack_error
 from lockstep.errors import LockstepError, StopConditionError, StorageError
-from lockstep.jobs import JobThread
-from lockstep.metrics import look_up
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import LOG_DIRECTORY
 from lockstep.train import protocol as m
 from lockstep.train.driver import events as e
 from lockstep.train.driver.callbacks import RunListener
-from lockstep.train.driver.failure import FailurePolicy, describe
+from lockstep.train.driver.failure import FailurePolicy, describe, error_records
 from lockstep.train.driver.hangs import HangWatch, Stalled
-from lockstep.train.driver.notes import (
-    hang_note,
-    silence_note,
-    stalled_note,
-    unanswered_note,
-    unknown_keys_note,
-)
+from lockstep.train.driver.notes import hang_note, silence_note, stalled_note
+from lockstep.train.driver.notifier import RunNotifier
+from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.save_plan import differing_files
-from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import RunState, transition
+from lockstep.train.driver.storage_queue import StorageQueue
 from lockstep.train.driver.worker_logs import OutputRouter
 from lockstep.train.record.run import Run
 
-__all__ = ["Controller", "reaches"]
+__all__ = ["Controller"]
 
 COLLECT_S = 0.1
-"""After the first failure, how long the other ranks may take to tell theirs."""
+"""After the first failure, how long the other ranks may take to send theirs."""
 
 CAUSE_S = 0.5
-"""How long the rank may take that has broken the connections which the others lost."""
+"""Where only connections broke so far: how long the rank that broke them may take to say why."""
 
 EXIT_S = 60.0
 """How long workers may take to exit after everyone has finished (trackers upload then)."""
 
-SYNC_INTERVAL_S = 10.0
-"""How old the journal on remote storage may get between two checkpoints."""
-
-
-# One object for all: an engine packs a message that it has just sent only once.
-_GO_ON = m.Answer(False, [])
+# One object for all ranks: an engine that has just packed a message does not pack it again.
+_CONTINUE = m.Answer(False, [])
 
 
 class Controller:
-    """Drives one run. Everything here runs on the loop's thread; many controllers may share one."""
+    """Drives one run. Everything here runs on the loop's thread; many controllers may share it.
+
+    Args:
+        plan: what to run.
+        run: where to record it.
+        loop: where events come from.
+        callbacks: notified of what happens.
+        display: shows it.
+        decide: called with each row before its workers are answered: whether the run stops there.
+            It may raise StopConditionError, which fails the run; anything else is a bug.
+    """
 
     def __init__(
         self,
-        *,
-        engine: Engine,
-        loop: EventLoop,
+        plan: RunPlan,
         run: Run,
-        group_spec: GroupSpec,
-        run_config: RunConfig,
-        run_context: RunContext,
+        *,
+        loop: EventLoop,
         callbacks: RunListener,
         display: Display,
-        start_from: Checkpoint | None,
-        scaling: ScalingPolicy,
+        decide: Callable[[dict[str, Any]], bool] | None = None,
     ) -> None:
-        self._engine = engine
+        config = plan.run_config
+        self._engine = plan.engine
+        self._group_spec = plan.group
+        self._start_from = plan.start_from
         self._loop = loop
         self._run = run
-        self._group_spec = group_spec
-        self._stop = run_config.stop
-        self._run_context = run_context
-        self._callbacks = callbacks
         self._display = display
-        self._verbose = run_config.verbose
-        self._start_from = start_from
+        self._decide = decide
+        self._verbose = config.verbose
+        self._notifier = RunNotifier(run, plan.run_context, callbacks, display, config.verbose)
+        self._storage = StorageQueue(run, config, loop, self._later, self._notifier.warn_once)
         self._hangs = HangWatch(
-            run_config.hang_warning_s, run_config.hang_timeout_s, run_config.storage_timeout_s
+            config.hang_warning_s, config.hang_timeout_s, config.storage_timeout_s
         )
-        self._end_waits = run_config.hang_warning_s, run_config.storage_timeout_s
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
-        self._storage_thread = JobThread("lockstep-storage")
-        self._last_job: Future[Any] | None = None
         self.ended = False
-        """Nothing is left to do, in storage either."""
-        self._stalled = False
-        # Without warnings nobody would ever be told.
-        self._storage_is_late = run_config.hang_warning_s is None
-        self._sync_waits = False
-        self._give_up: Callable[[str], None] = lambda why: None
+        """Nothing is left to do, on storage either."""
         self._events: deque[e.Event] = deque()
-        self._afterwards: deque[Callable[[], None]] = deque()
         self._timers: list[Timer] = []
         self._handling = False
         self._started_at = 0.0
-        self._newest: Checkpoint | None = None
         self._reported: list[tuple[Checkpoint, dict[str, Any]]] = []
         self._known_to: list[int] = []
-        self._last_result: dict[str, Any] = {}
-        self._told: set[str] = set()
-        self._callbacks_started = False
-        failure_config = run_config.failure_config
         past = run.past()
-        if not run.restored and start_from is not None:
-            past["next_checkpoint_id"] = start_from.current_id or 0
+        if not run.restored and plan.start_from is not None:
+            past["next_checkpoint_id"] = plan.start_from.current_id or 0
+        failures = config.failure_config
         self.state, self._first_actions = RunState.new(
-            group_spec.size,
-            FailurePolicy(failure_config.max_failures, failure_config.max_preemption_failures),
-            scaling=scaling,
-            capacity=engine.capacity(group_spec),
+            plan.group.size,
+            FailurePolicy(failures.max_failures, failures.max_preemption_failures),
+            scaling=plan.scaling,
+            capacity=plan.engine.capacity(plan.group),
             **past,
         )
 
@@ -152,7 +133,7 @@ class Controller:
                 lambda: self._feed(e.CapacityChanged(self._engine.capacity(self._group_spec))),
             )
         if not self._run.storage.is_local:
-            self._sync_regularly()
+            self._storage.sync_regularly()
         self._handling = True
         for action in self._first_actions:
             self._perform(action)
@@ -162,29 +143,29 @@ class Controller:
     def preempt(self) -> None:
         """SIGTERM: once lets workers save and stop, twice kills them. Safe in a signal handler."""
 
-        def tell() -> None:
+        def feed() -> None:
             notice = self.state.notice
             if notice is not None and notice.kind == "preemption" and notice.rank is None:
                 self._feed(e.TimerFired("preemption", self.state.attempt))
             else:
                 self._feed(e.Preempt(None, self._preemption_deadline()))
 
-        self._loop.call_soon(tell)
+        self._loop.call_soon(feed)
 
     def interrupt(self, *, by_user: bool = True) -> None:
         """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler.
 
-        Where only storage is waited for, and it has been said to be late, the user's gives it up.
+        Where only storage is waited for, and the user knows that, the user's Ctrl-C abandons it.
         """
 
-        def tell() -> None:
-            gives_up = by_user and self._storage_is_late
+        def feed() -> None:
+            gives_up = by_user and self._storage.is_late
             only_storage = len(self.state.gone) == self.state.world_size
             self._feed(e.Interrupt(gives_up))
             if gives_up and only_storage:
-                self._give_up("until Ctrl-C")
+                self._storage.give_up("until Ctrl-C")
 
-        self._loop.call_soon(tell)
+        self._loop.call_soon(feed)
 
     def status(self) -> RunStatus:
         """What the display shows."""
@@ -213,8 +194,7 @@ class Controller:
         if self._group is not None:
             self._group.close()
             self._group = None
-        # Nothing is under way, unless this is the way out of an error.
-        self._storage_thread.close(settings.stop_grace_seconds())
+        self._storage.close()
 
     # ------------------------------------------------------------------------------------ events
 
@@ -232,12 +212,7 @@ class Controller:
                     self._perform(action)
         finally:
             self._handling = False
-        self._tell_others()
-
-    def _tell_others(self) -> None:
-        """Callbacks and display hear of things once the workers have their answers."""
-        while self._afterwards:
-            self._afterwards.popleft()()
+        self._notifier.deliver()
 
     def _engine_event(self, event: EngineEvent) -> None:
         if isinstance(event, WorkerMessage):
@@ -319,19 +294,14 @@ class Controller:
         )
         for rank in range(self.state.world_size):
             self._send(rank, launch)
-        if not self._callbacks_started:
-            self._callbacks_started = True
-            self._last_result = run.first_result()
-            if newest:
-                self._newest = checkpoint
-            self._callbacks.start(self._trial("RUNNING"), self._run_context, run.restored)
+        self._notifier.started(checkpoint if newest else None)
 
     def _order_save(self, action: e.OrderSave) -> None:
         save, plan = action
         self._run.clear_stage(save.name)
         storage = self._run.storage
-        # Two ranks may hold the same name; once a difference has been told, reading is wasted.
-        compare = plan.compare if "differ" not in self._told else {}
+        # Two ranks may hold the same name. After one warning, comparing the files is wasted work.
+        compare = {} if self._notifier.has_warned("differ") else plan.compare
         for rank in plan.write:
             order = m.SaveOrder(
                 storage.stage(save.name),
@@ -343,36 +313,24 @@ class Controller:
             self._send(rank, order)
 
     def _record(self, action: e.Record) -> None:
-        run = self._run
-        run.record_report(action.reports, action.checkpoint)
-        self._feed(e.Recorded(self._stop is not None and self._should_stop(run.last_row())))
-        self._afterwards.append(lambda: self._tell_report(action))
-
-    def _tell_report(self, action: e.Record) -> None:
-        run = self._run
-        row = run.last_row()
-        trial = self._trial("RUNNING")
-        self._last_result = row
-        checkpoint = None
-        if action.checkpoint is not None:
-            checkpoint = run.open_reported(action.reports, action.checkpoint)
-        ranks = [report.metrics or {} for report in action.reports]
-        self._callbacks.report(run.iteration, trial, row, ranks, checkpoint)
-        if action.reports[0].reduce is not None and "reduce" not in self._told:
-            note = unknown_keys_note(action.reports)
-            if note is not None:
-                self._warn_once("reduce", note)
-        if self._verbose == 2:
-            self._display.report(run.rows, run.last_metrics)
+        row = self._run.record_report(action.reports, action.checkpoint)
+        stop = False
+        if self._decide is not None:
+            try:
+                stop = self._decide(row)
+            except StopConditionError as error:
+                self._feed(e.Raised(0, pack_error(error)))
+        self._feed(e.Recorded(stop))
+        self._notifier.reported(action.reports, action.checkpoint, row)
 
     def _commit(self, action: e.Commit) -> None:
         save = action.save
-        record = self._run.describe_checkpoint(save)
-        self._tell_differing(save)
+        record = self._run.describe_checkpoint(save.name, save.id, save.report_number, save.reports)
+        self._warn_of_different_files(save)
         if self._run.storage.is_local:
             self._published(save, record, _outcome(lambda: self._run.publish(record)))
             return
-        future = self._in_background(self._run.publish, record)
+        future = self._storage.submit(self._run.publish, record)
         future.add_done_callback(
             lambda done: self._loop.call_soon(
                 lambda: self._published(save, record, done.exception())
@@ -383,39 +341,35 @@ class Controller:
         self, save: e.Save, record: CheckpointRecord, error: BaseException | None
     ) -> None:
         if all(save.id != awaited.id for awaited in self.state.saves):
-            return  # it was given up, and may be there now all the same
+            return  # abandoned before: it may exist now, but the run does not count on it
         if error is not None:
             self._feed(e.SaveFailed(save.name, pack_error(error)))
             return
         run = self._run
-        surplus = run.committed(record)
+        surplus = run.record_checkpoint(record)
         checkpoint = run.open_checkpoint(record)
         self._reported.append((checkpoint, record.metrics))
         for old in surplus:
-            self._in_background(self._delete, old)
+            self._storage.delete(old)
         if not run.storage.is_local:
-            self._sync_soon()
-        self._newest = checkpoint
-        trial, iteration = self._trial("RUNNING"), run.iteration
-        self._afterwards.append(lambda: self._callbacks.checkpoint(iteration, trial, checkpoint))
-        self._feed(e.Committed(save.name))  # last: it may be what the end was waiting for
-
-    def _delete(self, record: CheckpointRecord) -> None:
-        try:
-            self._run.delete(record)
-        except LockstepError as error:
-            self._warn_once("delete", f"Could not delete the old checkpoint {record.name}: {error}")
+            self._storage.sync_soon()
+        self._notifier.committed(checkpoint)
+        self._feed(e.Committed(save.name))  # last: the end of the run may have waited for it
 
     def _discard(self, action: e.Discard) -> None:
+        # An abandoned write may still arrive: its files are deleted when the name is used again.
+        later = self._storage.abandoned and not self._run.storage.is_local
         for name in action.names:
             try:
-                self._run.discard(name, later=self._stalled and not self._run.storage.is_local)
+                self._run.discard(name, later=later)
             except LockstepError as error:
-                self._warn_once("discard", f"Could not clear away the unfinished {name}: {error}")
+                self._notifier.warn_once(
+                    "discard", f"Could not delete the unfinished {name}: {error}"
+                )
 
     def _answer(self, action: e.Answer) -> None:
         known = len(self._reported)
-        answer = _GO_ON
+        answer = _CONTINUE
         if action.stop or action.notice is not None:
             answer = m.Answer(action.stop, [], action.notice)
         for rank in action.ranks:
@@ -426,7 +380,7 @@ class Controller:
             else:
                 self._send(rank, answer)
 
-    def _let_go(self, action: e.CloseTrackers) -> None:
+    def _close_trackers(self, action: e.CloseTrackers) -> None:
         for rank in action.ranks:
             self._send(rank, m.CloseTrackers())
 
@@ -455,37 +409,34 @@ class Controller:
 
     def _record_failure(self, action: e.RecordFailure) -> None:
         failures, retry = action
-        # The state has moved on to the next attempt already when there is one.
+        # The state counts the next attempt already, where there is one.
         attempt = self.state.attempt - 1 if retry else self.state.attempt
-        # The group's size: the next attempt's may differ.
+        # The size of the group that failed: the next attempt's may differ.
         text = describe(failures, 1, self._group_spec.size)
-        self._run.record_failure(attempt, failures, text, retry=retry)
-        errors = {failure.rank: unpack_error(failure.error) for failure in failures}
-        if self._callbacks_started:
-            self._callbacks.failure(
-                self._run_context,
-                {rank: error for rank, error in errors.items() if isinstance(error, Exception)},
-            )
+        self._run.record_failure(attempt, error_records(failures), text, retry=retry)
+        self._notifier.failed(failures)
         if retry:
-            newest = self._run.newest_checkpoint()
-            origin = f"from {newest.name}" if newest else "from the beginning"
-            self._display.message(f"{text} Starting attempt {attempt + 1} {origin}.", "warning")
+            start = f"Starting attempt {attempt + 1} {self._origin()}."
+            self._display.message(f"{text} {start}", "warning")
 
     def _record_attempt_stopped(self, action: e.RecordAttemptStopped) -> None:
         notice, size = action
-        # The state has moved on already when there is a next attempt.
         attempt = self.state.attempt - (size is not None)
-        self._run.record_attempt_stopped(attempt, notice, size)
+        self._run.record_attempt_stopped(attempt, notice.kind, notice.rank, size)
         if size is None:
             return
-        newest = self._run.newest_checkpoint()
-        origin = f"from {newest.name}" if newest else "from the beginning"
         why = (
             "There is room for more workers"
             if notice.kind == "resize"
             else f"Rank {notice.rank} was preempted"
         )
-        self._display.message(f"{why}: starting attempt {attempt + 1} with {size}, {origin}.")
+        self._display.message(
+            f"{why}: starting attempt {attempt + 1} with {size}, {self._origin()}."
+        )
+
+    def _origin(self) -> str:
+        newest = self._run.newest_checkpoint()
+        return f"from {newest.name}" if newest else "from the beginning"
 
     def _explain_hang(self, action: e.ExplainHang) -> None:
         self._display.message(hang_note(action, logs=self._only_logs), "warning")
@@ -508,59 +459,15 @@ class Controller:
         if self._group is not None:
             self._group.close()
             self._group = None
-        # Not waited for here: other runs may share this thread.
-        job = self._last_job
-        if job is None or job.done():
-            self._conclude(action)
-            return
-        job.add_done_callback(lambda _: self._loop.call_soon(lambda: self._conclude(action)))
-        where, warning_s, timeout_s = self._run.storage.uri, *self._end_waits
-
-        def give_up(why: str) -> None:
-            if not self.ended:
-                self._abandon_storage()
-                self._run.lose_storage(StorageError(f"{where} did not answer {why}."))
-                self._conclude(action)
-
-        self._give_up = give_up
-        if warning_s is not None:
-            text = unanswered_note(where, warning_s)
-
-            def warn() -> None:
-                self._storage_is_late = True
-                self._warn_once("end", text)
-
-            self._later(warning_s, warn)
-        if timeout_s is not None:
-            self._later(timeout_s, lambda: give_up(f"within {timeout_s:g} s"))
+        self._storage.drain(lambda: self._conclude(action))
 
     def _conclude(self, action: e.End) -> None:
-        if self.ended:
-            return
         self.ended = True
         for timer in self._timers:
             timer.cancel()
-        self._tell_others()
-        failed = action.phase is e.Phase.FAILED
-        if self._callbacks_started:
-            status = "ERROR" if failed else "TERMINATED"
-            stopped = action.phase in (e.Phase.INTERRUPTED, e.Phase.PREEMPTED)
-            trial = replace(self._trial(status), stopped=stopped)
-            self._callbacks.end(self._run.iteration, trial, failed)
+        self._notifier.ended(action.phase)
 
     # ----------------------------------------------------------------------------------- helpers
-
-    def _in_background(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
-        """On the thread that storage may keep waiting, one after the other."""
-        self._last_job = self._storage_thread.submit(call, *args)
-        return self._last_job
-
-    def _abandon_storage(self) -> None:
-        self._storage_thread.abandon()
-        self._storage_thread = JobThread("lockstep-storage")
-        self._last_job = None
-        self._sync_waits = False
-        self._stalled = True
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         # Forgotten at the end: a timer that is still to fire would keep all of this in memory.
@@ -572,44 +479,14 @@ class Controller:
         if self._group is not None:
             self._group.send(rank, message)
 
-    def _trial(self, status: Any) -> TrialSnapshot:
-        return TrialSnapshot(
-            trial_id=self._run.trial_id,
-            trainable_name=self._run.trainer_name,
-            path=self._run.directory,
-            experiment_name=self._run.experiment_name,
-            experiment_tag=self._run.record["experiment_tag"],
-            config=self._run.record["config"],
-            last_result=self._last_result,
-            status=status,
-            checkpoint=self._newest,
-            restored=self._run.restored,
-        )
-
-    def _should_stop(self, row: dict[str, Any]) -> bool:
-        try:
-            return reaches(self._stop, self._run.trial_id, row)
-        except Exception as error:
-            failed = StopConditionError(
-                f"RunConfig(stop=…) raised {type(error).__name__}: {error}."
-            )
-            failed.__cause__ = error
-            self._feed(e.Raised(0, pack_error(failed)))
-            return False
-
-    def _tell_differing(self, save: e.Save) -> None:
+    def _warn_of_different_files(self, save: e.Save) -> None:
         names = differing_files(save.fingerprints)
         if names:
-            self._warn_once(
+            self._notifier.warn_once(
                 "differ",
                 f"Several ranks saved different files named {', '.join(names[:3])}: the lowest "
                 "rank's is kept; put the rank into the name to keep them all.",
             )
-
-    def _warn_once(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
-            self._display.message(text, "warning")
 
     def _draw(self) -> None:
         interval = self._display.interval_s
@@ -628,7 +505,7 @@ class Controller:
         now = time.monotonic()
         stalled = self._hangs.stalled(self.state, now)
         if stalled is not None:
-            self._tell_stalled(stalled)
+            self._report_stalled(stalled)
         silent = self._hangs.silent(self.state, now)
         if silent is not None:
             self._display.message(silence_note(*silent, logs=self._only_logs), "warning")
@@ -638,46 +515,19 @@ class Controller:
             self._feed(stuck)
         self._later(self._hangs.interval_s, self._watch_for_hangs)
 
-    def _tell_stalled(self, stalled: Stalled) -> None:
-        text = stalled_note(stalled, self._run.storage.uri)
+    def _report_stalled(self, stalled: Stalled) -> None:
+        name, doing = stalled.name, stalled_note(stalled, self._run.storage.uri)
         if not stalled.fatal:
-            self._storage_is_late = True
-            self._warn_once(f"stalled {stalled.name}", f"{stalled.name} {text}.")
+            self._storage.is_late = True
+            self._notifier.warn_once(f"stalled {name}", f"{name} {doing}.")
             return
-        self._abandon_storage()
-        self._run.discard(stalled.name, later=True)
-        error = StorageError(f"gave {stalled.name} up: it {text} (RunConfig(storage_timeout_s=…)).")
-        self._feed(e.SaveFailed(stalled.name, pack_error(error)))
-
-    def _sync_regularly(self) -> None:
-        if not self.state.phase.ended:
-            self._sync_soon()
-            self._later(SYNC_INTERVAL_S, self._sync_regularly)
-
-    def _sync_soon(self) -> None:
-        # On slow storage one that waits for its turn is enough: it takes what there is then.
-        if not self._sync_waits:
-            self._sync_waits = True
-            self._in_background(self._sync)
-
-    def _sync(self) -> None:
-        self._sync_waits = False
-        try:
-            self._run.sync()
-        except LockstepError as error:
-            self._warn_once(
-                "sync", f"Could not copy the journal to storage, will try again: {error}"
-            )
-
-
-def reaches(stop: StopCondition | None, trial_id: str, row: dict[str, Any]) -> bool:
-    """Whether a row meets a stop condition. A function of the user's own may raise."""
-    if stop is None:
-        return False
-    if callable(stop):
-        return bool(stop(trial_id, dict(row)))
-    values = ((look_up(row, key), bound) for key, bound in stop.items())
-    return any(isinstance(value, (int, float)) and value >= bound for value, bound in values)
+        self._storage.abandon()
+        self._run.discard(name, later=True)
+        error = StorageError(
+            f"{name} timed out after RunConfig(storage_timeout_s={self._hangs.storage_s:g}): "
+            f"it {doing}."
+        )
+        self._feed(e.SaveFailed(name, pack_error(error)))
 
 
 def _outcome(action: Callable[[], None]) -> BaseException | None:
@@ -696,7 +546,7 @@ _PERFORM: dict[type, Callable[[Controller, Any], None]] = {
     e.Commit: Controller._commit,
     e.Discard: Controller._discard,
     e.Answer: Controller._answer,
-    e.CloseTrackers: Controller._let_go,
+    e.CloseTrackers: Controller._close_trackers,
     e.ReleaseWorkers: Controller._release_workers,
     e.InterruptWorkers: Controller._interrupt_workers,
     e.KillWorkers: Controller._kill_workers,

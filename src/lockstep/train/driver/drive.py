@@ -1,4 +1,4 @@
-"""Driving a run to its end in this thread: the loop, the signals, and how its end is told."""
+"""Driving a run to its end in this thread: the loop, the signals, and what is said at the end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
 from lockstep.config import RunConfig
 from lockstep.console import Display
-from lockstep.engine import Engine
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import StorageError, TrainingInterrupted
 from lockstep.jobs import JobThread
@@ -25,7 +25,10 @@ from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.failure import describe, first_cause
 from lockstep.train.driver.notes import unanswered_note
+from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.state import RunState
+from lockstep.train.driver.stop_condition import reaches
+from lockstep.train.driver.worker_logs import log_tail
 from lockstep.train.record.run import Run
 
 __all__ = [
@@ -37,61 +40,55 @@ __all__ = [
 ]
 
 
-def drive(
-    *,
-    engine: Engine,
-    run: Run,
-    callbacks: CallbackDispatcher,
-    display: Display,
-    **controller_arguments: Any,
-) -> RunState:
-    """Run the controller's loop to the run's end, and put everything away whatever happens."""
+def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Display) -> RunState:
+    """Drive a run to its end in this thread, and release everything whatever happens."""
+    stop = plan.run_config.stop
     with ExitStack() as cleanup:
         loop = EventLoop()
         cleanup.callback(loop.close)
         cleanup.callback(callbacks.close)
         controller = Controller(
-            engine=engine,
+            plan,
+            run,
             loop=loop,
-            run=run,
             callbacks=callbacks,
             display=display,
-            **controller_arguments,
+            decide=None if stop is None else partial(reaches, stop, run.trial_id),
         )
         cleanup.callback(lambda: display.finish(controller.status()))
         cleanup.callback(controller.close)
-        # In-process the function itself is to be interrupted, so there Python's handlers stay.
+        # In this process Ctrl-C must reach the function itself, so Python's handlers stay.
         signals: Any = nullcontext()
-        if not engine.in_this_process:
+        if not plan.engine.in_this_process:
             signals = driver_signals(controller.interrupt, controller.preempt)
         with signals:
             controller.start()
             loop.run_until(lambda: controller.ended)
         try:
             callbacks.close()
-        finally:  # a Ctrl-C that ends the wait for a slow callback leaves how the run went
-            _put_away(run, controller.state.phase, display, controller_arguments["run_config"])
+        finally:  # Ctrl-C may end the wait for a slow callback: the run's end is recorded anyway
+            _finish(run, controller.state.phase, display, plan.run_config)
         return controller.state
 
 
-def _put_away(run: Run, phase: Phase, display: Display, config: RunConfig) -> None:
-    """End the run's books. Remote storage is waited for as long as the config allows.
+def _finish(run: Run, phase: Phase, display: Display, config: RunConfig) -> None:
+    """Record the run's end. Waits for remote storage as long as the config allows.
 
     Raises:
-        StorageError: they are not on storage; says where they are.
+        StorageError: the records are not on storage; says where they are.
     """
 
-    def put_away() -> None:
-        not_cleared = run.end(phase)
-        if not_cleared is not None:
-            display.message(f"Could not clear away old checkpoints: {not_cleared}", "warning")
-        run.hand_over()
+    def finish() -> None:
+        not_deleted = run.end(phase.value)
+        if not_deleted is not None:
+            display.message(f"Could not delete old checkpoints: {not_deleted}", "warning")
+        run.finish_copy()
 
     if run.storage.is_local:
-        put_away()
+        finish()
         return
     where, warning_s, timeout_s = run.storage.uri, config.hang_warning_s, config.storage_timeout_s
-    job = JobThread("lockstep-storage").submit(put_away)
+    job = JobThread("lockstep-storage").submit(finish)
     try:
         left_s = timeout_s
         if warning_s is not None and (timeout_s is None or warning_s < timeout_s):
@@ -104,8 +101,8 @@ def _put_away(run: Run, phase: Phase, display: Display, config: RunConfig) -> No
         how_long = f"within {timeout_s:g} s"
     except KeyboardInterrupt:
         how_long = "until Ctrl-C"
-    run.lose_storage(StorageError(f"{where} did not answer {how_long}."))
-    run.hand_over()
+    run.abandon_storage(StorageError(f"{where} did not answer {how_long}."))
+    run.finish_copy()
 
 
 @contextmanager
@@ -134,11 +131,11 @@ def driver_signals(interrupt: Callable[[], None], preempt: Callable[[], None]) -
 
 
 def failure_text(run: Run, state: RunState) -> str:
-    """Why a run failed: one sentence, and the last lines of a rank that died without a word."""
+    """Why a run failed: one sentence, and the last log lines of a rank whose process died."""
     text = describe(state.failures, state.attempt, state.world_size)
     text = f"{text} The run is in {run.storage.uri}."
     cause = first_cause(state.failures)
-    tail = run.log_tail(cause.rank) if cause.died else []
+    tail = log_tail(run.directory, cause.rank) if cause.died else []
     if tail:
         lines = "\n".join(f"    {line}" for line in tail)
         text += f"\nThe last lines of rank {cause.rank}'s log:\n{lines}"
@@ -146,11 +143,11 @@ def failure_text(run: Run, state: RunState) -> str:
 
 
 def resume_advice(what: str, run: Run, trainer: type) -> str:
-    """What is kept of a run that was stopped, and how to go on with it."""
+    """What is kept of a run that was stopped, and how to resume it."""
     kept = f"{run.rows} report(s) and {len(run.checkpoints)} checkpoint(s) are kept"
     return (
         f"{what}: {kept} in {run.storage.uri}. "
-        f"To go on: {trainer.__name__}.restore({run.storage.uri!r}).fit()"
+        f"To resume: {trainer.__name__}.restore({run.storage.uri!r}).fit()"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ __all__ = [
     "WorkerFailure",
     "describe",
     "died",
+    "error_records",
     "first_cause",
     "lost_connection",
     "name_ranks",
@@ -102,6 +103,13 @@ def died(rank: int, exitcode: int | None, detail: str) -> WorkerFailure:
         ending = _ending(exitcode) + (f" ({detail})" if detail else "")
     error = WorkerDiedError(f"{_subject(rank)}{ending}.", exitcode)
     return WorkerFailure(rank, pack_error(error), died=True)
+
+
+def error_records(failures: Sequence[WorkerFailure]) -> list[dict[str, Any]]:
+    """Each rank's error as the journal keeps it, the first cause first."""
+    cause = first_cause(tuple(failures))
+    ordered = [cause, *(failure for failure in failures if failure is not cause)]
+    return [{"rank": failure.rank, "error": failure.error} for failure in ordered]
 
 
 def lost_connection(failure: WorkerFailure) -> bool:

@@ -36,7 +36,7 @@ class HangWatch:
     ) -> None:
         self._warning_s = warning_s
         self._timeout_s = timeout_s
-        self._storage_s = storage_s
+        self.storage_s = storage_s
         limits = [limit for limit in (warning_s, timeout_s, storage_s) if limit is not None]
         self.interval_s = min(limits) / 4 if limits else None
         self._stuck_at: tuple[int, int, bool] | None = None
@@ -93,7 +93,7 @@ class HangWatch:
             self._saving, self._saving_since = None if save is None else save.id, now
             return None
         seconds = now - self._saving_since
-        fatal = self._storage_s is not None and seconds >= self._storage_s
+        fatal = self.storage_s is not None and seconds >= self.storage_s
         if not fatal and (self._warning_s is None or seconds < self._warning_s):
             return None
         ranks = ", ".join(map(str, sorted(save.parts_due)))

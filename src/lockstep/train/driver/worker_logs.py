@@ -13,12 +13,37 @@ from typing import BinaryIO
 from lockstep.console import Display
 from lockstep.console.logs import Line, LineCollapser, LineSplitter
 from lockstep.console.stacks import StackCollector
+from lockstep.console.text import shorten, without_controls
 from lockstep.run_layout import LOG_DIRECTORY, log_file
 
-__all__ = ["OutputRouter"]
+__all__ = ["OutputRouter", "log_tail"]
 
 _TOGETHER_S = 1.0
 """Lines that are due so soon are shown with the one that is: alike on all ranks, they are one."""
+
+
+_TAIL_BYTES = 1 << 16
+_TAIL_WIDTH = 400
+
+
+def log_tail(directory: str, rank: int, lines: int = 10) -> list[str]:
+    """The last lines that a rank of the run in ``directory`` printed.
+
+    Of a progress bar it is what it showed last.
+    """
+    try:
+        with open(os.path.join(directory, log_file(rank)), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            data = file.read()
+    except OSError:
+        return []
+    if size > _TAIL_BYTES and b"\n" in data:
+        data = data.partition(b"\n")[2]  # the first line is cut
+    splitter = LineSplitter()
+    printed = [*splitter.feed(data), *splitter.close()]
+    shown = [shorten(without_controls(line), _TAIL_WIDTH) for line in printed if line.strip()]
+    return shown[-lines:]
 
 
 class OutputRouter:

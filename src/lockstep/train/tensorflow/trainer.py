@@ -78,12 +78,12 @@ class TensorflowTrainer(DataParallelTrainer):
             fault_plan=fault_plan,
         )
 
-    def package(self) -> TrainerPayload:
+    def payload(self) -> TrainerPayload:
         """Internal: also warns of a function that brings the driver's Keras to the workers."""
-        package = super().package()
+        package = super().payload()
         if not legacy_keras() or package.scaling.largest < 2:
             return package
-        found = _KERAS_3.search(package.sent["function"])
+        found = _KERAS_3.search(package.setup["function"])
         if found is None:
             return package
         text = (

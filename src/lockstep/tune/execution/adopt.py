@@ -55,7 +55,7 @@ def adopt_checkpoint(run: Run, experiment: Storage, source: str) -> None:
     else:
         record = replace(record, name=address_from(run.storage, open_checkpoint(donor, record)))
     run.publish(record)
-    for old in run.committed(record):
+    for old in run.record_checkpoint(record):
         run.delete(old)
 
 

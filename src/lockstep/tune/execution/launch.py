@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Number
 from typing import Any
 
@@ -20,6 +20,7 @@ from lockstep.metrics import describable
 from lockstep.train.api import report
 from lockstep.train.context import TrainContext
 from lockstep.train.datasets import check_datasets
+from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.function import takes_config
 from lockstep.train.record.run import Run, RunPlace
@@ -32,7 +33,7 @@ from lockstep.tune.search.sample import Categorical
 from lockstep.tune.search.space import is_grid, merge
 from lockstep.tune.trainable import Trainable, trainable_function
 
-__all__ = ["Launcher", "check_space", "check_trainable", "plain_space"]
+__all__ = ["Launcher", "PreparedTrial", "check_space", "check_trainable", "plain_space"]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "sklearn", "torch", "torchvision")
@@ -51,6 +52,7 @@ _OF_A_TRIAL = (
     "storage_timeout_s",
 )
 """What of a RunConfig a trial may have for itself; the rest is the experiment's."""
+_WORKED_OUT = ("train_loop_config", "run_config", "scaling_config")
 
 
 def check_trainable(trainable: Any) -> None:
@@ -98,7 +100,7 @@ class _Function:
 
 
 class _FunctionTrainer(DataParallelTrainer):
-    """Of a function or class; its context says what ``with_resources`` did, parts of a GPU, too."""
+    """Runs a function or a class; its context shows what ``with_resources`` gave, GPU parts too."""
 
     trial_resources: dict[str, float] | None = None
 
@@ -109,26 +111,32 @@ class _FunctionTrainer(DataParallelTrainer):
         return replace(context, trial_resources=self.trial_resources)
 
 
+@dataclass(frozen=True)
+class PreparedTrial:
+    """What a trial's config comes to: a trainer of its own, and the resources it needs."""
+
+    trainer: DataParallelTrainer
+    request: ResourceRequest
+    overrides: Mapping[str, Any]
+    """The values of the function's config that the trial chose."""
+
+
 class Launcher:
     """Makes the runs of one experiment's trials.
 
     Args:
         trainable: what ``Tuner`` was given.
         run_config: the experiment's.
-        machine: what elastic trials are bounded by.
-        scheduler: says when ``Trainable`` classes have to save for it.
+        pool: bounds the size of elastic trials.
+        scheduler: says how often ``Trainable`` classes have to save for it.
     """
 
     def __init__(
-        self,
-        trainable: Any,
-        run_config: RunConfig,
-        machine: ResourcePool,
-        scheduler: TrialScheduler,
+        self, trainable: Any, run_config: RunConfig, pool: ResourcePool, scheduler: TrialScheduler
     ) -> None:
         check_trainable(trainable)
         self._trainable = trainable
-        self._machine = machine
+        self._pool = pool
         self.over_trainer = isinstance(trainable, DataParallelTrainer)
         run_config = replace(run_config, name=None, resume="never")
         if isinstance(trainable, DataParallelTrainer):
@@ -149,18 +157,18 @@ class Launcher:
             function = _Function(trainable)
             scaling = ScalingConfig()
             with suppress(Exception):  # resources that depend on the config
-                scaling = self._scaling({})
+                scaling = _scaling_for(resources_of(self._trainable, {}))
             self._template = _FunctionTrainer(
                 function, scaling_config=scaling, run_config=run_config
             )
             self.name = _file_name(function.__name__)
-        self._packages: dict[Any, TrainerPayload] = {}
+        self._shared_payload: TrainerPayload | None = None
         self._preload = _libraries_in_use()
 
     @property
     def engine(self) -> Engine:
         """Where trials run, unless one has a ScalingConfig of its own."""
-        return self._package(self._template).engine
+        return self._payload(self._template).engine
 
     def check(self) -> list[str]:
         """Make what all trials share; returns warnings.
@@ -169,21 +177,41 @@ class Launcher:
             InsufficientResourcesError: no trial could ever run.
             TypeError: something cannot be sent to workers.
         """
-        return list(self._package(self._template).warnings)
+        return list(self._payload(self._template).warnings)
 
-    def need(self, config: Mapping[str, Any]) -> ResourceRequest:
-        """What a trial with this config takes."""
+    def request(self, config: Mapping[str, Any]) -> ResourceRequest:
+        """The resources that a trial with this config needs."""
         if not self.over_trainer:
             amounts = resources_of(self._trainable, dict(config))
             return ResourceRequest(1, amounts.get("CPU", 1.0), amounts.get("GPU", 0.0))
-        scaling = self._scaling(config)
-        cpus = scaling.num_cpus_per_worker
-        each = 1.0 if cpus is None else float(cpus)
-        smallest, largest = scaling.sizes
-        if smallest != largest:
-            room = int(self._machine.cpus // each) if each else largest
-            largest = max(smallest, min(largest, room))
-        return ResourceRequest(largest, each, float(scaling.num_gpus_per_worker))
+        return self._group_request(self._scaling(config))
+
+    def prepare(self, config: Mapping[str, Any]) -> PreparedTrial:
+        """Work out a trial's trainer and resources, once.
+
+        Raises:
+            Exception: the config does not make a trial; says why.
+        """
+        template = self._template
+        run_config = self.run_config(config)
+        if not self.over_trainer:
+            amounts = resources_of(self._trainable, dict(config))
+            request = ResourceRequest(1, amounts.get("CPU", 1.0), amounts.get("GPU", 0.0))
+            scaling, chosen, others = _scaling_for(amounts), config, {}
+        else:
+            scaling = self._scaling(config)
+            request = self._group_request(scaling)
+            others = {key: value for key, value in config.items() if key not in _WORKED_OUT}
+            if "datasets" in others:
+                others["datasets"] = check_datasets({**template.datasets, **others["datasets"]})
+            chosen = config.get("train_loop_config", {})
+        merged = merge(template.train_loop_config, chosen)
+        if scaling != template.scaling_config:
+            others["scaling_config"] = scaling
+        trainer = template.with_changes(train_loop_config=merged, run_config=run_config, **others)
+        if isinstance(trainer, _FunctionTrainer):
+            trainer.trial_resources = amounts
+        return PreparedTrial(trainer, request, {key: merged[key] for key in chosen})
 
     def run_config(self, config: Mapping[str, Any]) -> RunConfig:
         """The run config of a trial."""
@@ -197,87 +225,75 @@ class Launcher:
         return replace(base, **own)
 
     def open_run(self, config: Mapping[str, Any], place: RunPlace) -> Run:
-        """A trial's run, new."""
+        """A new run for a trial."""
         return Run.create(self.name, self.run_config(config), describable(config), place)
 
     def reopen_run(self, config: Mapping[str, Any], place: RunPlace) -> Run:
-        """A trial's run, gone on with."""
+        """A trial's run, to be resumed."""
         return Run.reopen(place.storage, self.run_config(config), describable(config))
 
-    def controller_arguments(
-        self, config: dict[str, Any], run: Run, share: Allocation, stop: Callable[..., bool]
-    ) -> tuple[dict[str, Any], TrainerPayload]:
-        """What a Controller needs for a trial's run, and what has to live as long as that."""
-        trainer, overrides = self._trainer(config)
-        trainer = trainer.with_changes(run_config=replace(self.run_config(config), stop=stop))
-        package = self._package(trainer)
-        if isinstance(trainer, _FunctionTrainer):
-            trainer.trial_resources = resources_of(self._trainable, config)
-        arguments = trainer.controller_arguments(package, run, overrides)
-        need = share.need
-        spec = _sized(arguments["group_spec"], need, share.gpus or None)
+    def plan_run(
+        self, prepared: PreparedTrial, run: Run, allocation: Allocation
+    ) -> tuple[RunPlan, TrainerPayload]:
+        """What a Controller needs for a trial's run, and what must exist as long as its workers."""
+        trainer, request = prepared.trainer, prepared.request
+        payload = self._payload(trainer)
+        overrides = b""
+        if prepared.overrides:
+            overrides = _pickle(dict(prepared.overrides), trainer.train_loop_per_worker)
+        plan = trainer.plan_run(payload, run, overrides)
+        group = _sized(plan.group, request, allocation.gpus or None)
         if not self.over_trainer:
             # Those libraries choose their number of threads when they are imported.
-            threads = {"OMP_NUM_THREADS": str(max(1, int(need.cpus)))}
-            if settings.user_thread_setting(spec.environment) is None:
-                spec = replace(spec, environment={**spec.environment, **threads})
-            spec = replace(spec, preload=(*spec.preload, *self._preload))
-        smallest = min(package.scaling.smallest, need.workers)
-        scaling = ScalingPolicy(smallest, need.workers)
-        return {**arguments, "group_spec": spec, "scaling": scaling}, package
+            threads = {"OMP_NUM_THREADS": str(max(1, int(request.cpus)))}
+            if settings.user_thread_setting(group.environment) is None:
+                group = replace(group, environment={**group.environment, **threads})
+            group = replace(group, preload=(*group.preload, *self._preload))
+        smallest = min(payload.scaling.smallest, request.workers)
+        scaling = ScalingPolicy(smallest, request.workers)
+        return replace(plan, group=group, scaling=scaling), payload
 
-    def _trainer(self, config: dict[str, Any]) -> tuple[DataParallelTrainer, bytes]:
-        """The trainer of a trial, and what its function's config has besides the package's."""
-        template = self._template
-        rest: dict[str, Any] = {}
-        if not self.over_trainer:
-            own = config
-            if (scaling := self._scaling(config)) != template.scaling_config:
-                rest = {"scaling_config": scaling}
-        else:
-            rest = dict(config)
-            own = rest.pop("train_loop_config", {})
-            rest.pop("run_config", None)
-        merged = merge(template.train_loop_config, own)
-        changes: dict[str, Any] = {"train_loop_config": merged}
-        for name, value in rest.items():
-            if name == "scaling_config":
-                changes[name] = self._scaling(config)
-            elif name == "datasets":
-                changes[name] = check_datasets({**template.datasets, **value})
-            else:
-                changes[name] = value
-        trainer = template.with_changes(**changes)
-        overrides = {key: merged[key] for key in own}
-        return trainer, _pickle(overrides, template.train_loop_per_worker) if overrides else b""
+    def _payload(self, trainer: DataParallelTrainer) -> TrainerPayload:
+        """What is sent to workers; made once for trials that differ only in the function's config.
 
-    def _package(self, trainer: DataParallelTrainer) -> TrainerPayload:
-        """What is sent to workers; made once where only the function's config differs."""
-        shared = self._template
-        differing = [
-            value
+        A trial's own values of that config are sent as overrides.
+        """
+        shared = vars(self._template)
+        differs = any(
+            value is not shared.get(name)
             for name, value in vars(trainer).items()
-            if name not in ("train_loop_config", "run_config")
-            and value is not vars(shared).get(name)
-        ]
-        if not differing:
-            if shared not in self._packages:
-                self._packages[shared] = shared.package()
-            return self._packages[shared]
-        return trainer.with_changes(train_loop_config=shared.train_loop_config).package()
+            if name not in ("train_loop_config", "run_config", "trial_resources")
+        )
+        if differs:
+            return trainer.with_changes(train_loop_config=shared["train_loop_config"]).payload()
+        if self._shared_payload is None:
+            self._shared_payload = self._template.payload()
+        return self._shared_payload
+
+    def _group_request(self, scaling: ScalingConfig) -> ResourceRequest:
+        cpus = scaling.num_cpus_per_worker
+        each = 1.0 if cpus is None else float(cpus)
+        smallest, largest = scaling.sizes
+        if smallest != largest:
+            room = int(self._pool.cpus // each) if each else largest
+            largest = max(smallest, min(largest, room))
+        return ResourceRequest(largest, each, float(scaling.num_gpus_per_worker))
 
     def _scaling(self, config: Mapping[str, Any]) -> ScalingConfig:
-        if not self.over_trainer:
-            amounts = resources_of(self._trainable, dict(config))
-            if gpus := amounts.get("GPU"):
-                amounts["GPU"] = math.ceil(gpus)  # a part of one is counted by the machine
-            return ScalingConfig(1, bool(gpus), amounts)
+        """The scaling config of a trial over a trainer."""
         base: ScalingConfig = self._template.scaling_config
         own = config.get("scaling_config")
         if own is None or isinstance(own, ScalingConfig):
             return own or base
         _check_scaling_config(own)
         return replace(base, **own)
+
+
+def _scaling_for(amounts: Mapping[str, float]) -> ScalingConfig:
+    """One worker with these resources. A part of a GPU is counted by the pool, not here."""
+    gpus = amounts.get("GPU")
+    rounded = {**amounts, "GPU": math.ceil(gpus)} if gpus else dict(amounts)
+    return ScalingConfig(1, bool(gpus), rounded)
 
 
 def _file_name(name: str) -> str:
@@ -299,14 +315,14 @@ def _libraries_in_use() -> tuple[str, ...]:
     return (*roots, *sorted(public), *lazy)
 
 
-def _sized(spec: GroupSpec, need: ResourceRequest, gpus: tuple[str, ...] | None) -> GroupSpec:
+def _sized(group: GroupSpec, request: ResourceRequest, gpus: tuple[str, ...] | None) -> GroupSpec:
     return replace(
-        spec,
-        # A worker would import it, to load its function, at the cost of several forks.
-        preload=(*spec.preload, __name__),
-        size=need.workers,
-        cpus_per_worker=need.cpus or None,
-        gpus_per_worker=int(need.gpus) or (1 if need.gpus else 0),
+        group,
+        # A worker imports this module to load its function, which costs as much as several forks.
+        preload=(*group.preload, __name__),
+        size=request.workers,
+        cpus_per_worker=request.cpus or None,
+        gpus_per_worker=int(request.gpus) or (1 if request.gpus else 0),
         gpus=gpus,
     )
 

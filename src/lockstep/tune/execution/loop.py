@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from lockstep import settings
@@ -20,8 +21,9 @@ from lockstep.console import Display
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import LockstepError
 from lockstep.train.driver.callbacks import CallbackDispatcher
-from lockstep.train.driver.controller import Controller, reaches
+from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
+from lockstep.train.driver.stop_condition import reaches
 from lockstep.train.record.run import Run
 from lockstep.tune.execution.finisher import RunFinisher
 from lockstep.tune.execution.launch import Launcher
@@ -271,7 +273,7 @@ class TuneLoop:
         if self._launcher.over_trainer and "scaling_config" in self._space:
             return True  # that depends on the config
         try:
-            need = self._launcher.need(self._constants)
+            need = self._launcher.request(self._constants)
         except Exception:  # with_resources(…, function) that needs a real config
             return True
         share = self._machine.take(need)
@@ -315,15 +317,15 @@ class TuneLoop:
     def _start(self, trial: Trial) -> bool:
         """Start it if there is room; False if there is none."""
         try:
-            need = self._launcher.need(trial.config)
+            prepared = self._launcher.prepare(trial.config)
         except Exception as error:
             self._failed_to_start(trial, None, error)
             return True
-        share = self._machine.take(need)
+        share = self._machine.take(prepared.request)
         if share is None:
             return False
-        if self._machine.too_large(need):
-            self._notices.too_large(need, self._machine)
+        if self._machine.too_large(prepared.request):
+            self._notices.too_large(prepared.request, self._machine)
         run: Run | None = None
         trial.status = "RUNNING"
         try:
@@ -333,15 +335,16 @@ class TuneLoop:
             if again and not run.checkpoints:
                 self._notices.starts_over(trial)
             live = RunningTrial(trial, run, share, TrialListener(trial, self._callbacks))
-            arguments, live.package = self._launcher.controller_arguments(
-                trial.config, run, share, lambda _, row: self._reported(live, row)
-            )
-            arguments["engine"].check(arguments["group_spec"])
+            plan, live.payload = self._launcher.plan_run(prepared, run, share)
+            live.stop_condition = plan.run_config.stop
+            plan.engine.check(plan.group)
             live.controller = Controller(
+                plan,
+                run,
                 loop=self._loop,
                 callbacks=live.listener,
                 display=TrialDisplay(trial, self._display),
-                **arguments,
+                decide=partial(self._reported, live),
             )
         except Exception as error:
             self._machine.give_back(share)
@@ -370,7 +373,7 @@ class TuneLoop:
         trial.reports += 1
         self._progress.reported(trial)
         self._notices.check_metric(self._config.metric, row)
-        condition = self._launcher.run_config(trial.config).stop
+        condition = live.stop_condition
         # First, because a stopper may raise: then the trial fails, and nobody has counted the row.
         stop = live.stopped or bool(row.get("done")) or reaches(condition, trial.trial_id, row)
         self._ask(self._searcher_name, self._searcher.on_trial_result, trial.trial_id, row)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lockstep.config import StopCondition
 from lockstep.error_record import pack_error
 from lockstep.errors import LockstepError
 from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
-from lockstep.train.driver.failure import WorkerFailure, describe
+from lockstep.train.driver.failure import WorkerFailure, describe, error_records
 from lockstep.train.record.run import Run
 from lockstep.train.trainer import TrainerPayload
 from lockstep.tune.execution.listener import TrialListener
@@ -35,8 +36,9 @@ class RunningTrial:
         self.share = share
         self.listener = listener
         self.controller: Controller | None = None
-        self.package: TrainerPayload | None = None
-        """Holds what its workers have mapped."""
+        self.payload: TrainerPayload | None = None
+        """Holds the tables that its workers have mapped."""
+        self.stop_condition: StopCondition | None = None
         self.stopped = False
         self.pausing = False
         self.error: str | None = None
@@ -87,7 +89,7 @@ class RunningTrial:
         state = self.controller.state
         self.error = describe(failures, state.attempt, state.world_size)
         try:
-            self.run.record_failure(state.attempt, failures, self.error, retry=False)
+            self.run.record_failure(state.attempt, error_records(failures), self.error, retry=False)
         except LockstepError as worse:
             self.error = f"{self.error} ({worse})"
         self.listener.failed()
@@ -105,7 +107,7 @@ class RunningTrial:
         elif outcome == "PAUSED":
             phase = Phase.INTERRUPTED
         try:
-            not_cleared = self.run.end(phase, flush=False)
+            not_cleared = self.run.end(phase.value, flush=False)
         except LockstepError as error:
             return str(error)
         return None if not_cleared is None else f"Could not clear away checkpoints: {not_cleared}"
@@ -114,7 +116,7 @@ class RunningTrial:
         """Flush, copy to remote storage, close; returns what went wrong. In any thread."""
         try:
             self.run.flush()
-            self.run.hand_over()
+            self.run.finish_copy()
         except (LockstepError, OSError) as error:
             return str(error)
         finally:

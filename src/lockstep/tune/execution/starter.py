@@ -11,7 +11,7 @@ from lockstep.records import address_from
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import run_directory
 from lockstep.train.driver.events import Phase
-from lockstep.train.driver.failure import WorkerFailure, describe
+from lockstep.train.driver.failure import WorkerFailure, describe, error_records
 from lockstep.train.record.run import Run, RunPlace
 from lockstep.tune.execution.adopt import adopt_checkpoint
 from lockstep.tune.execution.launch import Launcher
@@ -163,8 +163,8 @@ class TrialStarter:
         """A trial is over that is not running: its run says that it has finished. In any thread."""
         run = self._reopen_run(trial)
         try:
-            run.end(Phase.FINISHED)
-            run.hand_over()
+            run.end(Phase.FINISHED.value)
+            run.finish_copy()
         finally:
             run.close()
 
@@ -174,9 +174,10 @@ class TrialStarter:
             run = self._reopen_run(trial) if trial.begun else self._begin_run(trial, str(trial))
         try:
             failures = (WorkerFailure(0, pack_error(error)),)
-            run.record_failure(1, failures, describe(failures, 1, 1), retry=False)
-            run.end(Phase.FAILED)
-            run.hand_over()
+            text = describe(failures, 1, 1)
+            run.record_failure(1, error_records(failures), text, retry=False)
+            run.end(Phase.FAILED.value)
+            run.finish_copy()
         finally:
             run.close()
 

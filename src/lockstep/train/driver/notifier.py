@@ -1,0 +1,145 @@
+"""Notifies callbacks and the display of what happens in a run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from lockstep.callback import RunContext, TrialSnapshot, TrialStatus
+from lockstep.checkpoint import Checkpoint
+from lockstep.console import Display
+from lockstep.error_record import unpack_error
+from lockstep.train.driver.callbacks import RunListener
+from lockstep.train.driver.events import Phase
+from lockstep.train.driver.failure import WorkerFailure
+from lockstep.train.driver.notes import unknown_keys_note
+from lockstep.train.protocol import Report
+from lockstep.train.record.run import Run
+
+__all__ = ["RunNotifier"]
+
+
+class RunNotifier:
+    """What a run tells its callbacks and its display. ``warn_once`` may be called in any thread.
+
+    Reports and checkpoints wait in a queue until ``deliver``: workers get their answers first.
+    Everything that is queued carries its own values, because the run may have moved on by then.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        run_context: RunContext,
+        callbacks: RunListener,
+        display: Display,
+        verbose: int,
+    ) -> None:
+        self._run = run
+        self._run_context = run_context
+        self._callbacks = callbacks
+        self._display = display
+        self._verbose = verbose
+        self._queue: deque[Callable[[], None]] = deque()
+        self._started = False
+        self._last_result: dict[str, Any] = {}
+        self._newest: Checkpoint | None = None
+        self._warned: set[str] = set()
+
+    def started(self, newest: Checkpoint | None) -> None:
+        """An attempt's function is about to run; ``newest``: the run's own newest checkpoint."""
+        if self._started:
+            return
+        self._started = True
+        self._last_result = self._run.first_result()
+        self._newest = newest
+        self._callbacks.start(self._snapshot("RUNNING"), self._run_context, self._run.restored)
+
+    def reported(
+        self, reports: Sequence[Report], checkpoint: str | None, row: dict[str, Any]
+    ) -> None:
+        """A report is recorded, with a checkpoint of this name or none."""
+        run = self._run
+        # Callbacks see the row before this one in ``trial.last_result``.
+        trial = self._snapshot("RUNNING")
+        self._last_result = row
+        numbers = run.iteration, run.rows
+        self._queue.append(
+            partial(self._report, numbers, trial, row, run.last_metrics, reports, checkpoint)
+        )
+
+    def committed(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint exists."""
+        self._newest = checkpoint
+        trial, iteration = self._snapshot("RUNNING"), self._run.iteration
+        self._queue.append(partial(self._callbacks.checkpoint, iteration, trial, checkpoint))
+
+    def failed(self, failures: Sequence[WorkerFailure]) -> None:
+        """An attempt failed."""
+        if self._started:
+            errors = {failure.rank: unpack_error(failure.error) for failure in failures}
+            self._callbacks.failure(
+                self._run_context,
+                {rank: error for rank, error in errors.items() if isinstance(error, Exception)},
+            )
+
+    def ended(self, phase: Phase) -> None:
+        """The run is over."""
+        self.deliver()
+        if self._started:
+            failed = phase is Phase.FAILED
+            stopped = phase in (Phase.INTERRUPTED, Phase.PREEMPTED)
+            trial = replace(self._snapshot("ERROR" if failed else "TERMINATED"), stopped=stopped)
+            self._callbacks.end(self._run.iteration, trial, failed)
+
+    def deliver(self) -> None:
+        """Notify of what is queued."""
+        while self._queue:
+            self._queue.popleft()()
+
+    def warn_once(self, kind: str, text: str) -> None:
+        """Show a warning the first time that there is one of this kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._display.message(text, "warning")
+
+    def has_warned(self, kind: str) -> bool:
+        """Whether there was a warning of this kind."""
+        return kind in self._warned
+
+    def _report(
+        self,
+        numbers: tuple[int, int],
+        trial: TrialSnapshot,
+        row: dict[str, Any],
+        metrics: dict[str, Any],
+        reports: Sequence[Report],
+        checkpoint: str | None,
+    ) -> None:
+        iteration, rows = numbers
+        opened = None if checkpoint is None else self._run.open_reported(reports, checkpoint)
+        ranks = [report.metrics or {} for report in reports]
+        self._callbacks.report(iteration, trial, row, ranks, opened)
+        if reports[0].reduce is not None and not self.has_warned("reduce"):
+            note = unknown_keys_note(reports)
+            if note is not None:
+                self.warn_once("reduce", note)
+        if self._verbose == 2:
+            self._display.report(rows, metrics)
+
+    def _snapshot(self, status: TrialStatus) -> TrialSnapshot:
+        run = self._run
+        return TrialSnapshot(
+            trial_id=run.trial_id,
+            trainable_name=run.trainer_name,
+            path=run.directory,
+            experiment_name=run.experiment_name,
+            experiment_tag=run.header["experiment_tag"],
+            config=run.header["config"],
+            last_result=self._last_result,
+            status=status,
+            checkpoint=self._newest,
+            restored=run.restored,
+        )

@@ -1,0 +1,145 @@
+"""A run's work on storage that may take long: in order, on a thread that nobody has to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from lockstep import settings
+from lockstep.config import RunConfig
+from lockstep.engine.loop import EventLoop
+from lockstep.errors import LockstepError, StorageError
+from lockstep.jobs import JobThread
+from lockstep.retention import CheckpointRecord
+from lockstep.train.driver.notes import unanswered_note
+from lockstep.train.record.run import Run
+
+__all__ = ["StorageQueue"]
+
+SYNC_INTERVAL_S = 10.0
+"""How old the journal on remote storage may get between two checkpoints."""
+
+Later = Callable[[float, Callable[[], None]], None]
+"""Call something after some seconds, unless the run has ended by then."""
+
+
+class StorageQueue:
+    """Publishes, deletes and copies, one job after the other. Used from the loop's thread.
+
+    Storage may never answer. Then the thread is abandoned (``RunConfig(storage_timeout_s)``, or
+    Ctrl-C once the user has been warned), and the run ends without it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        run_config: RunConfig,
+        loop: EventLoop,
+        later: Later,
+        warn_once: Callable[[str, str], None],
+    ) -> None:
+        self._run = run
+        self._loop = loop
+        self._later = later
+        self._warn_once = warn_once
+        self._warning_s = run_config.hang_warning_s
+        self._timeout_s = run_config.storage_timeout_s
+        self._thread = JobThread("lockstep-storage")
+        self._last_job: Future[Any] | None = None
+        self._sync_waits = False
+        self._give_up: Callable[[str], None] = lambda why: None
+        self.abandoned = False
+        """Storage was abandoned once: what it still does may arrive at any time."""
+        # Without warnings the user would never learn that storage is late.
+        self.is_late = self._warning_s is None
+        """The user knows that storage does not answer, so Ctrl-C may abandon it."""
+
+    def submit(self, job: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Run ``job`` after those before it."""
+        self._last_job = self._thread.submit(job, *args)
+        return self._last_job
+
+    def delete(self, record: CheckpointRecord) -> None:
+        """Delete an old checkpoint."""
+        self.submit(self._delete, record)
+
+    def sync_soon(self) -> None:
+        """Copy what has changed to remote storage."""
+        # One copy in the queue is enough: it takes what there is when its turn comes.
+        if not self._sync_waits:
+            self._sync_waits = True
+            self.submit(self._sync)
+
+    def sync_regularly(self) -> None:
+        """Copy what has changed now, and every few seconds until the run ends."""
+        self.sync_soon()
+        self._later(SYNC_INTERVAL_S, self.sync_regularly)
+
+    def abandon(self) -> None:
+        """Do not wait for what is under way, and start a new queue."""
+        self._thread.abandon()
+        self._thread = JobThread("lockstep-storage")
+        self._last_job = None
+        self._sync_waits = False
+        self.abandoned = True
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Call ``done`` when every job is done, on the loop; it does not wait here.
+
+        Warns when that takes long, and gives up after the timeout: other runs share the loop.
+        """
+        job = self._last_job
+        if job is None or job.done():
+            done()
+            return
+        ended = False
+
+        def finish() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                done()
+
+        def give_up(why: str) -> None:
+            if not ended:
+                self.abandon()
+                where = self._run.storage.uri
+                self._run.abandon_storage(StorageError(f"{where} did not answer {why}."))
+                finish()
+
+        def warn() -> None:
+            self.is_late = True
+            assert self._warning_s is not None
+            self._warn_once("end", unanswered_note(self._run.storage.uri, self._warning_s))
+
+        self._give_up = give_up
+        job.add_done_callback(lambda _: self._loop.call_soon(finish))
+        if self._warning_s is not None:
+            self._later(self._warning_s, warn)
+        if self._timeout_s is not None:
+            within = f"within {self._timeout_s:g} s"
+            self._later(self._timeout_s, lambda: give_up(within))
+
+    def give_up(self, why: str) -> None:
+        """While ``drain`` waits: end it."""
+        self._give_up(why)
+
+    def close(self) -> None:
+        """Forget what has not begun. Nothing is under way, unless an error is being handled."""
+        self._thread.close(settings.stop_grace_seconds())
+
+    def _delete(self, record: CheckpointRecord) -> None:
+        try:
+            self._run.delete(record)
+        except LockstepError as error:
+            self._warn_once("delete", f"Could not delete the old checkpoint {record.name}: {error}")
+
+    def _sync(self) -> None:
+        self._sync_waits = False
+        try:
+            self._run.sync()
+        except LockstepError as error:
+            self._warn_once(
+                "sync", f"Could not copy the journal to storage, will try again: {error}"
+            )
