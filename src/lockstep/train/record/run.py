@@ -22,6 +22,7 @@ from lockstep.records import RunRecords, existing_checkpoints, open_address, ope
 from lockstep.result import Result
 from lockstep.retention import CheckpointRecord, surplus
 from lockstep.run_layout import (
+    FORMAT_VERSION,
     JOURNAL_FILE,
     LOG_DIRECTORY,
     TRAINER_FILE,
@@ -153,7 +154,7 @@ class Run:
             )
         place.storage.make_directory("")
         header = {
-            "version": 1,
+            "version": FORMAT_VERSION,
             **place.identity,
             "trainer": trainer_name,
             "config": dict(config),
