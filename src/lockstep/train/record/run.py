@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep import settings
 from lockstep.checkpoint import Checkpoint
+from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
 from lockstep.errors import StorageError
@@ -314,7 +315,7 @@ class Run:
         score = lead.score
         if score is None and attribute is not None:
             value = look_up(metrics, attribute)
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if is_number(value):
                 score = float(value)
         return CheckpointRecord(
             id=checkpoint_id,
