@@ -34,7 +34,7 @@ class CheckpointUploadMode(Enum):
     SYNC = "sync"
     """After the checkpoint is on storage, flushed and committed."""
     ASYNC = "async"
-    """Once a snapshot is safe; the upload goes on in the background, in order."""
+    """Once a snapshot is safe; the upload continues in the background, in order."""
     NO_UPLOAD = "no_upload"
     """The checkpoint already lies where it should; it is registered as it is."""
 
@@ -62,8 +62,8 @@ class ScalingConfig:
     Args:
         num_workers: worker processes. 0 runs the training function in this very process, so that
             ``breakpoint()`` works; everything else stays the same. ``(min, max)`` starts with as
-            many as there is room for, goes on with fewer after a loss that cannot be replaced, and
-            grows when room returns.
+            many as there is room for, continues with fewer after a loss that cannot be replaced,
+            and grows when room returns.
         use_gpu: give each worker a GPU of its own.
         resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
             sets the worker's thread count.
@@ -284,7 +284,7 @@ class RunConfig:
             reached), or ``stop(trial_id, result) -> bool``.
         verbose: 0 prints only warnings, 1 the live display, 2 (or 3) every report as well.
         resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
-            earlier ones, ``"auto"`` goes on with the newest of them if it has not finished,
+            earlier ones, ``"auto"`` resumes the newest of them if it has not finished,
             ``"must"`` insists on that.
         hang_warning_s: when some ranks wait at a report and others have not come for this long,
             say which, and where they are. None: never.

@@ -9,7 +9,7 @@
     failure     an attempt ended in errors
     leave       an attempt stopped on a notice: a preemption, or to change size
     end         finished, failed, interrupted or preempted
-    restore     goes on after an end, or after its driver was killed
+    restore     resumed after an end, or after the driver was killed
 
 Everything else a run directory says can be rebuilt from it. A line that a killed driver left
 half written is ignored, and cut off before the next one is appended.

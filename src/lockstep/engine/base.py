@@ -8,7 +8,7 @@ function, ``entry(channel)``, and then carries messages both ways:
     WorkerGroup.send(rank, m) ──────────────▶ channel.receive() -> m
     emit(WorkerMessage(rank, m)) ◀─────────── channel.send(m) / channel.post(m)
     emit(WorkerExited(rank, …)) ◀──────────── the process ends, however it ends
-    emit(WorkerPreempted(rank)) ◀──────────── it was told to go soon (a SIGTERM)
+    emit(WorkerPreempted(rank)) ◀──────────── a notice to end soon (a SIGTERM)
     WorkerGroup.interrupt() ────────────────▶ KeyboardInterrupt in entry's thread
     WorkerGroup.dump_stacks(rank) ──────────▶ its threads' stacks, into its output
     WorkerGroup.kill() ─────────────────────▶ gone, with every process it started
@@ -64,7 +64,7 @@ class GroupSpec:
 
 
 class WorkerInfo(NamedTuple):
-    """Where one worker runs, as it says itself when it starts."""
+    """Where one worker runs, as the worker reports when it starts."""
 
     rank: int
     pid: int
@@ -90,7 +90,7 @@ class WorkerExited(NamedTuple):
 
 
 class WorkerPreempted(NamedTuple):
-    """A worker was told to go soon. It goes on until it is stopped."""
+    """A worker got a notice to end soon. The worker continues until it is stopped."""
 
     rank: int
 

@@ -208,7 +208,7 @@ class RemoteStorage(Storage):
         self._delete(name)
 
     def sweep(self) -> None:
-        """Nothing to do: what is not published can only be told by its name; see ``discard``."""
+        """Nothing to do: unpublished files are known by their name only; see ``discard``."""
 
     def _shown(self, name: str) -> str:
         return self.child(name).uri if name else self._uri
