@@ -245,8 +245,9 @@ def test_engines_are_told_apart_by_properties_only() -> None:
     def names_an_engine(node: ast.expr) -> bool:
         if isinstance(node, ast.Constant):
             return node.value == "inprocess"
-        is_name = isinstance(node, ast.Attribute) and node.attr == "name"
-        return is_name and "engine" in ast.unparse(node.value)
+        if not isinstance(node, ast.Attribute) or node.attr != "name":
+            return False
+        return "engine" in ast.unparse(node.value)
 
     wrong = [
         f"{file}:{node.lineno}"
