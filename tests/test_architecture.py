@@ -24,6 +24,7 @@ ROOT = SRC / "lockstep"
 # A module may import its own layer and those before it.
 LAYERS = [
     "checks",
+    "jobs",
     "run_layout",
     "errors",
     "error_record",
@@ -299,6 +300,25 @@ def test_a_run_s_files_are_named_in_run_layout_only() -> None:
         if isinstance(node, ast.Constant) and node.value in names
     ]
     assert not wrong, "import the name from lockstep.run_layout"
+
+
+def test_engines_are_told_apart_by_properties_only() -> None:
+    def names_an_engine(node: ast.expr) -> bool:
+        if isinstance(node, ast.Constant):
+            return node.value == "inprocess"
+        if not isinstance(node, ast.Attribute) or node.attr != "name":
+            return False
+        return "engine" in ast.unparse(node.value)
+
+    wrong = [
+        f"{file}:{node.lineno}"
+        for file in FILES
+        if not file.startswith("engine/")
+        for node in nodes(tree_of(file))
+        if isinstance(node, ast.Compare)
+        and any(map(names_an_engine, (node.left, *node.comparators)))
+    ]
+    assert not wrong, "ask the engine's properties instead (lockstep.engine.base)"
 
 
 def test_nothing_is_deep() -> None:

@@ -9,7 +9,7 @@ from functools import reduce
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from lockstep.checks import check_int, check_seed
+from lockstep.checks import check_int, check_seed, is_number
 from lockstep.data.base import DatasetBase, after
 from lockstep.data.compat import only_hints
 from lockstep.data.plan.hashing import draw_seed, hash_range, key_of
@@ -200,7 +200,7 @@ class Reordering(DatasetBase):
         )
 
     def _rows_for(self, test_size: int | float) -> int:
-        if isinstance(test_size, bool) or not isinstance(test_size, (int, float)):
+        if not is_number(test_size):
             raise TypeError(f"train_test_split({test_size!r}): give a share or a number of rows.")
         if isinstance(test_size, float) and not 0 < test_size < 1:
             raise ValueError(f"train_test_split({test_size}): give a share between 0 and 1.")

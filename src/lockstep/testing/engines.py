@@ -96,6 +96,13 @@ class EngineConformance:
             run.until_ended()
             assert run.exitcodes() == [40 + rank for rank in range(run.size)]
 
+    def test_where_workers_run(self, engine: Engine) -> None:
+        """``in_this_process`` holds exactly where a worker's process is the driver's."""
+        assert engine.in_this_process is not self.own_processes
+        with _driven(engine, "who", 1, b"") as run:
+            run.until_ended()
+            assert (run.messages(0)[0][1] == os.getpid()) is engine.in_this_process
+
     def test_a_raising_entry(self, engine: Engine) -> None:
         """It ends its worker with code 1 and a traceback; what it had posted still arrives."""
         with _driven(engine, "fail", self._size(2), b"") as run:

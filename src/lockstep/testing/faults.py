@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lockstep.checks import is_int, is_number
 from lockstep.train.serialize import dump
 
 __all__ = ["FaultPlan", "InjectedError"]
@@ -121,7 +122,7 @@ class FaultPlan:
         self, *, rank: int, at_report: int, seconds: float, attempt: int | None = 1
     ) -> FaultPlan:
         """``report()`` takes ``seconds`` longer, then goes on."""
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        if not is_number(seconds):
             raise TypeError(f"FaultPlan.slow(seconds={seconds!r}): expected a number.")
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"FaultPlan.slow(seconds={seconds!r}): must be finite, 0 or more.")
@@ -271,7 +272,7 @@ _HAPPEN: dict[str, Callable[..., None]] = {
 
 
 def _check_whole(owner: str, name: str, value: object, least: int, why: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_int(value):
         raise TypeError(f"{owner}({name}={value!r}): expected a whole number.{why}")
     if value < least:
         raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")

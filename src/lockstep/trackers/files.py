@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from lockstep.callback import LoggerCallback, TrialSnapshot
+from lockstep.callback import TrialSnapshot
+from lockstep.trackers.tracker_callback import TrackerCallback
 
 __all__ = ["FileLoggerCallback", "RowFile", "append", "plain", "replace_file", "truncate"]
 
@@ -32,7 +33,7 @@ class RowFile(ABC):
         """Writes the rows taken. Raises OSError, and then still has them."""
 
 
-class FileLoggerCallback(LoggerCallback, ABC):
+class FileLoggerCallback(TrackerCallback, ABC):
     """Writes each result to a file in the trial's directory, going on with one that is there."""
 
     batched: ClassVar[bool] = True

@@ -15,9 +15,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from lockstep.callback import LoggerCallback, TrialSnapshot
+from lockstep.callback import TrialSnapshot
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import LockstepError
+from lockstep.trackers.tracker_callback import TrackerCallback
 from lockstep.trackers.values import Outcome, outcome_of, report_time
 
 __all__ = ["Row", "ServiceLoggerCallback", "TrackedRun"]
@@ -55,7 +56,7 @@ class TrackedRun(ABC):
         """Upload a checkpoint, if that was asked for."""
 
 
-class ServiceLoggerCallback(LoggerCallback, ABC):
+class ServiceLoggerCallback(TrackerCallback, ABC):
     """Follows each trial with a ``TrackedRun``; where opening one failed, it is tried again.
 
     A row that the service refuses twice, while it takes a later one, is left out.

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple
 
-from lockstep.callback import LoggerCallback, TrialSnapshot
+from lockstep.callback import TrialSnapshot
 from lockstep.metrics import flatten
+from lockstep.trackers.tracker_callback import TrackerCallback
 from lockstep.trackers.values import Outcome, numbers_in, outcome_of, parameters_in, report_time
 
 __all__ = ["TBXLoggerCallback"]
@@ -19,7 +20,7 @@ _END_STATUS: dict[Outcome, int] = {"finished": 1, "failed": 2}
 """SUCCESS and FAILURE of TensorBoard's hparams plugin."""
 
 
-class TBXLoggerCallback(LoggerCallback):
+class TBXLoggerCallback(TrackerCallback):
     """Writes event files into the run's directory, for ``tensorboard --logdir <experiment>``.
 
     Each number of a report is a scalar under its flattened key, at the training iteration; a list

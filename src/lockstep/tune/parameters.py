@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.config import ScalingConfig
 
 __all__ = [
@@ -178,7 +179,7 @@ def _checked(owner: str, resources: Any) -> dict[str, float]:
             raise ValueError(
                 f"{owner}({{{name!r}: {amount!r}}}): unknown resource; give 'cpu' or 'gpu'."
             )
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+        if not is_number(amount):
             raise TypeError(f"{owner}({{{name!r}: {amount!r}}}): expected a number.")
         if not 0 <= amount < math.inf:
             raise ValueError(

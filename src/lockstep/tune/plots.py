@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep.checks import is_number
 from lockstep.tune.result_grid import ResultGrid
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _column(values: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def _describe(row: Any) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from statistics import pstdev
 from typing import Any
 
+from lockstep.checks import is_int, is_number
 from lockstep.metrics import look_up
 from lockstep.tune.search.sample import takes
 
@@ -106,7 +107,7 @@ class TimeoutStopper(Stopper):
 
     def __init__(self, timeout: float | datetime.timedelta) -> None:
         seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        if not is_number(seconds):
             raise TypeError(
                 f"TimeoutStopper(timeout={timeout!r}): expected seconds or a datetime.timedelta."
             )
@@ -264,7 +265,7 @@ class CombinedStopper(Stopper):
 
 def _number(result: Mapping[str, Any], metric: str) -> float:
     value = look_up(result, metric)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         return math.nan
     return float(value)
 
@@ -275,10 +276,10 @@ def _check_metric(owner: str, metric: object) -> None:
 
 
 def _check_std(owner: str, std: object) -> None:
-    if isinstance(std, bool) or not isinstance(std, (int, float)) or not 0 < std < math.inf:
+    if not is_number(std) or not 0 < std < math.inf:
         raise ValueError(f"{owner}(std={std!r}): expected a finite number above 0.")
 
 
 def _check_whole(owner: str, name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_int(value) or value < least:
         raise ValueError(f"{owner}({name}={value!r}): expected a whole number, {least} or more.")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lockstep.checks import is_int, is_number
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.search.searcher import check_objective
@@ -64,7 +65,7 @@ class TuneConfig:
                 raise TypeError(
                     f"TuneConfig({name}={value!r}): expected an object of a {kind.__name__} class."
                 )
-        if isinstance(self.num_samples, bool) or not isinstance(self.num_samples, int):
+        if not is_int(self.num_samples):
             raise TypeError(f"TuneConfig(num_samples={self.num_samples!r}): expected an integer.")
         if self.num_samples < 1 and self.num_samples != -1:
             raise ValueError(
@@ -72,9 +73,7 @@ class TuneConfig:
                 "many as there is time for."
             )
         limit = self.max_concurrent_trials
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
-        ):
+        if limit is not None and (not is_int(limit) or limit < 0):
             raise ValueError(
                 f"TuneConfig(max_concurrent_trials={limit!r}): expected a whole number, or None "
                 "for as many as fit."
@@ -82,11 +81,7 @@ class TuneConfig:
         if isinstance(self.time_budget_s, datetime.timedelta):
             self.time_budget_s = self.time_budget_s.total_seconds()
         budget = self.time_budget_s
-        if budget is not None and (
-            isinstance(budget, bool)
-            or not isinstance(budget, (int, float))
-            or not 0 < budget < math.inf
-        ):
+        if budget is not None and (not is_number(budget) or not 0 < budget < math.inf):
             raise ValueError(
                 f"TuneConfig(time_budget_s={budget!r}): expected seconds, finite and above 0."
             )

@@ -124,7 +124,7 @@ class Tuner:
             cleanup.callback(experiment.close)
             display = make_experiment_display(
                 self._run_config.verbose,
-                interactive_function=launcher.engine.name == "inprocess",
+                interactive_function=launcher.engine.in_this_process,
             )
             revived = RestoredTrials()
             if past is not None:
@@ -174,7 +174,7 @@ class Tuner:
             cleanup.callback(lambda: display.finish(progress.status()))
             callbacks.begin(self._run_config.stop, -1 if total is None else total)
             signals: Any = nullcontext()
-            if launcher.engine.name != "inprocess":
+            if not launcher.engine.in_this_process:
                 signals = driver_signals(tuning.interrupt, tuning.preempt)
             with signals:
                 try:

@@ -14,6 +14,7 @@ import pytest
 from lockstep.callback import Callback, LoggerCallback, RunContext, TrialSnapshot, UserCallback
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
+from lockstep.trackers.tracker_callback import TrackerCallback
 from lockstep.train.driver import callbacks as module
 from lockstep.train.driver.callbacks import CallbackDispatcher
 
@@ -84,7 +85,7 @@ class UserRecorder(UserCallback):
         self.failures.append((run_context, worker_exceptions))
 
 
-class Blocked(Callback):
+class Blocked(TrackerCallback):
     """Stays in its first result hook until ``go`` is set."""
 
     def __init__(self) -> None:
@@ -462,7 +463,7 @@ def test_threads_are_gone_after_close() -> None:
     assert set(threading.enumerate()) <= before
 
 
-class Batched(Callback):
+class Batched(TrackerCallback):
     batched = True
 
     def __init__(self) -> None:
@@ -573,7 +574,7 @@ def test_what_waits_for_a_stalled_callback_is_bounded_and_that_is_said_once() ->
 
 
 def test_a_callback_may_refuse_a_run_before_it_starts() -> None:
-    class Refusing(Callback):
+    class Refusing(TrackerCallback):
         def check_before_run(self) -> None:
             raise ValueError("no key")
 

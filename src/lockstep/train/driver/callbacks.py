@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.callback import Callback, RunContext, TrialSnapshot, UserCallback
+from lockstep.trackers.tracker_callback import TrackerCallback
 from lockstep.train.driver.callback_state import CallbackState
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ class _Patience:
 
 
 def _check(callback: object) -> None:
-    if isinstance(callback, Callback):
+    if isinstance(callback, TrackerCallback):
         callback.check_before_run()
     if isinstance(callback, (Callback, UserCallback)):
         return
@@ -288,13 +289,15 @@ class _Lane:
         )
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self.put = self._queue.put
-        self.end_timeout_s = callback.end_timeout_s if isinstance(callback, Callback) else None
-        self._limit = getattr(callback, "max_waiting", Callback.max_waiting)
+        # A user's callback gets the defaults, which are the class's own values.
+        options = callback if isinstance(callback, TrackerCallback) else TrackerCallback
+        self.end_timeout_s = options.end_timeout_s
+        self._limit = options.max_waiting
         self.offer = self.put if self._limit is None else self._put_if_room
-        self.batched = isinstance(callback, Callback) and callback.batched
+        self.batched = options.batched
         self._takes_rows = self.batched and not isinstance(callback, UserCallback)
         self.is_file = self.batched and self._limit is None
-        self.uses_directory = getattr(callback, "uses_directory", Callback.uses_directory)
+        self.uses_directory = options.uses_directory
         self.was_late = False
         self._asked = self._answered = 0
         self._on_problem = on_problem

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.checks import is_number
 from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.horovod.backend import HorovodBackend
 
@@ -56,7 +57,7 @@ class HorovodConfig(BackendConfig):
                 f"{len(_LEVELS) - 1} (everything)."
             )
         seconds = self.timeout_s
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        number = is_number(seconds)
         if not number or not 0 < seconds < math.inf:
             raise ValueError(
                 f"HorovodConfig(timeout_s={seconds!r}): expected seconds, finite and above 0."

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
+from lockstep.checks import is_int
 from lockstep.run_layout import SNAPSHOT_PREFIX
 from lockstep.train import api
 from lockstep.train.tensorflow.checkpoint import MODEL_FILE
@@ -184,7 +185,7 @@ def _events(argument: str, given: str | Sequence[str]) -> list[str]:
 
 def _frequencies(given: int | Sequence[int], count: int, least: int) -> list[int]:
     every = [given] * count if isinstance(given, int) else list(given)
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= least for n in every)
+    whole = all(is_int(n) and n >= least for n in every)
     if not whole or len(every) != count or isinstance(given, bool):
         raise ValueError(
             f"ReportCheckpointCallback(frequency={given!r}): expected a whole number above "

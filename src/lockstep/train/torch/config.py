@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lockstep.checks import is_number
 from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.torch.backend import TorchBackend
 
@@ -36,7 +37,7 @@ class TorchConfig(BackendConfig):
                 f"TorchConfig(init_method={self.init_method!r}): expected 'env', 'tcp' or a URL."
             )
         seconds = self.timeout_s
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        number = is_number(seconds)
         if not number or not 0 < seconds < math.inf:
             raise ValueError(
                 f"TorchConfig(timeout_s={seconds!r}): expected seconds, finite and above 0."

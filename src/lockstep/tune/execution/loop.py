@@ -105,7 +105,7 @@ class TuneLoop:
         self._leave_unfinished = False
         self._notices = Notices(display)
         self._limit = tune_config.max_concurrent_trials or None
-        if launcher.engine.name == "inprocess":
+        if launcher.engine.in_this_process:
             self._limit = 1
         self.interrupted = False
         self.preempted = False
@@ -397,7 +397,7 @@ class TuneLoop:
         self._machine.give_back(live.share)
         self._look_for_work = True
         if live.phase is Phase.INTERRUPTED and not (self._ending or live.stopped or live.pausing):
-            if self._launcher.engine.name == "inprocess":
+            if self._launcher.engine.in_this_process:
                 self.interrupt()  # Ctrl-C reached the function itself
             else:
                 live.fail()

@@ -23,9 +23,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.journal import Journal, parse_line, read_lines
+from lockstep.journal import Journal, check_version, parse_line, read_lines
 from lockstep.records import RunRecords
-from lockstep.run_layout import EXPERIMENT_SPOOL_PREFIX, experiment_file, experiment_number
+from lockstep.run_layout import (
+    EXPERIMENT_SPOOL_PREFIX,
+    FORMAT_VERSION,
+    experiment_file,
+    experiment_number,
+)
 from lockstep.storage import Storage
 from lockstep.storage.base import join
 from lockstep.tune.experiment.configs import encode_config
@@ -110,6 +115,7 @@ class ExperimentRecords:
     def _take(self, record: dict[str, Any]) -> None:
         event = record.pop("event")
         if event == "experiment":
+            check_version(record, self.storage.path(experiment_file("journal", self.number)))
             self.header = record
         elif event == "restore":
             self.state = "unfinished"
@@ -182,7 +188,8 @@ class Experiment:
             # Before the journal says that there is an experiment: one that is there restores.
             storage.write(experiment_file("tuner", number), saved)
             identity = {"prefix": uuid.uuid4().hex[:5], "experiment_id": uuid.uuid4().hex}
-            experiment.header = {"version": 1, **identity, **header, "time": time.time()}
+            header = {"version": FORMAT_VERSION, **identity, **header, "time": time.time()}
+            experiment.header = header
             experiment._journal.append("experiment", **experiment.header)
             experiment.sync()
         except BaseException:

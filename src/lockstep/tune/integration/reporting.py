@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
+from lockstep.checks import is_int
 from lockstep.train import api
 from lockstep.train.worker import session
 
@@ -80,7 +81,7 @@ class BoosterReporter:
         name = type(self).__name__
         self._choice = MetricsChoice(name, metrics)
         self._filename = filename or self.default_filename
-        if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 0:
+        if not is_int(frequency) or frequency < 0:
             raise ValueError(
                 f"{name}(frequency={frequency!r}): expected a whole number; 0: at the end only."
             )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.console.experiment import ExperimentStatus, TrialLine
 from lockstep.metrics import AUTOMATIC_KEYS, look_up
 from lockstep.tune.experiment.trial import Trial
@@ -101,7 +102,7 @@ class ExperimentProgress:
         if self._metric is None:
             return
         value = look_up(trial.last_result, self._metric)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        if not is_number(value) or math.isnan(value):
             return
         better = self.best is None or (
             value > self.best[0] if self._mode == "max" else value < self.best[0]

@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.checks import is_int
 from lockstep.tune.schedulers.scoring import check_positive, quantile, read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
 
@@ -58,7 +59,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
                 f"ASHAScheduler(reduction_factor={reduction_factor!r}): must be above 1; one over "
                 "it is the share that goes on."
             )
-        if isinstance(brackets, bool) or not isinstance(brackets, int) or brackets < 1:
+        if not is_int(brackets) or brackets < 1:
             raise ValueError(
                 f"ASHAScheduler(brackets={brackets!r}): expected a whole number, 1 or more."
             )

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.tune.search.sample import Domain, Float, Function, Integer, takes
 
 __all__ = ["check_mutations", "explore", "fill"]
@@ -92,7 +93,7 @@ def _move(value: Any, mutation: Any, factors: Sequence[float], rng: random.Rando
             return rng.choice(list(categories))
         place = list(categories).index(value) + rng.choice((-1, 1))
         return categories[min(max(place, 0), len(categories) - 1)]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         return _draw(mutation, rng)  # nothing to multiply
     moved = value * rng.choice(tuple(factors))
     if isinstance(mutation, (Float, Integer)):

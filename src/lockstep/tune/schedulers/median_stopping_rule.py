@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.checks import is_int, is_number
 from lockstep.tune.schedulers.scoring import read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
 
@@ -44,15 +45,11 @@ class MedianStoppingRule(TrialScheduler):
     ) -> None:
         super().__init__(metric, mode)
         for name, value in (("grace_period", grace_period), ("min_time_slice", min_time_slice)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            if not is_number(value) or not value >= 0:
                 raise ValueError(
                     f"MedianStoppingRule({name}={value!r}): expected a number, 0 or more."
                 )
-        if (
-            isinstance(min_samples_required, bool)
-            or not isinstance(min_samples_required, int)
-            or min_samples_required < 1
-        ):
+        if not is_int(min_samples_required) or min_samples_required < 1:
             raise ValueError(
                 f"MedianStoppingRule(min_samples_required={min_samples_required!r}): expected a "
                 "whole number, 1 or more."

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.tune.schedulers.explore import check_mutations, explore, fill
 from lockstep.tune.schedulers.scoring import check_positive, read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
@@ -74,7 +75,7 @@ class PopulationBasedTraining(TrialScheduler):
             ("quantile_fraction", quantile_fraction, 0.5),
             ("resample_probability", resample_probability, 1.0),
         ):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            number = is_number(value)
             if not number or not 0 <= value <= most:
                 raise ValueError(f"{owner}({name}={value!r}): expected a number from 0 to {most}.")
         if not perturbation_factors:

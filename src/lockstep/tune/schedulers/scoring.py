@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.metrics import look_up
 
 __all__ = ["check_positive", "quantile", "read_score", "read_time"]
@@ -24,7 +25,7 @@ def quantile(ordered: list[float], share: float) -> float:
 def read_time(result: Mapping[str, Any], time_attr: str) -> float | None:
     """How far a trial is, None if its result does not say."""
     value = look_up(result, time_attr)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if not is_number(value) or math.isnan(value):
         return None
     return float(value)
 
@@ -32,7 +33,7 @@ def read_time(result: Mapping[str, Any], time_attr: str) -> float | None:
 def read_score(result: Mapping[str, Any], metric: str | None, mode: str | None) -> float | None:
     """The metric, signed so that more is better; NaN is worse than anything. None without one."""
     value = look_up(result, metric) if metric else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         return None
     if math.isnan(value):
         return -math.inf
@@ -41,5 +42,5 @@ def read_score(result: Mapping[str, Any], metric: str | None, mode: str | None) 
 
 def check_positive(owner: str, name: str, value: object) -> None:
     """Raise unless it is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"{owner}({name}={value!r}): expected a finite number above 0.")

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from lockstep.checks import is_int
 from lockstep.tune.search.sample import Domain, as_random
 from lockstep.tune.search.searcher import Searcher
 from lockstep.tune.search.space import Space, contains, is_grid
@@ -34,7 +35,7 @@ class BasicVariantGenerator(Searcher):
         random_state: Any = None,
     ) -> None:
         super().__init__()
-        if isinstance(max_concurrent, bool) or not isinstance(max_concurrent, int):
+        if not is_int(max_concurrent):
             raise TypeError(
                 f"BasicVariantGenerator(max_concurrent={max_concurrent!r}): expected a whole "
                 "number; 0 means no limit."
@@ -47,7 +48,7 @@ class BasicVariantGenerator(Searcher):
         self._points = check_points("BasicVariantGenerator", points_to_evaluate)
         self._max_concurrent = max_concurrent
         self._constant = bool(constant_grid_search)
-        if isinstance(random_state, int) and not isinstance(random_state, bool):
+        if is_int(random_state):
             self._seed = random_state
         else:
             rng = as_random(random_state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from lockstep.checks import is_int
 from lockstep.tune.search.searcher import Searcher
 from lockstep.tune.search.wrapped import WrappedSearcher
 
@@ -21,11 +22,7 @@ class ConcurrencyLimiter(WrappedSearcher):
     """
 
     def __init__(self, searcher: Searcher, max_concurrent: int, batch: bool = False) -> None:
-        if (
-            isinstance(max_concurrent, bool)
-            or not isinstance(max_concurrent, int)
-            or max_concurrent < 1
-        ):
+        if not is_int(max_concurrent) or max_concurrent < 1:
             raise ValueError(
                 f"ConcurrencyLimiter(max_concurrent={max_concurrent!r}): expected a whole number, "
                 "1 or more."

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from lockstep.checks import is_int
 from lockstep.metrics import look_up
 from lockstep.tune.search.basic_variant import check_points
 from lockstep.tune.search.optuna_space import OptunaSpace, open_space
@@ -61,7 +62,7 @@ class OptunaSearch(Searcher):
             raise ValueError(
                 f"OptunaSearch(sampler=…, seed={seed!r}): give the seed to the sampler itself."
             )
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        if seed is not None and (not is_int(seed)):
             raise TypeError(f"OptunaSearch(seed={seed!r}): expected a whole number.")
         self._points = check_points("OptunaSearch", points_to_evaluate)
         self._rewards = None if evaluated_rewards is None else list(evaluated_rewards)

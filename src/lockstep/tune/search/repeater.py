@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from lockstep.checks import is_int
 from lockstep.metrics import look_up
 from lockstep.tune.search.searcher import Searcher
 from lockstep.tune.search.wrapped import WrappedSearcher
@@ -28,7 +29,7 @@ class Repeater(WrappedSearcher):
     """
 
     def __init__(self, searcher: Searcher, repeat: int = 1, set_index: bool = True) -> None:
-        if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
+        if not is_int(repeat) or repeat < 1:
             raise ValueError(f"Repeater(repeat={repeat!r}): expected a whole number, 1 or more.")
         super().__init__(searcher)
         self.repeat = repeat

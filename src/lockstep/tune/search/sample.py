@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.checks import is_int, is_number
+
 __all__ = [
     "Categorical",
     "Domain",
@@ -261,7 +263,7 @@ def as_random(state: Any) -> random.Random:
         return random.Random(random.getrandbits(64))
     if isinstance(state, random.Random):
         return state
-    if isinstance(state, int) and not isinstance(state, bool):
+    if is_int(state):
         return random.Random(state)
     for method in ("integers", "randint"):  # numpy's Generator, numpy's RandomState
         if hasattr(state, method):
@@ -294,7 +296,7 @@ def _listed(function: str, name: str, values: Iterable[Any]) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def _check_number(function: str, name: str, value: object, whole: bool = False) -> None:
