@@ -65,7 +65,7 @@ thread.start()
 thread.join()
 display.message("look out", "warning")
 display.finish(status("finished", reports=2000, metrics={"loss": 0.0625, "<b>": "&"}, elapsed_s=4,
-                      checkpoint="checkpoint_000003"), "Results are there.")
+                      checkpoint="checkpoint_000003"))
 display.finish(status("failed"))
 """
     )
@@ -83,7 +83,7 @@ display.finish(status("failed"))
     assert "&lt;b&gt;" in page
     assert "/results/exp/&lt;my_run&gt;" in page
     assert "finished" in page
-    assert printed(outputs, "stdout") == "[all ranks] from the workers\nResults are there.\n"
+    assert printed(outputs, "stdout") == "[all ranks] from the workers\n"
     assert printed(outputs, "stderr") == "look out\n"
 
 
