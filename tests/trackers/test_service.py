@@ -15,11 +15,10 @@ import pytest
 import lockstep.trackers.service as module
 from lockstep import train
 from lockstep.callback import RunContext, TrialSnapshot
-from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.errors import LockstepError
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
-from lockstep.trackers.values import Outcome, numbers_in
+from lockstep.trackers.values import Outcome, numeric_metrics
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from tests.integration.runs import fit
 
@@ -49,7 +48,7 @@ class Service(ServiceLoggerCallback):
         return _Told(self)
 
     def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
-        return numbers_in(result)
+        return numeric_metrics(result)
 
     def need(self) -> None:
         if not self.up:
@@ -69,7 +68,7 @@ class _Told(TrackedRun):
             raise ValueError(f"not {steps}")
         self._service.steps += steps
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, name: str, directory: str) -> None:
         self._service.need()
 
     def end(self, outcome: Outcome) -> None:
