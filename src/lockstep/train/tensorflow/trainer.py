@@ -29,7 +29,7 @@ class TensorflowTrainer(DataParallelTrainer):
     """Runs a TensorFlow training function on every worker, with ``TF_CONFIG`` set.
 
     Inside the function ``tf.distribute.MultiWorkerMirroredStrategy()`` spans the workers, and
-    ``tf.keras`` is Keras 2, the one that it works with.
+    ``tf.keras`` is Keras 2, which the strategy needs.
 
     Args:
         train_loop_per_worker: the training function, with no argument or one, the config.
@@ -79,7 +79,7 @@ class TensorflowTrainer(DataParallelTrainer):
         )
 
     def package(self) -> TrainerPayload:
-        """Internal: also warns of a function that brings the driver's Keras to the workers."""
+        """Internal: also warn about a training function that refers to the driver's Keras 3."""
         package = super().package()
         if not legacy_keras() or package.scaling.largest < 2:
             return package
