@@ -70,6 +70,8 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
     secrets: ClassVar[tuple[str, ...]] = ()
     """Attributes that are not pickled with the run's trainer."""
 
+    clock: Callable[[], float] = time.monotonic
+
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}
         self._raised: set[type[Exception]] = set()
@@ -90,7 +92,7 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
     def log_trial_start(self, trial: TrialSnapshot) -> None:
         """Create the run at the service, or resume it."""
         if trial.trial_id not in self._followed:
-            self._followed[trial.trial_id] = _Followed(trial)
+            self._followed[trial.trial_id] = _Followed(trial, self.clock)
             self._raised.clear()
         self._attempt(self._followed[trial.trial_id].connect, self.open_run)
 
@@ -105,7 +107,7 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
     def flush_batch(self) -> None:
         """Send the rows kept so far."""
         for followed in self._followed.values():
-            if followed.rows and time.monotonic() >= followed.try_again:
+            if followed.rows and self.clock() >= followed.try_again:
                 self._attempt(followed.send, self.open_run)
 
     def log_trial_save(self, trial: TrialSnapshot) -> None:
@@ -204,8 +206,9 @@ class _Missing:
 class _Followed:
     """A trial, its run once that is open, and the rows that wait to be sent."""
 
-    def __init__(self, trial: TrialSnapshot) -> None:
+    def __init__(self, trial: TrialSnapshot, clock: Callable[[], float]) -> None:
         self.trial = trial
+        self._clock = clock
         self.run: TrackedRun | None = None
         self.rows: deque[Row] = deque()
         self.try_again = 0.0
@@ -296,7 +299,7 @@ class _Followed:
         try:
             yield
         except Exception:
-            self.try_again = time.monotonic() + RETRY_S
+            self.try_again = self._clock() + RETRY_S
             raise
 
 
