@@ -121,7 +121,7 @@ class FaultPlan:
     def slow(
         self, *, rank: int, at_report: int, seconds: float, attempt: int | None = 1
     ) -> FaultPlan:
-        """``report()`` takes ``seconds`` longer, then goes on."""
+        """``report()`` takes ``seconds`` longer, then continues."""
         if not is_number(seconds):
             raise TypeError(f"FaultPlan.slow(seconds={seconds!r}): expected a number.")
         if not 0 <= seconds < float("inf"):
@@ -129,7 +129,7 @@ class FaultPlan:
         return self._and("slow", rank, at_report, attempt, seconds=seconds)
 
     def terminate(self, *, rank: int, at_report: int, attempt: int | None = 1) -> FaultPlan:
-        """The process gets SIGTERM, as when a machine is taken away, and goes on if it lives."""
+        """The process gets SIGTERM, as when a machine goes away, and continues if it survives."""
         return self._and("terminate", rank, at_report, attempt)
 
     def __call__(self, rank: int, report_number: int, attempt: int) -> None:
@@ -223,7 +223,7 @@ class _Packed:
             made = kind(*args)
             error = made if str(made) == self.message else error
         except Exception:
-            pass  # its __init__ wants something else
+            pass  # its __init__ takes other arguments
         vars(error).update(attributes)
         return error
 

@@ -20,7 +20,7 @@ class TorchConfig(BackendConfig):
         backend: ``"gloo"``, ``"nccl"``, …; by default nccl with GPUs, gloo without.
         init_method: ``"env"`` or ``"tcp"`` (rank 0 listens on a free port), or a URL that
             ``torch.distributed`` takes, such as ``"file:///shared/rendezvous"``.
-        timeout_s: of the group's operations.
+        timeout_s: after how many seconds an operation of the group fails.
     """
 
     backend: str | None = None
@@ -44,6 +44,6 @@ class TorchConfig(BackendConfig):
             )
 
     def make_backend(self) -> Backend:
-        """The backend to send to the workers."""
+        """Return the backend to send to the workers."""
         url = self.init_method if "://" in self.init_method else None
         return TorchBackend(self.backend, url, self.timeout_s)

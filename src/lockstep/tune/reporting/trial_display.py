@@ -50,5 +50,5 @@ class TrialDisplay(Display):
         """Shows the report with the trial's id."""
         self._display.report(index, {"trial": self._id, **metrics})
 
-    def finish(self, status: RunStatus, summary: str | None = None) -> None:
+    def finish(self, status: RunStatus) -> None:
         """The table is drawn by the experiment."""
