@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.tune.result_grid import ResultGrid
-
 if TYPE_CHECKING:
     import pandas as pd
+
+    from lockstep.tune.result_grid import ResultGrid
 
 __all__ = ["plot_history", "plot_importance", "plot_parallel_coordinates"]
 
@@ -112,7 +112,7 @@ def _scored(
     caller: str, results: ResultGrid, metric: str | None, mode: str | None
 ) -> tuple[pd.DataFrame, str, str]:
     """The trials that have a finite number for the metric, by their number."""
-    if not isinstance(results, ResultGrid):
+    if not hasattr(results, "get_dataframe"):
         raise TypeError(f"{caller}({results!r}): expected the ResultGrid that fit() returned.")
     metric, mode = results._objective(caller, metric, mode)
     table = results.get_dataframe()

@@ -10,6 +10,7 @@ from lockstep.metrics import flatten, look_up
 from lockstep.records import RunRecords
 from lockstep.result import Result
 from lockstep.storage import Storage
+from lockstep.tune import plots
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -155,9 +156,7 @@ class ResultGrid(Sequence[Result]):
 
     def plot_history(self, metric: str | None = None, mode: str | None = None) -> Any:
         """See :func:`lockstep.tune.plots.plot_history`."""
-        from lockstep.tune.plots import plot_history
-
-        return plot_history(self, metric, mode)
+        return plots.plot_history(self, metric, mode)
 
     def plot_parallel_coordinates(
         self,
@@ -166,9 +165,7 @@ class ResultGrid(Sequence[Result]):
         mode: str | None = None,
     ) -> Any:
         """See :func:`lockstep.tune.plots.plot_parallel_coordinates`."""
-        from lockstep.tune.plots import plot_parallel_coordinates
-
-        return plot_parallel_coordinates(self, params, metric, mode)
+        return plots.plot_parallel_coordinates(self, params, metric, mode)
 
     def plot_importance(
         self,
@@ -177,9 +174,7 @@ class ResultGrid(Sequence[Result]):
         mode: str | None = None,
     ) -> Any:
         """See :func:`lockstep.tune.plots.plot_importance`."""
-        from lockstep.tune.plots import plot_importance
-
-        return plot_importance(self, params, metric, mode)
+        return plots.plot_importance(self, params, metric, mode)
 
     def __repr__(self) -> str:
         return (
@@ -188,6 +183,7 @@ class ResultGrid(Sequence[Result]):
         )
 
     def _objective(self, caller: str, metric: str | None, mode: str | None) -> tuple[str, str]:
+        """The metric and the mode, by default the experiment's own. ``plots`` asks, too."""
         metric = metric or self._metric
         mode = mode or self._mode
         if metric is None or mode is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lockstep.tune.missing import raise_missing_name
 from lockstep.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
 from lockstep.tune.schedulers.hyperband import HyperBandScheduler
 from lockstep.tune.schedulers.median_stopping_rule import MedianStoppingRule
@@ -44,3 +45,8 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
             f"create_scheduler({scheduler!r}): unknown; expected one of {', '.join(_BY_NAME)}."
         )
     return found(**kwargs)
+
+if not TYPE_CHECKING:  # a type checker would accept every name then
+
+    def __getattr__(name: str) -> Any:
+        raise_missing_name(__name__, name)
