@@ -73,7 +73,7 @@ def test_nothing_is_lost_or_shared_out_twice() -> None:
         if share is not None:
             held.append(share)
         if len(held) > 1:
-            assert sum(share.need.total_cpus for share in held) <= 8
+            assert sum(share.request.total_cpus for share in held) <= 8
         devices = [device for share in held for device in share.gpus]
         assert len(devices) == len(set(devices))
     for share in held:

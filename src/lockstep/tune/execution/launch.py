@@ -214,7 +214,7 @@ class Launcher:
         if isinstance(trainer, _FunctionTrainer):
             trainer.trial_resources = resources_of(self._trainable, config)
         arguments = trainer.controller_arguments(package, run, overrides)
-        need = share.need
+        need = share.request
         spec = _sized(arguments["group_spec"], need, share.gpus or None)
         if not self.over_trainer:
             # Those libraries choose their number of threads when they are imported.
