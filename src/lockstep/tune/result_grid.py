@@ -1,4 +1,4 @@
-"""ResultGrid: what all trials of an experiment achieved, read from their directories when asked."""
+"""ResultGrid: the results of an experiment's trials, read from their directories on access."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCOPES = ("last", "avg", "last-5-avg", "last-10-avg", "all")
 class ResultGrid(Sequence[Result]):
     """The results of an experiment's trials, in the order of the trials.
 
-    A result is read from its directory when it is asked for, so thousands cost nothing.
+    A result is read from its directory when it is accessed, so thousands of trials cost nothing.
 
     Attributes:
         experiment_path: the experiment's directory.
@@ -74,7 +74,7 @@ class ResultGrid(Sequence[Result]):
         return (Result(self._experiment.child(name)) for name in self._directories)
 
     def index_of(self, directory: str) -> int:
-        """Internal: the number of the trial whose run is in this directory."""
+        """Internal: the position of the trial whose run is in this directory."""
         return self._directories.index(directory)
 
     @property
@@ -90,7 +90,7 @@ class ResultGrid(Sequence[Result]):
 
     @property
     def num_terminated(self) -> int:
-        """How many trials ended without an error, early or at their end."""
+        """How many trials ended without an error, early or not."""
         return self._terminated
 
     def get_best_result(
@@ -103,13 +103,13 @@ class ResultGrid(Sequence[Result]):
         """The result of the best trial.
 
         Args:
-            metric, mode: what is best; by default the ``TuneConfig``'s.
+            metric, mode: which trial is best; by default the ``TuneConfig``'s.
             scope: which of a trial's reports count: the ``"last"``, their average (``"avg"``,
                 ``"last-5-avg"``, ``"last-10-avg"``), or the best of ``"all"``.
-            filter_nan_and_inf: leave out values that are no finite number.
+            filter_nan_and_inf: ignore values that are not finite.
 
         Raises:
-            ValueError: there is no metric, or no trial has reported it.
+            ValueError: no metric is given, or no trial has reported it.
         """
         metric, mode = self._objective("get_best_result", metric, mode)
         check_scope("get_best_result", scope)
@@ -131,7 +131,7 @@ class ResultGrid(Sequence[Result]):
     def get_dataframe(
         self, filter_metric: str | None = None, filter_mode: str | None = None
     ) -> pd.DataFrame:
-        """One row a trial: its last report, or with a metric and a mode its best one.
+        """One row a trial: the last report, or with a metric and a mode the best one.
 
         Configs are in ``config/…`` columns; ``logdir`` is the trial's directory.
         """
@@ -189,8 +189,8 @@ class ResultGrid(Sequence[Result]):
         if metric is None or mode is None:
             missing = "metric" if metric is None else "mode"
             raise ValueError(
-                f"{caller}(): give {missing}=…, here or to TuneConfig; which trial is best is not "
-                "known otherwise."
+                f"{caller}(): give {missing}=…, here or to TuneConfig; without it no trial is "
+                "the best."
             )
         if mode not in ("min", "max"):
             raise ValueError(f"{caller}(mode={mode!r}): expected 'min' or 'max'.")
@@ -239,6 +239,6 @@ class ResultGrid(Sequence[Result]):
 
 
 def check_scope(caller: str, scope: str) -> None:
-    """Raise unless ``scope`` is one that ``get_best_result`` knows."""
+    """Raise unless ``get_best_result`` knows this ``scope``."""
     if scope not in _SCOPES:
         raise ValueError(f"{caller}(scope={scope!r}): expected one of {', '.join(_SCOPES)}.")

@@ -1,4 +1,4 @@
-"""What decides which trials go on."""
+"""Schedulers: they decide which trials continue, pause or stop."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ _BY_NAME: dict[str, type[TrialScheduler]] = {
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
-    """The scheduler of that name, made with these arguments."""
+    """Create the scheduler of this name with these arguments."""
     found = _BY_NAME.get(scheduler.lower()) if isinstance(scheduler, str) else None
     if found is None:
         raise ValueError(
             f"create_scheduler({scheduler!r}): unknown; expected one of {', '.join(_BY_NAME)}."
         )
     return found(**kwargs)
+
 
 if not TYPE_CHECKING:  # a type checker would accept every name then
 
