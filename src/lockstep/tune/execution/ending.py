@@ -25,7 +25,7 @@ class ExperimentEnding:
     """Ends an experiment early. From the loop's thread, except ``interrupt`` and ``preempt``.
 
     Attributes:
-        reason: why the experiment ends, in a few words; None while it goes on.
+        reason: why the experiment ends, in a few words; None while it runs.
         leave_unfinished: unfinished trials stay as they are, for a restore.
         interrupted, preempted: Ctrl-C, SIGTERM.
         failed_trial: the trial that ended the experiment, with ``fail_fast``.
