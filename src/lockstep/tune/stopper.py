@@ -44,19 +44,23 @@ class Stopper(ABC):
         """Whether the experiment ends now. Called after each report, and twice a second."""
 
 
-class NoopStopper(Stopper):
-    """Stops nothing."""
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Never."""
-        return False
+class _TrialStopper(Stopper):
+    """Ends single trials, never the experiment."""
 
     def stop_all(self) -> bool:
         """Never."""
         return False
 
 
-class FunctionStopper(Stopper):
+class NoopStopper(_TrialStopper):
+    """Stops nothing."""
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Never."""
+        return False
+
+
+class FunctionStopper(_TrialStopper):
     """Ends a trial when ``function(trial_id, result)`` returns True."""
 
     def __init__(self, function: Callable[[str, dict[str, Any]], bool]) -> None:
@@ -70,10 +74,6 @@ class FunctionStopper(Stopper):
         """The function's answer."""
         return bool(self._function(trial_id, result))
 
-    def stop_all(self) -> bool:
-        """Never."""
-        return False
-
     @classmethod
     def is_valid_function(cls, function: object) -> bool:
         """Whether the function can be called with a trial's id and a result."""
@@ -82,7 +82,7 @@ class FunctionStopper(Stopper):
         return takes(function, "trial", {})
 
 
-class MaximumIterationStopper(Stopper):
+class MaximumIterationStopper(_TrialStopper):
     """Ends a trial after ``max_iter`` reports."""
 
     def __init__(self, max_iter: int) -> None:
@@ -92,10 +92,6 @@ class MaximumIterationStopper(Stopper):
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Whether the trial has reported ``max_iter`` times."""
         return bool(result["training_iteration"] >= self._max_iter)
-
-    def stop_all(self) -> bool:
-        """Never."""
-        return False
 
 
 class TimeoutStopper(Stopper):
@@ -128,7 +124,7 @@ class TimeoutStopper(Stopper):
         return now - self._started >= self._seconds
 
 
-class TrialPlateauStopper(Stopper):
+class TrialPlateauStopper(_TrialStopper):
     """Ends a trial whose metric does not change any more.
 
     Args:
@@ -183,10 +179,6 @@ class TrialPlateauStopper(Stopper):
         if stopping:
             del self._reports[trial_id], self._last[trial_id]
         return stopping
-
-    def stop_all(self) -> bool:
-        """Never."""
-        return False
 
 
 class ExperimentPlateauStopper(Stopper):

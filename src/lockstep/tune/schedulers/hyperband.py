@@ -113,9 +113,7 @@ class HyperBandScheduler(TrialScheduler):
         """Remove the trial: the others do not wait for it any more."""
         self._leave(tune_controller, trial)
 
-    def on_trial_remove(self, tune_controller: TuneController, trial: Any) -> None:
-        """Remove the trial: the others do not wait for it any more."""
-        self._leave(tune_controller, trial)
+    on_trial_remove = on_trial_error
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Any | None:
         """A pending trial, else a paused one that survived its halving.

@@ -161,9 +161,7 @@ class PopulationBasedTraining(TrialScheduler):
         """Leave the trial out of comparisons; trials that wait for all do not wait for it."""
         self._ended(tune_controller, trial)
 
-    def on_trial_remove(self, tune_controller: TuneController, trial: Any) -> None:
-        """Leave the trial out of comparisons; trials that wait for all do not wait for it."""
-        self._ended(tune_controller, trial)
+    on_trial_remove = on_trial_error
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Any | None:
         """The waiting trial with the least progress, so that all advance together."""
