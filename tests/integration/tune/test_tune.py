@@ -827,7 +827,7 @@ def test_validation() -> None:
     for arguments, text in wrong:
         with pytest.raises(ValueError, match=text):
             TuneConfig(**arguments)
-    with pytest.raises(TypeError, match="an object of a TrialScheduler"):
+    with pytest.raises(TypeError, match="expected a TrialScheduler object"):
         TuneConfig(scheduler=TrialScheduler)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected a TuneConfig"):
         Tuner(count, tune_config={"num_samples": 2})  # type: ignore[arg-type]
