@@ -15,7 +15,7 @@ from lockstep.journal import Journal, check_version, parse_line, read_lines
 from lockstep.records import RunRecords
 from lockstep.run_layout import FORMAT_VERSION
 from lockstep.storage import LocalStorage
-from lockstep.tune.experiment.experiment import ExperimentRecords
+from lockstep.tune.experiment.records import ExperimentRecords
 
 
 def events(path: Path) -> list[dict[str, object]]:
