@@ -169,7 +169,7 @@ ENVIRONMENT_WRITERS = {
     "train/horovod/backend.py",
     "train/tensorflow/backend.py",
     "train/torch/backend.py",
-    "train/torch/device.py",
+    "train/worker/torch_device.py",
     "train/torch/reproducibility.py",
 }
 
@@ -289,6 +289,18 @@ def test_layers_inside(package: str) -> None:
         ).prepare()
     except CycleError as error:
         pytest.fail("imports in a cycle: " + " → ".join(reversed(error.args[1])))
+
+
+@pytest.mark.parametrize(("side", "other"), [("driver", "worker"), ("worker", "driver")])
+def test_the_driver_s_side_and_the_worker_s_do_not_import_each_other(side: str, other: str) -> None:
+    wrong = [
+        f"{file}:{line} imports {name}"
+        for file in FILES
+        if file.startswith(f"train/{side}/")
+        for line, name in imports(file)
+        if name.startswith(f"lockstep.train.{other}.")
+    ]
+    assert not wrong, "what both sides use belongs beside them, in train/"
 
 
 def test_only_one_file_imports_ray() -> None:

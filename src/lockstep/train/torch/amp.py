@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockstep.train.torch.device import get_device
 from lockstep.train.torch.nested import map_leaves
 from lockstep.train.worker import session as sessions
+from lockstep.train.worker.torch_device import get_device
 
 if TYPE_CHECKING:
     import torch

@@ -62,7 +62,7 @@ class TorchBackend(Backend):
         import torch.distributed.nn
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        from lockstep.train.torch import device as devices
+        from lockstep.train.worker import torch_device as devices
 
         context = wiring.context
         variables = {
@@ -113,8 +113,8 @@ class TorchBackend(Backend):
         """Leave the group, and restore torch's settings."""
         import torch.distributed as dist
 
-        from lockstep.train.torch import device as devices
         from lockstep.train.torch import reproducibility
+        from lockstep.train.worker import torch_device as devices
 
         reproducibility.restore()
         devices.see_all([], [])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.train import api
 from lockstep.train.torch import amp, reproducibility
-from lockstep.train.torch.device import get_device
 from lockstep.train.torch.nested import move, tensors_in
+from lockstep.train.worker.torch_device import get_device
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.train import api
 from lockstep.train.torch import amp
-from lockstep.train.torch.device import get_device
+from lockstep.train.worker.torch_device import get_device
 
 if TYPE_CHECKING:
     import torch
