@@ -104,7 +104,7 @@ def test_an_outage_costs_nothing_if_it_ends(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_service_that_is_down_is_left_alone_for_a_while() -> None:
     now = 1000.0
     service = Service(up=False)
-    service.clock = lambda: now
+    service._clock = lambda: now
     with pytest.raises(ConnectionError):
         service.log_trial_start(TRIAL)
     service.up = True
@@ -119,7 +119,7 @@ def test_a_service_that_is_down_is_left_alone_for_a_while() -> None:
 
 def test_the_end_does_not_wait_until_a_service_may_be_called_again() -> None:
     service = Service(up=False)
-    service.clock = lambda: 1000.0
+    service._clock = lambda: 1000.0
     with pytest.raises(ConnectionError):
         service.log_trial_start(TRIAL)
     service.up = True

@@ -71,7 +71,7 @@ class ServiceLoggerCallback(TrackerCallback, ABC):
     secrets: ClassVar[tuple[str, ...]] = ()
     """Attributes that are not pickled with the run's trainer."""
 
-    clock: Callable[[], float] = time.monotonic
+    _clock: Callable[[], float] = time.monotonic
 
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}
@@ -93,7 +93,7 @@ class ServiceLoggerCallback(TrackerCallback, ABC):
     def log_trial_start(self, trial: TrialSnapshot) -> None:
         """Create the run at the service, or resume it."""
         if trial.trial_id not in self._followed:
-            self._followed[trial.trial_id] = _Followed(trial, self.clock)
+            self._followed[trial.trial_id] = _Followed(trial, self._clock)
             self._raised.clear()
         self._attempt(self._followed[trial.trial_id].connect, self.open_run)
 
@@ -108,7 +108,7 @@ class ServiceLoggerCallback(TrackerCallback, ABC):
     def flush_batch(self) -> None:
         """Send the rows kept so far."""
         for followed in self._followed.values():
-            if followed.rows and self.clock() >= followed.try_again:
+            if followed.rows and self._clock() >= followed.try_again:
                 self._attempt(followed.send, self.open_run)
 
     def log_trial_save(self, trial: TrialSnapshot) -> None:
