@@ -64,8 +64,15 @@ def best_first_last(
 def surplus(
     records: Sequence[CheckpointRecord], config: CheckpointConfig, *, ended: bool
 ) -> list[CheckpointRecord]:
-    """What may be deleted now. The newest always stays, except after the end with none to keep."""
+    """What may be deleted now. The newest always stays, except after the end with none to keep.
+
+    While no checkpoint has the score that ranks them, all stay: its name may be misspelt, and
+    what is deleted by mistake cannot be had again.
+    """
     if config.num_to_keep is None or not records:
+        return []
+    unscored = all(record.score is None for record in records)
+    if config.checkpoint_score_attribute is not None and unscored and config.num_to_keep > 0:
         return []
     kept = {record.id for record in best_first_last(records, config)}
     if not (ended and config.num_to_keep == 0):
