@@ -59,8 +59,8 @@ _CONNECTION_WORDS = re.compile(
     r"connection (was |has been )?(closed|reset|refused|aborted|lost)|socket closed|broken pipe"
     r"|collective ops? (is|was|has been) aborted"
 )
-# A library, and what it says somewhere behind its name. Not a pattern with ".*": on a long text with
-# many such names it would take quadratic time, in the driver.
+# A library, and what it says somewhere behind its name. Not a pattern with ".*": on a long text
+# with many such names that would take quadratic time, in the driver.
 _LIBRARY_WORDS = {
     "gloo": ("peer", "timed out"),
     "nccl": ("abort", "remote", "unhandled system error"),
