@@ -527,7 +527,7 @@ class TestArrangements:
         for wrong in (0.0, 1.0, 1.5, 0, 1000, -1):
             with pytest.raises(ValueError, match="train_test_split"):
                 blocks(1000).train_test_split(wrong)
-        with pytest.raises(TypeError, match="give a share or a number"):
+        with pytest.raises(TypeError, match="give a fraction or a number"):
             blocks(10).train_test_split("0.2")  # type: ignore[arg-type]
 
     def test_splits(self) -> None:
@@ -567,7 +567,7 @@ class TestAggregates:
         assert lockstep.data.from_items([{"x": 1}]).std("x") is None
         with pytest.raises(KeyError, match="sum: there is no column 'q'"):
             dataset.sum("q")
-        with pytest.raises(TypeError, match="cannot be taken of column 's' of type string"):
+        with pytest.raises(TypeError, match="cannot be computed for column 's' of type string"):
             lockstep.data.from_items([{"s": "a"}]).sum("s")
 
     def test_a_standard_deviation_far_from_zero(self) -> None:
