@@ -24,6 +24,7 @@ ROOT = SRC / "lockstep"
 # A module may import its own layer and those before it.
 LAYERS = [
     "checks",
+    "jobs",
     "run_layout",
     "errors",
     "error_record",
@@ -68,6 +69,58 @@ INNER_LAYERS = {
         "dataset",
         "create",
         "read",
+        "__init__",
+    ],
+    "train": [
+        "context",
+        "protocol",
+        "backend",
+        "serialize",
+        "function",
+        "reduction",
+        "datasets",
+        "record",
+        "driver",
+        "worker",
+        "api",
+        "trainer",
+        "base_trainer",
+        "data_parallel_trainer",
+        "tracking",
+        "torch",
+        "tensorflow",
+        "horovod",
+        "lightning",
+        "huggingface",
+        "callbacks",
+        "__init__",
+    ],
+    "tune": [
+        "missing",
+        "trainable",
+        "parameters",
+        "search",
+        "stopper",
+        "schedulers",
+        "tune_config",
+        "plots",
+        "result_grid",
+        "experiment",
+        "reporting",
+        "execution",
+        "registry",
+        "tuner",
+        "compat",
+        "analysis",
+        "legacy",
+        "callback",
+        "error",
+        "progress_reporter",
+        "syncer",
+        "logger",
+        "integration",
+        "utils",
+        "suggest",
         "__init__",
     ],
 }
@@ -116,7 +169,7 @@ ENVIRONMENT_WRITERS = {
     "train/horovod/backend.py",
     "train/tensorflow/backend.py",
     "train/torch/backend.py",
-    "train/torch/device.py",
+    "train/worker/torch_device.py",
     "train/torch/reproducibility.py",
 }
 
@@ -238,6 +291,18 @@ def test_layers_inside(package: str) -> None:
         pytest.fail("imports in a cycle: " + " → ".join(reversed(error.args[1])))
 
 
+@pytest.mark.parametrize(("side", "other"), [("driver", "worker"), ("worker", "driver")])
+def test_the_driver_s_side_and_the_worker_s_do_not_import_each_other(side: str, other: str) -> None:
+    wrong = [
+        f"{file}:{line} imports {name}"
+        for file in FILES
+        if file.startswith(f"train/{side}/")
+        for line, name in imports(file)
+        if name.startswith(f"lockstep.train.{other}.")
+    ]
+    assert not wrong, "what both sides use belongs beside them, in train/"
+
+
 def test_only_one_file_imports_ray() -> None:
     wrong = [
         f"{file}:{line}"
@@ -299,6 +364,25 @@ def test_a_run_s_files_are_named_in_run_layout_only() -> None:
         if isinstance(node, ast.Constant) and node.value in names
     ]
     assert not wrong, "import the name from lockstep.run_layout"
+
+
+def test_engines_are_told_apart_by_properties_only() -> None:
+    def names_an_engine(node: ast.expr) -> bool:
+        if isinstance(node, ast.Constant):
+            return node.value == "inprocess"
+        if not isinstance(node, ast.Attribute) or node.attr != "name":
+            return False
+        return "engine" in ast.unparse(node.value)
+
+    wrong = [
+        f"{file}:{node.lineno}"
+        for file in FILES
+        if not file.startswith("engine/")
+        for node in nodes(tree_of(file))
+        if isinstance(node, ast.Compare)
+        and any(map(names_an_engine, (node.left, *node.comparators)))
+    ]
+    assert not wrong, "ask the engine's properties instead (lockstep.engine.base)"
 
 
 def test_nothing_is_deep() -> None:

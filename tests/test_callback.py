@@ -117,3 +117,22 @@ def test_a_trial_survives_pickling() -> None:
     copy = pickle.loads(pickle.dumps(trial))
     assert copy == trial
     assert (copy.config, copy.last_result) == ({"lr": 0.1}, {"loss": 1.0})
+
+
+def test_a_callback_shows_only_what_users_implement() -> None:
+    hooks = {name for name in dir(Callback) if not name.startswith("_")}
+    assert hooks == {
+        "get_state",
+        "on_checkpoint",
+        "on_experiment_end",
+        "on_trial_complete",
+        "on_trial_error",
+        "on_trial_restore",
+        "on_trial_result",
+        "on_trial_save",
+        "on_trial_start",
+        "set_state",
+        "setup",
+    }
+    logger_hooks = {name for name in dir(LoggerCallback) if not name.startswith("_")}
+    assert {name for name in logger_hooks - hooks if not name.startswith("log_trial_")} == set()

@@ -172,7 +172,9 @@ Stack \(most recent call last\):
     assert re.search(r"no worker of the run \S+ answers: process \d+ has ended\.\n$", error)
     assert cli.main(["show", str(run)]) == 0
     shown = capsys.readouterr().out
-    assert f"unfinished; no worker runs, go on with DataParallelTrainer.restore('{run}')" in shown
+    assert (
+        f"unfinished; no worker runs; resume it with DataParallelTrainer.restore('{run}')" in shown
+    )
 
 
 def test_stack_of_a_run_on_remote_storage(
@@ -215,7 +217,8 @@ def test_a_run_that_has_ended_has_no_stacks(capsys: pytest.CaptureFixture[str]) 
     result = fit(lambda: None)
     assert cli.main(["stack", result.path]) == 1
     assert re.fullmatch(
-        r"lockstep stack: the run DataParallelTrainer_\w+ is not live: its state is 'finished'\.\n",
+        r"lockstep stack: the run DataParallelTrainer_\w+ is not running: "
+        r"its state is 'finished'\.\n",
         capsys.readouterr().err,
     )
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lockstep.errors import StorageError
-from lockstep.journal import Journal, parse_line, read_lines
+from lockstep.journal import Journal, check_version, parse_line, read_lines
+from lockstep.records import RunRecords
+from lockstep.run_layout import FORMAT_VERSION
+from lockstep.storage import LocalStorage
+from lockstep.tune.experiment.records import ExperimentRecords
 
 
 def events(path: Path) -> list[dict[str, object]]:
@@ -97,3 +102,22 @@ def test_a_full_disk_is_one_sentence(path: Path) -> None:
     with pytest.raises(StorageError, match=r"journal .*journal\.jsonl: No space left"):
         journal.append("run")
     journal.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "event", "reader"),
+    [("journal.jsonl", "run", RunRecords), ("experiment.jsonl", "experiment", ExperimentRecords)],
+)
+def test_a_newer_format_is_refused(
+    tmp_path: Path, file: str, event: str, reader: Callable[[LocalStorage], object]
+) -> None:
+    journal = Journal(str(tmp_path / file))
+    journal.append(event, version=FORMAT_VERSION + 1)
+    journal.close()
+    said = f"{file} has format version {FORMAT_VERSION + 1}, .* up to {FORMAT_VERSION}; read it"
+    with pytest.raises(StorageError, match=said):
+        reader(LocalStorage(str(tmp_path)))
+
+
+def test_this_format_is_read() -> None:
+    check_version({"version": FORMAT_VERSION}, "journal.jsonl")

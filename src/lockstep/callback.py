@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
@@ -42,8 +42,8 @@ class TrialSnapshot:
         last_result: the result *before* the one being reported.
         path: the run directory.
         checkpoint: the newest committed checkpoint.
-        restored: this driver goes on with a run that an earlier one began.
-        stopped: it ended before its time, interrupted or preempted, and can be restored.
+        restored: this driver resumes a run that an earlier driver began.
+        stopped: the run was interrupted or preempted, and can be restored.
     """
 
     trial_id: str
@@ -85,7 +85,7 @@ class TrialSnapshot:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a ``UserCallback`` is told about the run it follows."""
+    """The run that a ``UserCallback`` follows."""
 
     run_config: RunConfig
     trial_id: str
@@ -101,26 +101,6 @@ class Callback:
     The object stays in the driver process, so what it collects can be read after ``fit()``. Its
     hooks are called one after the other, never two at once for one run.
     """
-
-    batched: ClassVar[bool] = False
-    """Internal: collect events for a moment, then deliver them and call ``flush_batch``."""
-
-    max_waiting: ClassVar[int | None] = 10_000
-    """How many events may wait for a callback that is slow; further reports are left out, which is
-    said once. None: any number."""
-
-    end_timeout_s: float | None = None
-    """How long the end of a run may wait for this callback; None: LOCKSTEP_CALLBACK_FLUSH_S."""
-
-    uses_directory: bool = True
-    """Whether it reads or writes in a trial's directory, which then waits for it, a while, before
-    it goes to remote storage."""
-
-    def flush_batch(self) -> None:
-        """Internal: called after each batch of events of a ``batched`` callback."""
-
-    def check_before_run(self) -> None:
-        """Called by ``fit()`` itself, before anything starts; raise to refuse the run."""
 
     def setup(
         self,
@@ -139,7 +119,7 @@ class Callback:
     def on_trial_restore(
         self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
-        """After ``on_trial_start``, when the trial goes on from ``trial.checkpoint``."""
+        """After ``on_trial_start``, when the trial resumes from ``trial.checkpoint``."""
 
     def on_trial_result(
         self,
@@ -180,14 +160,14 @@ class Callback:
         """After everything else."""
 
     def get_state(self) -> dict[str, Any] | None:
-        """What a run keeps of this callback for a restore, after each checkpoint and at the end.
+        """The state to save for a restore, after each checkpoint and at the end of the run.
 
-        It is pickled; None keeps nothing. An experiment keeps one for all of its trials.
+        The state is pickled; None saves nothing. An experiment saves one state for all trials.
         """
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes back what ``get_state`` gave: in a restored run, after ``setup``."""
+        """Restore the state that ``get_state`` returned: in a restored run, after ``setup``."""
 
 
 class LoggerCallback(Callback):
@@ -197,7 +177,7 @@ class LoggerCallback(Callback):
         """When a trial starts."""
 
     def log_trial_restore(self, trial: TrialSnapshot) -> None:
-        """After ``log_trial_start``, when the trial goes on from ``trial.checkpoint``."""
+        """After ``log_trial_start``, when the trial resumes from ``trial.checkpoint``."""
 
     def log_trial_result(
         self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
@@ -271,4 +251,4 @@ class UserCallback:
     def after_exception(
         self, run_context: RunContext, worker_exceptions: dict[int, Exception]
     ) -> None:
-        """After workers failed, also when the run starts again: rank → its exception."""
+        """After workers failed, also when the run restarts: rank → the exception of that rank."""

@@ -1,23 +1,33 @@
-"""Whole numbers that users give: Python's and numpy's, kept as Python's, which JSON can hold."""
+"""Checks of numbers that users give. A bool is an int in Python, and never what was meant."""
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, TypeGuard
 
-__all__ = ["check_int", "check_seed"]
+__all__ = ["check_int", "check_seed", "is_int", "is_number"]
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether it is one of Python's integers, and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is one of Python's integers or floats, and not a bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_int(given: str, value: Any, least: int = 0) -> int:
-    """A whole number.
+    """The value as Python's integer, which JSON can hold; numpy's integers are accepted.
 
     Args:
         given: how the user gave it, for the error.
         value: what was given.
-        least: what it must not be below.
+        least: the smallest value allowed.
 
     Raises:
-        ValueError: it is no whole number, or too small.
+        ValueError: the value is not an integer, or too small.
     """
     number = _index(value)
     if number is None:
@@ -28,10 +38,10 @@ def check_int(given: str, value: Any, least: int = 0) -> int:
 
 
 def check_seed(doing: str, seed: Any) -> int | None:
-    """A seed, or None where the user left that open.
+    """A seed as Python's integer, or None where the user gave none.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the seed is neither.
     """
     number = _index(seed)
     if number is None and seed is not None:

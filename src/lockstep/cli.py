@@ -1,7 +1,7 @@
 """The ``lockstep`` command: look at a run from outside.
 
-    lockstep show RUN     how it stands
-    lockstep stack RUN    where each rank of a live run is, at this moment
+    lockstep show RUN     its progress
+    lockstep stack RUN    where each rank of a running run is, at this moment
 
 RUN is a run's directory, an experiment's (its newest run), the URI of one of them, or, below the
 results root, an experiment's name, a run's name or its trial id.
@@ -62,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
     for name, function, text in (
-        ("show", _show, "how a run stands: state, attempts, metrics, checkpoints, error"),
-        ("stack", _stack, "the Python stack of every rank of a live run"),
+        ("show", _show, "the progress of a run: state, attempts, metrics, checkpoints, error"),
+        ("stack", _stack, "the Python stack of every rank of a running run"),
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         command.add_argument(
@@ -140,8 +140,8 @@ def _stack(text: str) -> int:
     from lockstep.engine.attach import request_stacks
     from lockstep.train.driver.failure import name_ranks
 
-    directory, records = _live_books(_find_run(text))
-    attempt = _check_live(records)
+    directory, records = _driver_records(_find_run(text))
+    attempt = _check_running(records)
     pids: dict[int, int] = {worker["rank"]: worker["pid"] for worker in attempt["workers"]}
     logs = {rank: _Log(Path(directory, log_file(rank))) for rank in pids}
     problems: dict[int, str] = {}
@@ -172,7 +172,7 @@ def _stack(text: str) -> int:
     return 1 if problems else 0
 
 
-def _live_books(storage: Storage) -> tuple[str, RunRecords]:
+def _driver_records(storage: Storage) -> tuple[str, RunRecords]:
     """Where the driver of a run writes its logs and its journal, and that journal."""
     from lockstep.records import RunRecords
     from lockstep.storage import open_storage
@@ -191,11 +191,11 @@ def _live_books(storage: Storage) -> tuple[str, RunRecords]:
         ) from None
 
 
-def _check_live(records: RunRecords) -> dict[str, Any]:
+def _check_running(records: RunRecords) -> dict[str, Any]:
     """The newest attempt of a run that may have workers on this machine."""
     name = _name(records.run)
     if records.end is not None:
-        raise LockstepError(f"the run {name} is not live: its state is {records.state!r}.")
+        raise LockstepError(f"the run {name} is not running: its state is {records.state!r}.")
     attempt = _newest_attempt(records)
     if attempt is None:
         raise LockstepError(f"the workers of the run {name} are not up yet; try again.")
@@ -292,4 +292,4 @@ def _state(storage: Storage, records: RunRecords) -> str:
     if any(is_worker(worker["pid"], attempt["time"]) for worker in attempt["workers"]):
         return "running"
     advice = f"{records.run['trainer']}.restore({storage.uri!r}).fit()"
-    return f"unfinished; no worker runs, go on with {advice}"
+    return f"unfinished; no worker runs; resume it with {advice}"

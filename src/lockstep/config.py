@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lockstep.checks import is_int, is_number
 from lockstep.runtime import checked_env_vars
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class CheckpointUploadMode(Enum):
     SYNC = "sync"
     """After the checkpoint is on storage, flushed and committed."""
     ASYNC = "async"
-    """Once a snapshot is safe; the upload goes on in the background, in order."""
+    """Once a snapshot is safe; the upload continues in the background, in order."""
     NO_UPLOAD = "no_upload"
     """The checkpoint already lies where it should; it is registered as it is."""
 
@@ -42,15 +43,11 @@ class CheckpointUploadMode(Enum):
         return next((m for m in cls if isinstance(value, str) and m.name == value.upper()), None)
 
 
-def _whole_number(owner: str, name: str, value: object, least: int, why: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _check_int(owner: str, name: str, value: object, least: int, why: str = "") -> None:
+    if not is_int(value):
         raise TypeError(f"{owner}({name}={value!r}): expected a whole number.{why}")
     if value < least:
         raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_searched(value: object) -> bool:
@@ -65,8 +62,8 @@ class ScalingConfig:
     Args:
         num_workers: worker processes. 0 runs the training function in this very process, so that
             ``breakpoint()`` works; everything else stays the same. ``(min, max)`` starts with as
-            many as there is room for, goes on with fewer after a loss that cannot be replaced, and
-            grows when room returns.
+            many as there is room for, continues with fewer after a loss that cannot be replaced,
+            and grows when room returns.
         use_gpu: give each worker a GPU of its own.
         resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
             sets the worker's thread count.
@@ -108,14 +105,14 @@ class ScalingConfig:
                 )
             for size in self.num_workers:
                 why = f" (min, max) was given as {self.num_workers!r}."
-                _whole_number("ScalingConfig", "num_workers", size, 1, why)
+                _check_int("ScalingConfig", "num_workers", size, 1, why)
             if self.num_workers[0] > self.num_workers[1]:
                 raise ValueError(
                     f"ScalingConfig(num_workers={self.num_workers!r}): min is above max."
                 )
         else:
             why = " (min, max), a tuple, is for a size that may change."
-            _whole_number("ScalingConfig", "num_workers", self.num_workers, 0, why)
+            _check_int("ScalingConfig", "num_workers", self.num_workers, 0, why)
         if not isinstance(self.use_gpu, bool):
             raise TypeError(f"ScalingConfig(use_gpu={self.use_gpu!r}): expected True or False.")
         if self.resources_per_worker is None:
@@ -131,7 +128,7 @@ class ScalingConfig:
                     f"ScalingConfig(resources_per_worker={{{name!r}: …}}): unknown resource; "
                     "this engine knows 'CPU' and 'GPU'."
                 )
-            if not _is_number(amount) or not 0 <= amount < math.inf:
+            if not is_number(amount) or not 0 <= amount < math.inf:
                 raise ValueError(
                     f"ScalingConfig(resources_per_worker={{{name!r}: {amount!r}}}): "
                     "expected a finite number, 0 or more."
@@ -200,9 +197,7 @@ class FailureConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "max_preemption_failures"):
-            _whole_number(
-                "FailureConfig", name, getattr(self, name), -1, " -1 means without limit."
-            )
+            _check_int("FailureConfig", name, getattr(self, name), -1, " -1 means without limit.")
         if self.fail_fast not in (True, False, "raise"):
             raise ValueError(
                 f"FailureConfig(fail_fast={self.fail_fast!r}): expected True, False or 'raise'."
@@ -238,7 +233,7 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         if self.checkpoint_frequency is None:
             object.__setattr__(self, "checkpoint_frequency", 0)
-        _whole_number(
+        _check_int(
             "CheckpointConfig", "checkpoint_frequency", self.checkpoint_frequency, 0, " 0: never."
         )
         if self.checkpoint_at_end not in (None, True, False):
@@ -247,7 +242,7 @@ class CheckpointConfig:
                 "expected True or False."
             )
         if self.num_to_keep is not None:
-            _whole_number(
+            _check_int(
                 "CheckpointConfig", "num_to_keep", self.num_to_keep, 0, " None keeps them all."
             )
         if self.checkpoint_score_order not in ("max", "min"):
@@ -289,7 +284,7 @@ class RunConfig:
             reached), or ``stop(trial_id, result) -> bool``.
         verbose: 0 prints only warnings, 1 the live display, 2 (or 3) every report as well.
         resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
-            earlier ones, ``"auto"`` goes on with the newest of them if it has not finished,
+            earlier ones, ``"auto"`` resumes the newest of them if it has not finished,
             ``"must"`` insists on that.
         hang_warning_s: when some ranks wait at a report and others have not come for this long,
             say which, and where they are. None: never.
@@ -374,7 +369,7 @@ class RunConfig:
             raise ValueError(f"RunConfig(resume={self.resume!r}) needs the name of the run.")
         for name in ("hang_warning_s", "hang_timeout_s", "storage_timeout_s"):
             seconds = getattr(self, name)
-            if seconds is not None and not (_is_number(seconds) and 0 < seconds < math.inf):
+            if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
                 raise ValueError(
                     f"RunConfig({name}={seconds!r}): expected seconds, finite and above 0, or "
                     "None for never."
@@ -420,5 +415,5 @@ class RunConfig:
         for key, bound in self.stop.items():
             if not isinstance(key, str):
                 raise TypeError(f"RunConfig(stop={{{key!r}: …}}): expected the name of a metric.")
-            if not _is_number(bound) or math.isnan(bound):
+            if not is_number(bound) or math.isnan(bound):
                 raise ValueError(f"RunConfig(stop={{{key!r}: {bound!r}}}): expected a number.")

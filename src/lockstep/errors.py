@@ -15,7 +15,7 @@
     └── InsufficientResourcesError   more was asked for than this machine has
     TrainingInterrupted (KeyboardInterrupt)   Ctrl-C during fit(); carries .result
     TrainingPreempted (SystemExit)            SIGTERM during fit(); carries .result
-    StopTraining (BaseException)              raised by report() in a worker that is told to stop
+    StopTraining (BaseException)              raised by report() in a worker that must stop
 
 All of them survive pickling.
 """
@@ -181,7 +181,7 @@ class TrainingPreempted(SystemExit):
 
 
 class StopTraining(BaseException):
-    """Raised by ``report()`` in every rank when the run is told to stop at that report.
+    """Raised by ``report()`` in every rank when the run must stop at that report.
 
     Not an ``Exception``, so a training function's ``except Exception`` does not swallow it.
     """

@@ -9,7 +9,7 @@
     failure     an attempt ended in errors
     leave       an attempt stopped on a notice: a preemption, or to change size
     end         finished, failed, interrupted or preempted
-    restore     goes on after an end, or after its driver was killed
+    restore     resumed after an end, or after the driver was killed
 
 Everything else a run directory says can be rebuilt from it. A line that a killed driver left
 half written is ignored, and cut off before the next one is appended.
@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockstep.errors import StorageError
+from lockstep.run_layout import FORMAT_VERSION
 
-__all__ = ["Journal", "is_driven", "parse_line", "read_lines"]
+__all__ = ["Journal", "check_version", "is_driven", "parse_line", "read_lines"]
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
@@ -111,6 +112,20 @@ def parse_line(line: bytes) -> dict[str, Any]:
     """One event."""
     record: dict[str, Any] = json.loads(line)
     return record
+
+
+def check_version(header: dict[str, Any], path: str) -> None:
+    """Refuse a journal of a later lockstep, whose first record is ``header``.
+
+    Raises:
+        StorageError: the format is newer than this version reads.
+    """
+    found = header.get("version", FORMAT_VERSION)
+    if found > FORMAT_VERSION:
+        raise StorageError(
+            f"{path} has format version {found}, and this lockstep reads versions up to "
+            f"{FORMAT_VERSION}; read it with the lockstep that wrote it, or update this one."
+        )
 
 
 def _cut_half_line(path: str) -> None:

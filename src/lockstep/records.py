@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError, StorageError
-from lockstep.journal import parse_line, read_lines
+from lockstep.journal import check_version, parse_line, read_lines
 from lockstep.metrics import full_row
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import JOURNAL_FILE
@@ -154,6 +154,7 @@ class RunRecords:
     def _take(self, record: dict[str, Any]) -> None:
         event = record.pop("event")
         if event == "run":
+            check_version(record, self._path)
             self.run = record
         elif event == "attempt":
             self.attempts[record["attempt"]] = record
@@ -163,7 +164,7 @@ class RunRecords:
             if not checkpoint.uploaded:
                 self._never_uploaded.add(checkpoint.name)
         elif event == "delete":
-            self._forget(record)
+            self.checkpoints.pop(record["id"], None)
         elif event == "failure":
             self.failure = record
         elif event == "restore":
@@ -171,15 +172,6 @@ class RunRecords:
             self.end = self.failure = None
         elif event == "end":
             self.end = record
-
-    def _forget(self, record: dict[str, Any]) -> None:
-        if "id" in record:
-            self.checkpoints.pop(record["id"], None)
-            return
-        # An older journal has the name only.
-        named = (one.id for one in self.checkpoints.values() if one.name == record["name"])
-        for gone in list(named)[:1]:
-            del self.checkpoints[gone]
 
 
 def _parse(numbered: tuple[int, bytes], path: str) -> dict[str, Any]:

@@ -27,11 +27,11 @@ class CheckpointRecord:
     uploaded: bool = True
     """False: it lies where the user put it."""
     iteration: int = 0
-    """The ``training_iteration`` of the newest row then: an attempt from here counts on."""
+    """The ``training_iteration`` of the newest row: an attempt from this checkpoint counts on."""
     trained_s: float = 0.0
     """How long the run had trained by then."""
     positions: dict[str, Any] | None = None
-    """How far the datasets had been read by all ranks then: an attempt from here goes on there."""
+    """How far all ranks had read the datasets: an attempt from this checkpoint resumes there."""
 
     @staticmethod
     def of(written: Mapping[str, Any]) -> CheckpointRecord:

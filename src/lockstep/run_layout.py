@@ -34,6 +34,9 @@ __all__ = [
     "spool_prefix",
 ]
 
+FORMAT_VERSION = 1
+"""What the first record of a journal says; a reader refuses a newer one."""
+
 JOURNAL_FILE = "journal.jsonl"
 TRAINER_FILE = "trainer.pkl"
 PROGRESS_FILE = "progress.csv"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep import settings
+from lockstep.checks import is_int
 
 __all__ = ["Runtime", "checked_env_vars", "configure", "current", "is_configured", "reset", "watch"]
 
@@ -36,9 +37,7 @@ def configure(
     """Check and keep what ``lockstep.init()`` was given, and tell the runs that watch."""
     global _configured
     for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
-        if count is not None and (
-            isinstance(count, bool) or not isinstance(count, int) or count < 0
-        ):
+        if count is not None and (not is_int(count) or count < 0):
             raise ValueError(f"init({name}={count!r}): expected a whole number, 0 or more.")
     runtime_env = {} if runtime_env is None else runtime_env
     env_vars = checked_env_vars(runtime_env, "init(runtime_env=")

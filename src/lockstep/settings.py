@@ -73,7 +73,7 @@ def cuda_visible_devices() -> str | None:
 
 
 def legacy_keras(extra: Mapping[str, str]) -> bool:
-    """``TF_USE_LEGACY_KERAS``: whether ``tf.keras`` is to be Keras 2 in workers; yes when unset."""
+    """``TF_USE_LEGACY_KERAS``: whether ``tf.keras`` is Keras 2 in workers; yes when unset."""
     name = "TF_USE_LEGACY_KERAS"
     return extra.get(name, os.environ.get(name, "1")).lower() in ("1", "true")
 

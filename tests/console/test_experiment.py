@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.console.experiment import ExperimentStatus, TrialLine, make_experiment_display
-from tests.console.terminal import on_terminal
+from tests.console.pseudo_terminal import on_terminal
 
 SCRIPT = """
 from lockstep.console.experiment import ExperimentStatus, TrialLine, make_experiment_display
@@ -52,7 +52,7 @@ def test_the_table_on_a_terminal() -> None:
         assert "best (min loss)  4913f_00042 loss=0.125 (lr=0.25)" in text
         assert "ASHA: 3 rungs" in text
         assert "[4913f_00001] a worker prints" in text
-        terminal.go_on()
+        terminal.resume()
         assert terminal.wait() == 0
     assert "✓ finished · 6/64 trials" in terminal.text
     assert "experiment  /results/search" in terminal.text
@@ -70,7 +70,7 @@ def test_more_trials_than_lines_are_counted() -> None:
     with on_terminal(script) as terminal:
         terminal.wait_for("more")
         assert "… and " in terminal.text
-        terminal.go_on()
+        terminal.resume()
         assert terminal.wait() == 0
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lockstep.console.reports import ReportLines
+from lockstep.console.report_lines import ReportLines
 from lockstep.console.status import Progress
 from lockstep.console.text import (
     clean,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep.engine import loop as module
-from lockstep.engine.loop import BRISK_WAITS, EventLoop, SpinThenBlock
+from lockstep.engine.loop import SHORT_WAITS, EventLoop, SpinThenBlock
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_after_a_brisk_exchange_it_sleeps_again(
 
     here.send(b"x")
     loop.watch(there.fileno(), exchange)
-    loop.run_until(lambda: len(seen) > 2 * BRISK_WAITS)
+    loop.run_until(lambda: len(seen) > 2 * SHORT_WAITS)
     loop.unwatch(there.fileno())
     woken: list[int] = []
     thread = threading.Timer(0.05, lambda: loop.call_soon(note(woken, 1)))
@@ -225,7 +225,7 @@ def test_after_a_brisk_exchange_it_sleeps_again(
 def test_a_brisk_wait_sleeps_in_the_end_and_brings_what_comes_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "BRISK_S", 0.2)  # no machine is so busy that a look takes longer
+    monkeypatch.setattr(module, "SHORT_WAIT_S", 0.2)  # a look never takes longer
     read, write = os.pipe()
     asked: list[Any] = []
     poll = select.poll()
@@ -238,7 +238,7 @@ def test_a_brisk_wait_sleeps_in_the_end_and_brings_what_comes_then(
     try:
         wait = SpinThenBlock(counted)
         os.write(write, b"x")
-        for _ in range(2 * BRISK_WAITS):
+        for _ in range(2 * SHORT_WAITS):
             assert wait() == [(read, select.POLLIN)]
         assert asked[-1] == (0,), "it looks before it sleeps"
         os.read(read, 1)

@@ -36,10 +36,10 @@ def uri(port: int, bucket: str) -> str:
 
 
 def disconnected_after(storage: Storage) -> Iterator[Storage]:
-    """Pytest holds a fixture's value past its end; the connections are not to live that long."""
+    """Pytest holds a fixture's value past its end; the connections must not live that long."""
     assert isinstance(storage, RemoteStorage)
     yield storage
-    storage._connection._filesystem = None
+    storage._remote._filesystem = None
 
 
 class TestS3(StorageContract):

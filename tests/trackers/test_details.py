@@ -20,7 +20,7 @@ from lockstep.trackers import (
     WandbLoggerCallback,
 )
 from lockstep.trackers.mlflow_client import file_store_allowed, mlflow_name, mlflow_parameters
-from lockstep.trackers.values import numbers_in, parameters_in, run_key
+from lockstep.trackers.values import flat_parameters, numeric_metrics, run_key
 from lockstep.train import Checkpoint, DataParallelTrainer, Result
 from tests.integration.runs import fit, run_script
 from tests.trackers import readers
@@ -271,11 +271,11 @@ def test_a_tracker_is_kept_with_its_run(callback: Callback) -> None:
 def test_what_counts_as_a_number_and_as_a_parameter() -> None:
     row = {"loss": 1, "ok": True, "word": "x", "none": None, "a": {"b": 2.5}, "l": [1]}
     row |= {"pid": 7, "time_since_restore": 1.5, "iterations_since_restore": 2}
-    assert numbers_in(row) == {"loss": 1, "ok": True, "a/b": 2.5}
-    assert numbers_in(row, ["a", "loss"]) == {"ok": True}
-    assert numbers_in(row, ["a/b"]) == {"loss": 1, "ok": True}
+    assert numeric_metrics(row) == {"loss": 1, "ok": True, "a/b": 2.5}
+    assert numeric_metrics(row, ["a", "loss"]) == {"ok": True}
+    assert numeric_metrics(row, ["a/b"]) == {"loss": 1, "ok": True}
     config = {"lr": 0.1, "f": len, "empty": {}, "n": {"x": [1, 2]}, "none": None}
-    assert parameters_in(config) == {
+    assert flat_parameters(config) == {
         "lr": 0.1,
         "f": "<built-in function len>",
         "empty": "{}",

@@ -17,9 +17,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lockstep.callback import LoggerCallback, RunContext, TrialSnapshot
+from lockstep.callback import RunContext, TrialSnapshot
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
+from lockstep.trackers.tracker_callback import TrackerCallback
 from lockstep.train.driver.callbacks import CallbackDispatcher
 
 Json = list[dict[str, Any]]
@@ -29,7 +30,7 @@ def make_trial(path: Path, **config: Any) -> TrialSnapshot:
     return TrialSnapshot("4913f_00000", "TorchTrainer", str(path), config=config)
 
 
-def log(callback: LoggerCallback, trial: TrialSnapshot, *results: dict[str, Any]) -> None:
+def log(callback: TrackerCallback, trial: TrialSnapshot, *results: dict[str, Any]) -> None:
     """One run that reports ``results``."""
     callback.log_trial_start(trial)
     for iteration, result in enumerate(results, 1):
@@ -217,7 +218,7 @@ class TestBoth:
         return [int(row["epoch"]) for row in found]
 
     def test_rows_are_in_the_file_after_each_flush(
-        self, tmp_path: Path, kind: type[LoggerCallback]
+        self, tmp_path: Path, kind: type[TrackerCallback]
     ) -> None:
         trial, callback = make_trial(tmp_path), kind()
         callback.log_trial_start(trial)
@@ -228,7 +229,7 @@ class TestBoth:
         callback.log_trial_end(trial)
 
     def test_one_object_follows_several_runs(
-        self, tmp_path: Path, kind: type[LoggerCallback]
+        self, tmp_path: Path, kind: type[TrackerCallback]
     ) -> None:
         callback = kind()
         trials = []
@@ -244,16 +245,16 @@ class TestBoth:
         assert self.rows(tmp_path / "a") == self.rows(tmp_path / "b") == [0, 1]
 
     def test_a_subclass_that_leaves_out_super_init(
-        self, tmp_path: Path, kind: type[LoggerCallback]
+        self, tmp_path: Path, kind: type[TrackerCallback]
     ) -> None:
-        def no_init(self: LoggerCallback) -> None:
+        def no_init(self: TrackerCallback) -> None:
             self.mine = 1  # type: ignore[attr-defined]
 
         subclass = type("Mine", (kind,), {"__init__": no_init})
         log(subclass(), make_trial(tmp_path), {"epoch": 0})
         assert self.rows(tmp_path) == [0]
 
-    def test_a_removed_directory_raises(self, tmp_path: Path, kind: type[LoggerCallback]) -> None:
+    def test_a_removed_directory_raises(self, tmp_path: Path, kind: type[TrackerCallback]) -> None:
         run = tmp_path / "run"
         run.mkdir()
         trial, callback = make_trial(run), kind()
@@ -268,7 +269,7 @@ class TestBoth:
         assert self.rows(run) == [0, 1]
 
     def test_a_full_disk_tears_no_row_and_loses_none_once_there_is_room(
-        self, tmp_path: Path, kind: type[LoggerCallback], request: pytest.FixtureRequest
+        self, tmp_path: Path, kind: type[TrackerCallback], request: pytest.FixtureRequest
     ) -> None:
         trial, callback = make_trial(tmp_path), kind()
         callback.log_trial_result(1, trial, {"epoch": 0, "text": ""})
@@ -285,7 +286,7 @@ class TestBoth:
         assert self.rows(tmp_path) == [0, 1, 2, 3]
 
     def through_dispatcher(
-        self, callback: LoggerCallback, trial: TrialSnapshot, results: Json
+        self, callback: TrackerCallback, trial: TrialSnapshot, results: Json
     ) -> list[str]:
         """One run that reports ``results``; what the user was told."""
         context = RunContext(RunConfig(), trial.trial_id, trial.path, "x", None, ScalingConfig())
@@ -299,7 +300,7 @@ class TestBoth:
         return problems
 
     def test_five_thousand_reports_through_the_dispatcher(
-        self, tmp_path: Path, kind: type[LoggerCallback]
+        self, tmp_path: Path, kind: type[TrackerCallback]
     ) -> None:
         results: Json = [{"epoch": epoch} for epoch in range(5000)]
         assert self.through_dispatcher(kind(), make_trial(tmp_path), results) == []
@@ -307,9 +308,9 @@ class TestBoth:
 
     @pytest.mark.parametrize("hook", ["log_trial_result", "on_trial_result"])
     def test_a_subclass_sees_the_results_and_may_change_what_is_written(
-        self, tmp_path: Path, kind: type[LoggerCallback], hook: str
+        self, tmp_path: Path, kind: type[TrackerCallback], hook: str
     ) -> None:
-        def later(self: LoggerCallback, iteration: int, *args: Any, **info: Any) -> None:
+        def later(self: TrackerCallback, iteration: int, *args: Any, **info: Any) -> None:
             result = info.pop("result", None) or args[-1]
             changed = {"epoch": result["epoch"] + 10}
             kind.log_trial_result(self, iteration, make_trial(tmp_path), changed)
@@ -320,7 +321,7 @@ class TestBoth:
         assert self.rows(tmp_path) == [10, 11, 12]
 
     def test_a_row_that_cannot_be_written_costs_no_other(
-        self, tmp_path: Path, kind: type[LoggerCallback]
+        self, tmp_path: Path, kind: type[TrackerCallback]
     ) -> None:
         class Nameless:
             def __repr__(self) -> str:

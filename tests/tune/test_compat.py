@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +16,6 @@ from lockstep.train.trainer import DataParallelTrainer
 def trial(config: dict[str, Any]) -> None:
     for step in range(3):
         tune.report({"loss": config["x"] / (step + 1)})
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "advice"),
-    [
-        ("lockstep.tune.search.hyperopt", "HyperOptSearch", "OptunaSearch"),
-        ("lockstep.tune.search.bohb", "TuneBOHB", "OptunaSearch"),
-        ("lockstep.tune.suggest.optuna", "OptunaSearch", "lockstep.tune.search"),
-        ("lockstep.tune.schedulers", "PB2", "PopulationBasedTraining"),
-        ("lockstep.tune.schedulers.pb2", "PB2", "PopulationBasedTraining"),
-        ("lockstep.tune.schedulers", "HyperBandForBOHB", "HyperBandScheduler"),
-        ("lockstep.tune", "run_experiments", "lockstep.tune.Tuner"),
-        ("lockstep.tune.utils.log", "set_verbosity", "verbose"),
-    ],
-)
-def test_what_there_is_not_says_what_to_use(module: str, name: str, advice: str) -> None:
-    with pytest.raises(ImportError, match=f"does not exist: .*{advice}"):
-        exec(f"from {module} import {name}")
-
-
-def test_other_modules_are_missing_as_usual() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'lockstep\.tune\.nothing'"):
-        importlib.import_module("lockstep.tune.nothing")
-    assert not hasattr(tune, "run_experiments")
 
 
 def test_older_arguments_of_a_run_config(tmp_path: Path) -> None:

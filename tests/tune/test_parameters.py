@@ -93,7 +93,7 @@ def test_resources_that_were_not_given() -> None:
         (lambda: tune.with_resources(3, {"cpu": 1}), TypeError, r"with_resources\(3\)"),
         (lambda: tune.with_resources(train, {"tpu": 1}), ValueError, "'tpu': 1"),
         (lambda: tune.with_resources(train, {"cpu": -1}), ValueError, "'cpu': -1"),
-        (lambda: tune.with_resources(train, {"gpu": 1.5}), ValueError, "whole GPUs"),
+        (lambda: tune.with_resources(train, {"gpu": 1.5}), ValueError, "expected an integer"),
         (lambda: tune.with_resources(train, {"cpu": "2"}), TypeError, "'cpu': '2'"),  # type: ignore[dict-item]
         (lambda: tune.with_resources(train, 3), TypeError, "expected a dict"),  # type: ignore[arg-type]
         (lambda: PlacementGroupFactory([]), ValueError, "expected a list"),

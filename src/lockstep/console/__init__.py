@@ -1,4 +1,4 @@
-"""What one run shows: on a terminal, in a notebook, in a log file. It decides nothing."""
+"""What a run shows, on a terminal, in a notebook or in a log file. Nothing is decided here."""
 
 from __future__ import annotations
 

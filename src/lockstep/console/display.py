@@ -1,18 +1,21 @@
-"""The contract of a display, the choice of one, and the one that shows nothing."""
+"""The contract of a display, the choice of one, and the parts that displays share."""
 
 from __future__ import annotations
 
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from lockstep.console.status import RunStatus
+from lockstep.console.report_lines import ReportLines
+from lockstep.console.status import Progress, RunStatus
 from lockstep.console.text import ranks_label
 
 __all__ = [
     "Display",
     "Level",
+    "ProgressDisplay",
     "SilentDisplay",
     "choose_surface",
     "make_display",
@@ -25,84 +28,116 @@ Level = Literal["info", "warning", "error"]
 class Display(ABC):
     """What one run shows.
 
-    Call order: ``start``, then anything, then ``finish``; a second ``finish`` does nothing, and
-    ``message`` and ``output`` also work before and after. The driver calls ``finish`` on every way
-    out, exceptions and Ctrl-C included.
+    Call order: ``start``, then any method, then ``finish``. A second ``finish`` does nothing.
+    ``message`` and ``output`` also work before ``start`` and after ``finish``. The driver always
+    calls ``finish``, after exceptions and Ctrl-C as well.
 
-    Threads: ``start``, ``update``, ``report``, ``refresh`` and ``finish`` are called from one
-    thread, the driver's; ``message``, ``output`` and ``labelled`` from any.
+    Threads: the driver's thread calls ``start``, ``update``, ``report``, ``refresh`` and
+    ``finish``; any thread may call ``message``, ``output`` and ``labelled``.
 
-    A display never raises because of what it shows or of where it shows it: text a stream cannot
-    encode is replaced, and a stream that is gone is written to no more.
+    A display never raises because of the text or the stream: characters that a stream cannot
+    encode are replaced, and nothing more is written to a closed stream.
 
     Attributes:
-        interval_s: how often the driver calls ``refresh``; None if it need not.
+        interval_s: how often the driver calls ``refresh``; None: never.
     """
 
     interval_s: float | None = None
 
     @abstractmethod
     def start(self, status: RunStatus) -> None:
-        """The run begins."""
+        """Show that the run starts."""
 
     @abstractmethod
     def update(self, status: RunStatus) -> None:
-        """Something changed. Only keeps the reference: it may be called 5,000 times a second."""
+        """Keep the newest status. Must be cheap: the driver may call it 5,000 times a second."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Draws the newest status, if it changed or a second has passed."""
+        """Draw the newest status, if it has changed or a second has passed."""
 
     @abstractmethod
     def message(self, text: str, level: Level = "info") -> None:
-        """Shows one line of lockstep's own."""
+        """Show a line from lockstep itself."""
 
     def output(self, ranks: tuple[int, ...], world_size: int, line: str) -> None:
-        """Shows a line that the workers ``ranks`` of ``world_size`` wrote."""
+        """Show a line that the workers ``ranks`` of ``world_size`` wrote."""
         self.labelled(ranks_label(ranks, world_size), line)
 
     @abstractmethod
     def labelled(self, label: str, line: str) -> None:
-        """Shows a line of somebody's output, after who wrote it."""
+        """Show a line of output behind a label that names its writer."""
 
     @abstractmethod
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
-        """Shows a report on a line of its own, with ``verbose=2``; about ten a second at most."""
+        """Show a report on its own line, with ``verbose=2``; about ten lines a second at most."""
 
     @abstractmethod
-    def finish(self, status: RunStatus, summary: str | None = None) -> None:
-        """Draws the last status, leaves the terminal as it was, and prints ``summary`` below."""
+    def finish(self, status: RunStatus) -> None:
+        """Draw the last status and restore the terminal."""
+
+
+class ProgressDisplay(Display):
+    """What the displays with a status share: the clock, the newest status, lines for reports.
+
+    ``_progress`` is None before ``start`` and after ``finish``.
+    """
+
+    def __init__(
+        self, *, every_report: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._report_lines = ReportLines() if every_report else None
+        self._progress: Progress | None = None
+
+    def update(self, status: RunStatus) -> None:
+        """Keep the newest status."""
+        if self._progress is not None:
+            self._progress.status = status
+
+    def report(self, index: int, metrics: Mapping[str, Any]) -> None:
+        """Show a line, with ``verbose=2``."""
+        if self._report_lines is not None:
+            self._show_reports(self._report_lines.feed(index, metrics, self._clock()))
+
+    def _flush_reports(self, now: float) -> None:
+        if self._report_lines is not None:
+            self._show_reports(self._report_lines.flush(now))
+
+    @abstractmethod
+    def _show_reports(self, lines: list[str]) -> None:
+        """Show lines about reports."""
 
 
 class SilentDisplay(Display):
-    """``verbose=0``: only warnings and errors, to stderr."""
+    """``verbose=0``: shows only warnings and errors, on stderr."""
 
     def start(self, status: RunStatus) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
     def update(self, status: RunStatus) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
     def refresh(self) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
     def message(self, text: str, level: Level = "info") -> None:
-        """Shows warnings and errors."""
+        """Show warnings and errors."""
         if level != "info":
             write_line(text, error=True)
 
     def labelled(self, label: str, line: str) -> None:
-        """Shows nothing; the line is in the rank's log file."""
+        """Show nothing: the line is in the rank's log file."""
 
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
-    def finish(self, status: RunStatus, summary: str | None = None) -> None:
-        """Shows nothing."""
+    def finish(self, status: RunStatus) -> None:
+        """Show nothing."""
 
 
 def write_line(text: str, *, error: bool = False) -> None:
-    """Writes a line to today's stdout or stderr in one piece, and never raises for the stream."""
+    """Write a line to the current stdout or stderr in one call; a broken stream raises nothing."""
     stream = sys.stderr if error else sys.stdout
     if stream is None:
         return
@@ -119,10 +154,10 @@ def write_line(text: str, *, error: bool = False) -> None:
 
 
 def make_display(verbose: int, *, interactive_function: bool = False) -> Display:
-    """The display for where this process's stdout goes.
+    """Return the display that suits this process's stdout.
 
     Args:
-        verbose: 0 nothing, 1 the display, 2 a line for each report as well.
+        verbose: 0 shows nothing, 1 the run, 2 a line for each report as well.
         interactive_function: the training function runs in this process and may open a debugger,
             so nothing may redraw the screen.
     """
@@ -135,9 +170,9 @@ def make_display(verbose: int, *, interactive_function: bool = False) -> Display
 
         return NotebookDisplay(every_report=every_report)
     if surface == "terminal":
-        from lockstep.console.live import LiveDisplay
+        from lockstep.console.terminal import TerminalDisplay
 
-        return LiveDisplay(every_report=every_report)
+        return TerminalDisplay(every_report=every_report)
     from lockstep.console.plain import PlainDisplay
 
     return PlainDisplay(every_report=every_report)
@@ -146,7 +181,7 @@ def make_display(verbose: int, *, interactive_function: bool = False) -> Display
 def choose_surface(
     verbose: int, *, interactive_function: bool
 ) -> Literal["none", "notebook", "terminal", "plain"]:
-    """What there is to draw on; the arguments are those of ``make_display``."""
+    """Return what stdout can show; the arguments are those of ``make_display``."""
     if verbose == 0:
         return "none"
     if not interactive_function:
@@ -158,7 +193,7 @@ def choose_surface(
 
 
 def _in_notebook() -> bool:
-    # A kernel has imported IPython long before anything of ours runs in it.
+    # A notebook kernel has imported IPython before any cell runs.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

@@ -1,4 +1,4 @@
-"""What an experiment of many trials shows: one table that is redrawn, or bounded plain lines."""
+"""The displays of an experiment with many trials: a table redrawn in place, or plain lines."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lockstep.console.display import Display, SilentDisplay, choose_surface, write_line
-from lockstep.console.live import LiveDisplay
 from lockstep.console.notebook import NotebookDisplay
 from lockstep.console.panel import framed, headline
 from lockstep.console.plain import PlainDisplay
 from lockstep.console.status import Progress, RunStatus
+from lockstep.console.terminal import TerminalDisplay
 from lockstep.console.text import (
     clean,
     format_elapsed,
@@ -47,17 +47,17 @@ class TrialLine:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentStatus(RunStatus):
-    """Where an experiment stands, at one instant.
+    """An experiment's state at one instant.
 
     Attributes:
-        counts: status of trials → how many.
-        total: how many trials there will be; None if nobody knows.
-        running: the trials that run now.
+        counts: trial status → number of trials.
+        total: how many trials there will be; None if unknown.
+        running: the running trials.
         best: the best trial so far.
-        objective: what it is best in: ``"min loss"``.
+        objective: what ``best`` is judged by: ``"min loss"``.
         budget_s: how long the experiment may take.
-        resources: what is in use: ``"2/2 CPUs"``.
-        note: a line of the scheduler's.
+        resources: the resources in use: ``"2/2 CPUs"``.
+        note: a line from the scheduler.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -71,12 +71,12 @@ class ExperimentStatus(RunStatus):
 
 
 def make_experiment_display(verbose: int, *, interactive_function: bool = False) -> Display:
-    """The display for where this process's stdout goes; see ``make_display``."""
+    """Return the display that suits this process's stdout; see ``make_display``."""
     surface = choose_surface(verbose, interactive_function=interactive_function)
     every_report = verbose >= 2
     if surface == "none":
         return SilentDisplay()
-    kinds: dict[str, type[PlainDisplay | LiveDisplay | NotebookDisplay]] = {
+    kinds: dict[str, type[PlainDisplay | TerminalDisplay | NotebookDisplay]] = {
         "notebook": _NotebookTable,
         "terminal": _LiveTable,
         "plain": _PlainLines,
@@ -91,7 +91,7 @@ def _status(progress: Progress) -> ExperimentStatus:
 
 
 def _facts(progress: Progress) -> list[str]:
-    """What is told in one line: trials by their status, time, budget, resources."""
+    """The short facts in one line: trials by status, elapsed time, budget, resources."""
     status = _status(progress)
     names = (
         ("RUNNING", "running"),
@@ -128,11 +128,11 @@ def _describe(line: TrialLine) -> str:
 
 
 class _PlainLines(PlainDisplay):
-    """One line at the start, now and then, and at the end."""
+    """Writes a line at the start, at intervals, and at the end."""
 
     def start(self, status: RunStatus) -> None:
         self._progress = Progress(status, self._clock)
-        self._told = status
+        self._shown = status
         write_line(f"[lockstep] {clean(status.name)}: experiment directory {status.path}")
 
     def _line(self, progress: Progress) -> str:
@@ -153,7 +153,7 @@ class _NotebookTable(NotebookDisplay):
         return " · ".join(_facts(progress)), rows
 
 
-class _LiveTable(LiveDisplay):
+class _LiveTable(TerminalDisplay):
     _plain_kind = _PlainLines
 
     def _render(self, progress: Progress, size: ConsoleDimensions, *, last: bool) -> RenderableType:
@@ -181,7 +181,7 @@ class _LiveTable(LiveDisplay):
 
 
 def _table(lines: tuple[TrialLine, ...], rows: int) -> Table:
-    """The trials that run: their parameters and the newest of what they reported."""
+    """Return the running trials with their parameters and newest metrics."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,39 +1,38 @@
-"""Workers' output on its way to the display: bytes to lines, equal lines of ranks to one.
+"""From workers' output to lines for the display: split bytes into lines, show equal lines once.
 
 Both classes are pure: no file, no thread, and the clock is passed in.
 """
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = ["Line", "LineCollapser", "LineSplitter"]
 
 _MAX_CHARS = 10_000
-# A character takes at most four bytes, so this many bytes always hold one character too many.
+# A character has at most four bytes: this many bytes always hold one character too many.
 _MAX_BYTES = 4 * (_MAX_CHARS + 1)
-# What ranks write may be apart by what a pipe holds, which is how much is read at once.
+# A pipe's content is read at once, so one rank may be that many lines before the others.
 _MAX_WAITING = 8192
 _MAX_WAITING_CHARS = 1_000_000
-_MAX_ALIKE = 64
-_MAX_MOVE = 256
+_MAX_REPEATED = 64
 
 
 class Line(NamedTuple):
-    """One line to show, and the ranks (ascending) that said it."""
+    """One line to show, and the ranks (ascending) that wrote it."""
 
     ranks: tuple[int, ...]
     text: str
 
 
 class LineSplitter:
-    """Turns one rank's output, in chunks cut anywhere, into complete lines of text.
+    """Splits one rank's output, which arrives in arbitrary chunks, into lines of text.
 
     Bytes that are not UTF-8 are replaced. As on a terminal, a carriage return starts the line
-    over, so a progress bar counts as what it last showed. A line longer than 10,000 characters is
-    cut, with an ellipsis; no more than that is ever held in memory.
+    over: of a progress bar, only the last text remains. A line longer than 10,000 characters is
+    cut and ends with an ellipsis; no more than that is held in memory.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ class LineSplitter:
         self._returned = False
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that ``data`` completes."""
+        """Return the lines that ``data`` completes."""
         *ended, rest = data.split(b"\n")
         lines = []
         for part in ended:
@@ -51,15 +50,15 @@ class LineSplitter:
         return lines
 
     def unfinished(self) -> str:
-        """What came after the last newline, so far: a progress bar, as it stands."""
+        """Return the text after the last newline, such as a progress bar."""
         return _as_text(self._line)
 
     def close(self) -> list[str]:
-        """What came after the last newline, as a line of its own; nothing if nothing did."""
+        """Return the text after the last newline as a line, or no line if there is none."""
         return [self._take()] if self._line else []
 
     def _append(self, part: bytes) -> None:
-        # Returns at the end may belong to a "\r\n" still to come: they clear nothing yet.
+        # A "\r" at the end may be the first half of "\r\n": it clears nothing yet.
         body = part.rstrip(b"\r")
         if body:
             start = body.rfind(b"\r") + 1
@@ -85,121 +84,99 @@ def _as_text(line: bytearray) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
+    """A line that is not shown yet; once it is shown, ``ranks`` is empty."""
+
     text: str
     deadline: float
-    place: int
-    """One more than the place of the line before it."""
-    ranks: set[int] = field(default_factory=set)
+    ranks: list[int] = field(default_factory=list)
+    in_progress: bool = False
 
 
 class LineCollapser:
-    """Shows a line that several ranks say at about the same time once, with all their ranks.
+    """Shows a line that several ranks write at about the same time once, with all their ranks.
 
-    A line waits up to ``window_s`` for other ranks to say it too, and comes out at once when all
-    have. No line is lost, and each rank's lines come out in the order the rank wrote them; a rank
-    that repeats itself is shown as often. With one rank nothing waits.
+    A line waits up to ``window_s`` for other ranks to write it, too, and is shown at once when all
+    have. No line is lost. Each rank's lines are shown in the order that the rank wrote them, and a
+    line that a rank repeats is shown as often. With one rank no line waits.
     """
 
     def __init__(self, world_size: int, window_s: float = 0.1) -> None:
         self._world_size = world_size
         self._window_s = window_s
-        self._waiting: list[_Waiting] = []
+        self._queues: list[deque[_Waiting]] = [deque() for _ in range(world_size)]
+        self._oldest: deque[_Waiting] = deque()  # by deadline; lines shown earlier stay for a while
         self._by_text: dict[str, list[_Waiting]] = {}
-        self._newest: dict[int, _Waiting] = {}  # rank → the last line of its own that waits
         self._chars = 0
-        self._not_due_before = math.inf
 
     def feed(self, rank: int, line: str, now: float) -> list[Line]:
-        """Takes one line of one rank; the lines to show now, earlier ones first."""
+        """Take a line of one rank; return the lines to show now."""
         if self._world_size <= 1:
             return [Line((rank,), line)]
-        out = self.flush(now)
-        entry = self._same_line(rank, line) or self._append(line, now + self._window_s)
-        entry.ranks.add(rank)
-        self._newest[rank] = entry
-        same = self._by_text[line]
-        if len(entry.ranks) == self._world_size:
-            # Every rank is past this line, so nothing before it can be said by another rank.
-            out += self._release(self._index(entry) + 1)
-        elif len(same) > _MAX_ALIKE:
-            out += self._release(self._index(same[0]) + 1)
-        while len(self._waiting) > _MAX_WAITING or self._chars > _MAX_WAITING_CHARS:
-            out += self._release(1)
-        return out
+        shown = self.flush(now)
+        same = self._by_text.setdefault(line, [])
+        waiting = None
+        if same and rank not in same[-1].ranks:  # spares a rank that repeats itself the search
+            waiting = next(one for one in same if rank not in one.ranks)
+        if waiting is None:
+            waiting = _Waiting(line, now + self._window_s)
+            same.append(waiting)
+            self._oldest.append(waiting)
+            self._chars += len(line)
+        waiting.ranks.append(rank)
+        self._queues[rank].append(waiting)
+        if len(waiting.ranks) == self._world_size:
+            self._show(waiting, shown)
+        elif len(same) > _MAX_REPEATED:
+            self._show(same[0], shown)
+        while len(self._oldest) > _MAX_WAITING or self._chars > _MAX_WAITING_CHARS:
+            self._show(self._oldest[0], shown)
+        return shown
 
     def flush(self, now: float) -> list[Line]:
-        """The lines that have waited long enough; all of them with ``now=math.inf``."""
-        if now < self._not_due_before:
-            return []
-        for index in range(len(self._waiting) - 1, -1, -1):
-            if self._waiting[index].deadline <= now:
-                return self._release(index + 1)
-        self._not_due_before = min((entry.deadline for entry in self._waiting), default=math.inf)
-        return []
+        """Return the lines that have waited long enough; every line with ``now=math.inf``."""
+        shown: list[Line] = []
+        while self._oldest and self._oldest[0].deadline <= now:
+            self._show(self._oldest[0], shown)
+        return shown
 
     def deadline(self) -> float | None:
-        """When ``flush`` will next have something to give, None while nothing waits."""
-        return min((entry.deadline for entry in self._waiting), default=None)
+        """When ``flush`` will next return a line; None while no line waits."""
+        return self._oldest[0].deadline if self._oldest else None
 
-    def _append(self, line: str, deadline: float) -> _Waiting:
-        place = self._waiting[-1].place + 1 if self._waiting else 0
-        entry = _Waiting(line, deadline, place)
-        self._waiting.append(entry)
-        self._by_text.setdefault(line, []).append(entry)
-        self._chars += len(line)
-        self._not_due_before = min(self._not_due_before, deadline)
-        return entry
+    def _show(self, last: _Waiting, shown: list[Line]) -> None:
+        """Append ``last`` to ``shown``, after the lines that its ranks wrote before it.
 
-    def _same_line(self, rank: int, line: str) -> _Waiting | None:
-        """The line that others have said and this rank says now."""
-        same = self._by_text.get(line)
-        if not same or rank in same[-1].ranks:
-            return None
-        for entry in same:
-            if rank not in entry.ranks and self._put_after_own_lines(rank, entry):
-                return entry
-        return None
-
-    def _put_after_own_lines(self, rank: int, entry: _Waiting) -> bool:
-        """Moves what ``rank`` said ahead of ``entry``; False where another rank's order forbids it.
-
-        Without this, ranks that each begin with a line of their own would never agree again.
+        The order is a topological sort over the ranks' queues. Where two ranks wrote the same
+        lines in different orders there is none: then one of them is shown separately.
         """
-        newest = self._newest.get(rank)
-        if newest is None or newest.place < entry.place:
-            return True
-        if newest.place - entry.place > _MAX_MOVE:
-            return False
-        start, end = self._index(entry), self._index(newest) + 1
-        moved: list[_Waiting] = []
-        stay: list[_Waiting] = []
-        passed: set[int] = set()
-        for other in self._waiting[start:end]:
-            if rank in other.ranks:
-                if other.ranks & passed:
-                    return False
-                moved.append(other)
+        stack = [last]
+        while stack:
+            waiting = stack[-1]
+            waiting.in_progress = True
+            for rank in waiting.ranks:
+                earlier = self._queues[rank][0]
+                if earlier is waiting:
+                    continue
+                if earlier.in_progress:  # a cycle: ``rank`` is shown without the others
+                    earlier.ranks.remove(rank)
+                    self._queues[rank].popleft()
+                    shown.append(Line((rank,), earlier.text))
+                else:
+                    stack.append(earlier)
+                break
             else:
-                stay.append(other)
-                passed |= other.ranks
-        self._waiting[start:end] = moved + stay
-        for place, other in enumerate(self._waiting[start:end], entry.place):
-            other.place = place
-        return True
+                stack.pop()
+                self._remove(waiting)
+                shown.append(Line(tuple(sorted(waiting.ranks)), waiting.text))
+                waiting.ranks = []
+        while self._oldest and not self._oldest[0].ranks:
+            self._oldest.popleft()
 
-    def _index(self, entry: _Waiting) -> int:
-        return entry.place - self._waiting[0].place
-
-    def _release(self, count: int) -> list[Line]:
-        released = self._waiting[:count]
-        del self._waiting[:count]
-        for entry in released:
-            self._chars -= len(entry.text)
-            same = self._by_text[entry.text]
-            same.remove(entry)
-            if not same:
-                del self._by_text[entry.text]
-            for rank in entry.ranks:
-                if self._newest[rank] is entry:
-                    del self._newest[rank]
-        return [Line(tuple(sorted(entry.ranks)), entry.text) for entry in released]
+    def _remove(self, waiting: _Waiting) -> None:
+        for rank in waiting.ranks:
+            self._queues[rank].popleft()
+        self._chars -= len(waiting.text)
+        same = self._by_text[waiting.text]
+        same.remove(waiting)
+        if not same:
+            del self._by_text[waiting.text]

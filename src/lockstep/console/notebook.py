@@ -1,16 +1,13 @@
-"""The same facts in a notebook: one table under the cell, updated in place."""
+"""The display of a notebook: one table under the cell, updated in place."""
 
 from __future__ import annotations
 
 import html
 import math
 import threading
-import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from lockstep.console.display import Display, Level, write_line
-from lockstep.console.reports import ReportLines
+from lockstep.console.display import Level, ProgressDisplay, write_line
 from lockstep.console.status import Progress, RunStatus
 from lockstep.console.text import clean, facts, format_metrics
 
@@ -25,70 +22,55 @@ _COLOURS = {
 }
 
 
-class NotebookDisplay(Display):
-    """A table as HTML and as text, at most four times a second. Workers' lines print as usual."""
+class NotebookDisplay(ProgressDisplay):
+    """Updates a table (HTML and text) at most four times a second; workers' lines are printed."""
 
     interval_s = 0.25
 
-    def __init__(
-        self, *, every_report: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock = clock
-        self._reports = ReportLines() if every_report else None
-        self._progress: Progress | None = None
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._handle: Any = None
         self._drawn: RunStatus | None = None
         self._drawn_at = -math.inf
         self._lock = threading.Lock()
 
     def start(self, status: RunStatus) -> None:
-        """Shows the table for the first time, under the cell that runs."""
+        """Show the table under the running cell."""
         import IPython.display
 
         display: Any = IPython.display.display
         self._progress = Progress(status, self._clock)
         self._handle = display(self._bundle(), raw=True, display_id=True)
 
-    def update(self, status: RunStatus) -> None:
-        """Keeps the reference."""
-        if self._progress is not None:
-            self._progress.status = status
-
     def refresh(self) -> None:
-        """Updates the table, if there is anything new."""
+        """Update the table, if anything is new."""
         if self._progress is None:
             return
         now = self._clock()
-        if self._reports is not None:
-            self._print(self._reports.flush(now))
+        self._flush_reports(now)
         wait = 0.25 if self._progress.status is not self._drawn else 1.0
         if now >= self._drawn_at + wait:
             self._handle.update(self._bundle(), raw=True)
 
     def message(self, text: str, level: Level = "info") -> None:
-        """Prints the line; warnings and errors to stderr."""
+        """Print the line; warnings and errors go to stderr."""
         self._print([text], error=level != "info")
 
     def labelled(self, label: str, line: str) -> None:
-        """Prints the line after who wrote it."""
+        """Print the line behind its label."""
         self._print([f"{label} {line}"])
 
-    def report(self, index: int, metrics: Mapping[str, Any]) -> None:
-        """Prints a line, with ``verbose=2``."""
-        if self._reports is not None:
-            self._print(self._reports.feed(index, metrics, self._clock()))
-
-    def finish(self, status: RunStatus, summary: str | None = None) -> None:
-        """Updates the table for the last time and prints the summary."""
+    def finish(self, status: RunStatus) -> None:
+        """Update the table for the last time."""
         if self._progress is None:
             return
-        if self._reports is not None:
-            self._print(self._reports.flush(math.inf))
+        self._flush_reports(math.inf)
         self._progress.status = status
         self._handle.update(self._bundle(), raw=True)
         self._progress = None
-        if summary:
-            self._print([summary])
+
+    def _show_reports(self, lines: list[str]) -> None:
+        self._print(lines)
 
     def _print(self, lines: list[str], *, error: bool = False) -> None:
         with self._lock:
@@ -101,8 +83,8 @@ class NotebookDisplay(Display):
         self._drawn, self._drawn_at = status, self._clock()
         about, rows = self._facts(self._progress)
         return {
-            "text/plain": _as_text(clean(status.name), status.state, about, rows),
-            "text/html": _as_html(clean(status.name), status.state, about, rows),
+            "text/plain": _plain_text(clean(status.name), status.state, about, rows),
+            "text/html": _html(clean(status.name), status.state, about, rows),
         }
 
     def _facts(self, progress: Progress) -> tuple[str, list[tuple[str, str]]]:
@@ -116,13 +98,13 @@ class NotebookDisplay(Display):
         return about, rows
 
 
-def _as_text(name: str, state: str, about: str, rows: list[tuple[str, str]]) -> str:
+def _plain_text(name: str, state: str, about: str, rows: list[tuple[str, str]]) -> str:
     width = max(len(label) for label, _ in rows)
     lines = [name, f"{state} · {about}"]
     return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
 
 
-def _as_html(name: str, state: str, about: str, rows: list[tuple[str, str]]) -> str:
+def _html(name: str, state: str, about: str, rows: list[tuple[str, str]]) -> str:
     colour = _COLOURS.get(state, "#c90")
     cell = "padding:1px 16px 1px 0;text-align:left;background:none"
     body = "".join(

@@ -1,4 +1,4 @@
-"""The panel's layout: what stands where, in which colour. The only file that knows."""
+"""The layout and colours of the terminal's panel."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _STATES = {
     "interrupted": ("■", "yellow"),
     "preempted": ("■", "yellow"),
 }
-"""state → its sign and its colour."""
+"""state → symbol and colour."""
 
 _WIDTH = 76
 _LABEL = len("checkpoint")
-# Borders, headline, two gaps, checkpoint, run directory, and the line the cursor rests on.
+# Borders, headline, two gaps, checkpoint, run directory, and the line of the cursor.
 _OTHER_ROWS = 9
 
 
 def render_panel(
     progress: Progress, size: ConsoleDimensions, *, last: bool = False
 ) -> RenderableType:
-    """The panel for a terminal of this size; the last one leaves no line for the cursor."""
+    """Return the panel for a terminal of this size; the last panel has no line for the cursor."""
     from rich.table import Table
     from rich.text import Text
 
@@ -44,8 +44,8 @@ def render_panel(
     path = clean(status.path)
     width = min(size.width, max(_WIDTH, min(len(path) + _LABEL + 8, 120)))
 
-    told = facts(status, progress.elapsed(), progress.rate())
-    roomy = sum(len(fact) + 5 for fact in told) + len(status.state) + 2 <= width - 6
+    parts = facts(status, progress.elapsed(), progress.rate())
+    roomy = sum(len(part) + 5 for part in parts) + len(status.state) + 2 <= width - 6
 
     places = Table.grid(padding=(0, 2))
     places.add_column(style="dim", no_wrap=True, min_width=_LABEL)
@@ -58,29 +58,29 @@ def render_panel(
     room = max(width - _LABEL - 8, 1)
     folded = (len(path) - 1) // room + (len(checkpoint) - 1) // room
     rows = max(size.height - _OTHER_ROWS - folded, 1)
-    body: list[RenderableType] = [headline(status, told, "  ·  " if roomy else " · "), Text("")]
+    body: list[RenderableType] = [headline(status, parts, "  ·  " if roomy else " · "), Text("")]
     body += _metrics(progress, width - 6, rows)
     body += [Text(""), places]
     return framed(body, status, width, last=last)
 
 
-def headline(status: RunStatus, told: Iterable[str], between: str) -> Text:
-    """The state, with its sign, and what else there is to say in a line."""
+def headline(status: RunStatus, parts: Iterable[str], separator: str) -> Text:
+    """Return one line: the state with its symbol, and the short facts about the run."""
     from rich.text import Text
 
-    sign, colour = _sign(status)
+    symbol, colour = _symbol(status)
     line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(f"{sign} {status.state}", style=f"bold {colour}")
-    for fact in told:
-        line.append(between, style="dim")
-        line.append(fact)
+    line.append(f"{symbol} {status.state}", style=f"bold {colour}")
+    for part in parts:
+        line.append(separator, style="dim")
+        line.append(part)
     return line
 
 
 def framed(
     body: Sequence[RenderableType], status: RunStatus, width: int, *, last: bool
 ) -> RenderableType:
-    """A box in the colour of the state, with the name on it, and below it the cursor's line."""
+    """Return a box in the state's colour, titled with the name, and a line for the cursor below."""
     from rich.box import ROUNDED
     from rich.console import Group
     from rich.panel import Panel
@@ -91,14 +91,14 @@ def framed(
         box=ROUNDED,
         title=Text(clean(status.name), style="bold"),
         title_align="left",
-        border_style=f"dim {_sign(status)[1]}",
+        border_style=f"dim {_symbol(status)[1]}",
         padding=(0, 2),
         width=width,
     )
     return panel if last else Group(panel, Text(""))
 
 
-def _sign(status: RunStatus) -> tuple[str, str]:
+def _symbol(status: RunStatus) -> tuple[str, str]:
     return _STATES.get(status.state, ("●", "white"))
 
 
@@ -110,7 +110,7 @@ def _metrics(progress: Progress, width: int, rows: int) -> list[RenderableType]:
     if not shown:
         return [Text("no report yet" if not progress.status.reports else "no metrics", style="dim")]
     key_width = max(_LABEL, *(len(key) for key, _ in shown))
-    # Room for any float, so that columns stay put while values change.
+    # Wide enough for any float, so that columns do not move while values change.
     value_width = max(11, *(len(value) for _, value in shown))
     columns = max(1, min((width + 3) // (key_width + value_width + 5), -(-len(shown) // 3)))
     height = -(-len(shown) // columns)

@@ -1,8 +1,8 @@
-"""Stacks as people read them, made of what faulthandler writes in a worker.
+"""Readable stacks, from the dumps that faulthandler writes in a worker.
 
-Pure: no file, no clock. faulthandler lists threads from the newest to the main one and each
-thread's frames from the inside out. Here the main thread comes first, the most recent call last,
-without lockstep's own frames around the training function and without its threads.
+Pure: no file, no clock. faulthandler lists the newest thread first and the main thread last, and
+of each thread the innermost frame first. Here the main thread comes first and the most recent call
+last. lockstep's own threads, and its frames around the training function, are left out.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 HOLD_S = 1.0
-"""How long a dump may take to arrive before what there is of it is shown as it came."""
+"""How long a dump may take to arrive; after that its lines are shown unchanged."""
 
-# A progress bar may stand before the first one on the same line.
+# A progress bar may precede the first header on the same line.
 _HEADER = re.compile(
     r"(?P<before>.*?)(?P<kind>Current thread|Thread) 0x[0-9a-f]+(?P<name> .*)? "
     r"\(most recent call first\):"
@@ -41,7 +41,7 @@ SourceLine = Callable[[str, int], str]
 
 
 class Frame(NamedTuple):
-    """One call: where it is."""
+    """One call on a stack."""
 
     file: str
     line: int
@@ -49,17 +49,17 @@ class Frame(NamedTuple):
 
 
 class ThreadStack(NamedTuple):
-    """One thread's calls, the most recent one last."""
+    """One thread's calls, the most recent call last."""
 
     frames: tuple[Frame, ...]
     name: str = ""
     is_main: bool = False
     is_cut: bool = False
-    """The outermost calls are missing: there were too many."""
+    """The outermost calls are missing, because there were too many."""
 
 
 def parse_stacks(lines: Sequence[str]) -> list[ThreadStack]:
-    """The threads of one dump, the main one first; lines that belong to no dump are passed over."""
+    """Return the threads of one dump, the main thread first; other lines are ignored."""
     stacks: list[ThreadStack] = []
     for line in lines:
         if header := _header(line):
@@ -70,13 +70,13 @@ def parse_stacks(lines: Sequence[str]) -> list[ThreadStack]:
         elif stacks and line == _CUT:
             stacks[-1] = stacks[-1]._replace(is_cut=True)
     if stacks and not (lines and lines[-1] == _CUT_THREADS):
-        # The list goes from the newest thread to the oldest.
+        # The newest thread is first, so the main thread is last.
         stacks = [stacks[-1]._replace(is_main=True), *stacks[:-1]]
     return stacks
 
 
 def first_dump(lines: Sequence[str]) -> list[str]:
-    """The first dump among other output, as far as it is there."""
+    """Return the lines of the first dump among other output; it may be incomplete."""
     dump: list[str] = []
     for line in lines:
         if (dump and _belongs(line)) or _header(line):
@@ -87,14 +87,14 @@ def first_dump(lines: Sequence[str]) -> list[str]:
 
 
 def is_complete(lines: Sequence[str]) -> bool:
-    """Whether a worker's dump is all there: it ends with where the fork server began."""
+    """Whether a worker's dump is complete: its last frame is the start of the fork server."""
     if not lines:
         return False
     last = _FRAME.fullmatch(lines[-1])
     if last is not None:
         return last[1] == "<string>" and last[3] == "<module>"
     if lines[-1] == _CUT:
-        # The main thread is the only one that does not begin in threading.py, but that was cut off.
+        # Only the main thread does not begin in threading.py, but that frame was cut off.
         headers = [header for line in lines if (header := _header(line))]
         return bool(headers) and headers[-1]["kind"] == "Current thread"
     return lines[-1] == _CUT_THREADS
@@ -103,7 +103,7 @@ def is_complete(lines: Sequence[str]) -> bool:
 def tidy_stacks(
     stacks: Sequence[ThreadStack], source: SourceLine = lambda file, line: ""
 ) -> list[str]:
-    """The lines to show. ``source(file, line)`` gives a line's text where it is known."""
+    """Return the lines to show. ``source(file, line)`` returns a line's text, or nothing."""
     package = _package_of(stacks)
     shown: list[str] = []
     for stack in stacks:
@@ -119,7 +119,7 @@ def tidy_stacks(
 
 
 def _package_of(stacks: Sequence[ThreadStack]) -> str:
-    """Where the worker's lockstep is installed, which need not be where this one is."""
+    """Where lockstep is installed in the worker, which may be another path than here."""
     for stack in stacks:
         for frame in stack.frames:
             if frame.file.endswith("/lockstep" + _SERVER_FILE):
@@ -136,14 +136,14 @@ def _users_frames(stack: ThreadStack, package: str) -> list[Frame]:
         start = 0
         while start < len(frames) and (is_ours(frames[start]) or frames[start].file == "<string>"):
             start += 1
-        # A worker that is not in the training function is somewhere in lockstep.
+        # Outside the training function the worker is in lockstep: keep the innermost frame.
         frames = frames[start:] or frames[-1:]
     else:
         while frames and frames[0].file.endswith(_THREAD_FILES):
             del frames[0]
         if not frames or is_ours(frames[0]):
             return []
-    # Of lockstep's inner frames the first one says what the user's code has called.
+    # Keep the first of lockstep's inner frames: it names what the user's code has called.
     while len(frames) > 1 and is_ours(frames[-1]) and is_ours(frames[-2]):
         del frames[-1]
     return frames
@@ -153,7 +153,7 @@ def _frame_lines(frames: list[Frame], source: SourceLine) -> list[str]:
     lines: list[str] = []
     repeated = 0
     for index, frame in enumerate(frames):
-        # As Python does: a call that is repeated is shown three times, then counted.
+        # As in a Python traceback, a repeated call is shown three times, then counted.
         repeated = repeated + 1 if index and frames[index - 1] == frame else 0
         if repeated < 3:
             lines.append(f'  File "{frame.file}", line {frame.line or "?"}, in {frame.function}')
@@ -166,19 +166,19 @@ def _frame_lines(frames: list[Frame], source: SourceLine) -> list[str]:
 
 
 class StackCollector:
-    """Takes a rank's output line by line and gives dumps out tidily, each in one piece.
+    """Takes a rank's output line by line and returns each dump tidied and in one piece.
 
-    A dump that comes with a crash or a timeout of the user's own faulthandler stays as it is.
+    A dump of a crash, or of the user's own faulthandler timeout, is left unchanged.
     """
 
     def __init__(self, source: SourceLine = lambda file, line: "") -> None:
         self._source = source
         self._held: list[str] = []
         self._deadline: float | None = None
-        self._not_ours = False
+        self._is_foreign = False  # the dump at hand is not one that lockstep asked for
 
     def feed(self, line: str, now: float) -> list[str]:
-        """The lines to show now: ``line`` itself, none while a dump arrives, or a whole dump."""
+        """Return the lines to show now: ``line``, a complete dump, or none while a dump arrives."""
         if self._held:
             if not _belongs(line):
                 return [*self.flush(), *self.feed(line, now)]
@@ -186,34 +186,34 @@ class StackCollector:
             if not is_complete(self._held):
                 return []
             dump = tidy_stacks(parse_stacks(self._held), self._source)
-            self._forget()
+            self._clear()
             return dump
         if line.startswith(("Fatal Python error", "Timeout (")):
-            self._not_ours = True
+            self._is_foreign = True
         elif not _belongs(line):
-            self._not_ours = False
-        elif not self._not_ours and (header := _header(line)):
+            self._is_foreign = False
+        elif not self._is_foreign and (header := _header(line)):
             before = header["before"]
             self._held, self._deadline = [line[len(before) :]], now + HOLD_S
             return [before] if before else []
         return [line]
 
     def deadline(self) -> float | None:
-        """When to call ``flush``, None while nothing is held."""
+        """When to call ``flush``; None while no line is held."""
         return self._deadline
 
     def flush(self) -> list[str]:
-        """What is held, as it came."""
+        """Return the held lines unchanged."""
         held = self._held
-        self._forget()
+        self._clear()
         return held
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._held, self._deadline = [], None
 
 
 def _header(line: str) -> re.Match[str] | None:
-    # The first test spares every other line the search.
+    # A cheap test first: every line of output comes through here.
     return _HEADER.fullmatch(line) if line.endswith("(most recent call first):") else None
 
 

@@ -1,4 +1,4 @@
-"""The snapshot of a run that a display is given, and what follows from a series of them."""
+"""The snapshot of a run that a display shows, and the elapsed time and rate between snapshots."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _RATE_WINDOW_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Where one run stands, at one instant.
+    """A run's state at one instant.
 
     Attributes:
         state: starting, running, saving, stopping, restarting, finished, failed, interrupted or
             preempted.
         attempt: 1 for the first start of the workers.
         elapsed_s: seconds since ``fit()`` began.
-        reports: reports so far.
-        metrics: the newest metrics the user reported, without the automatic keys.
+        reports: number of reports so far.
+        metrics: the metrics of the newest report, without the automatic keys.
         checkpoint: name or path of the newest committed checkpoint.
         num_workers: 0 when the function runs in this process.
         name: the run's name.
         path: the run's directory or URI.
-        data_wait: the share of its time that the slowest rank waited for data before the newest
+        data_wait: the fraction of time that the slowest rank waited for data before the newest
             report; None without datasets.
     """
 
@@ -44,12 +44,12 @@ class RunStatus:
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended, in whichever way."""
+        """Whether the run has ended, for any reason."""
         return self.state in ("finished", "failed", "interrupted", "preempted")
 
 
 class Progress:
-    """The newest status, a clock that runs between updates, and the rate of reports."""
+    """The newest status, the time elapsed since the start, and the rate of reports."""
 
     def __init__(self, status: RunStatus, clock: Callable[[], float]) -> None:
         self.status = status
@@ -58,20 +58,20 @@ class Progress:
         self._samples = deque([(clock(), status.reports)])
 
     def elapsed(self) -> float:
-        """Seconds since the run began, now; the status's own once the run is over."""
+        """Seconds since the run began; the final time once the run is over."""
         if self.status.over:
             return self.status.elapsed_s
         return max(self._clock() - self._began, self.status.elapsed_s)
 
     def rate(self) -> float | None:
-        """Reports a second over the last ten seconds, None before there is one to tell."""
+        """Reports per second over the last ten seconds; None while too few are known."""
         now, reports = self._clock(), self.status.reports
         samples = self._samples
-        if reports < samples[-1][1]:
+        if reports < samples[-1][1]:  # a restart went back to an older checkpoint
             samples.clear()
         samples.append((now, reports))
         while len(samples) > 2 and samples[1][0] <= now - _RATE_WINDOW_S:
             samples.popleft()
         since, before = samples[0]
-        told = now >= since + 1 and reports > before
-        return (reports - before) / (now - since) if told else None
+        known = now >= since + 1 and reports > before
+        return (reports - before) / (now - since) if known else None

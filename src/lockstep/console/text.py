@@ -1,4 +1,4 @@
-"""Values as short text: metrics, times, rates, ranks. Pure functions, shared by every display."""
+"""Metrics, times, rates and ranks as short text. Pure functions that every display uses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CONTROLS = re.compile(
 
 
 def clean(text: str) -> str:
-    """``text`` on one line, without control characters or what UTF-8 cannot carry."""
+    """``text`` on one line, without control characters and lone surrogates."""
     if text.isascii() and text.isprintable():
         return text
     text = encodable(text)
@@ -48,24 +48,24 @@ def clean(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """``text`` with what UTF-8 cannot carry (lone surrogates) replaced."""
+    """``text`` with lone surrogates, which UTF-8 cannot encode, replaced."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def without_controls(line: str) -> str:
-    """``line`` without what could move the cursor or reset the terminal; colours and tabs stay."""
+    """``line`` without commands that move the cursor or reset the terminal; colours stay."""
     if line.isprintable():
         return line
     return _CONTROLS.sub(lambda found: found["colour"] or "", line)
 
 
 def shorten(text: str, length: int) -> str:
-    """``text`` cut to ``length`` characters, the last one an ellipsis where it was cut."""
+    """``text`` cut to ``length`` characters; a text that was cut ends with an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def format_value(value: object) -> str:
-    """A metric's value in a few characters: floats with five significant digits."""
+    """Return a metric's value in a few characters: floats have five significant digits."""
     if isinstance(value, float):
         text = f"{value:.5g}"
     elif isinstance(value, str):
@@ -86,9 +86,9 @@ def _leaves(metrics: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str,
 def format_metrics(
     metrics: Mapping[str, Any], limit: int = MAX_METRICS
 ) -> tuple[list[tuple[str, str]], int]:
-    """The first ``limit`` metrics as (key, value) text, nested ones as ``a/b``; how many are left.
+    """Return the first ``limit`` metrics as (key, value) text, and the number of metrics left out.
 
-    Where just one would be left, it is shown: saying so takes as much room as the metric.
+    Nested keys become ``a/b``. A single metric is never left out: a note about it would be as long.
     """
     leaves = list(_leaves(metrics))
     if len(leaves) == limit + 1:
@@ -98,7 +98,7 @@ def format_metrics(
 
 
 def metrics_line(metrics: Mapping[str, Any]) -> str:
-    """The metrics on one bounded line: ``loss=0.12345 accuracy=0.98``."""
+    """Return the metrics on one line of bounded length: ``loss=0.12345 accuracy=0.98``."""
     shown, left = format_metrics(metrics)
     line = ""
     for count, (key, value) in enumerate(shown):
@@ -123,7 +123,7 @@ def format_elapsed(seconds: float, *, tenths: bool = False) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """A rate in the unit that reads best: ``312/s``, ``4.2/min``, ``1.5/h``."""
+    """Return a rate in a readable unit: ``312/s``, ``4.2/min``, ``1.5/h``."""
     for factor, unit in ((1, "s"), (60, "min")):
         if per_second * factor >= 0.95:
             return f"{_three_digits(per_second * factor)}/{unit}"
@@ -135,7 +135,7 @@ def _three_digits(value: float) -> str:
 
 
 def ranks_label(ranks: Sequence[int], world_size: int) -> str:
-    """Who said a line: ``[rank 0]``, ``[ranks 0-2,5]`` or ``[all ranks]``."""
+    """Return the label of a line's writers: ``[rank 0]``, ``[ranks 0-2,5]`` or ``[all ranks]``."""
     if len(ranks) == 1:
         return f"[rank {ranks[0]}]"
     if len(ranks) == world_size:
@@ -155,7 +155,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def facts(status: RunStatus, elapsed: float, rate: float | None) -> list[str]:
-    """The short facts beside the state: attempt, elapsed, reports and their rate, workers."""
+    """Return the facts beside the state: attempt, elapsed time, reports, their rate, workers."""
     parts = [f"attempt {status.attempt}"] if status.attempt > 1 else []
     parts.append(format_elapsed(elapsed, tenths=status.over))
     reports = _plural(status.reports, "report")

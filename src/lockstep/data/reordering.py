@@ -9,7 +9,7 @@ from functools import reduce
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from lockstep.checks import check_int, check_seed
+from lockstep.checks import check_int, check_seed, is_number
 from lockstep.data.base import DatasetBase, with_operation
 from lockstep.data.compat import check_hints
 from lockstep.data.plan.hashing import draw_seed, hash_range, key_of
@@ -205,7 +205,7 @@ class Reordering(DatasetBase):
 
     def _check_test_size(self, test_size: int | float) -> int:
         """The number of rows of the dataset, after a check that ``test_size`` fits."""
-        if isinstance(test_size, bool) or not isinstance(test_size, (int, float)):
+        if not is_number(test_size):
             raise TypeError(
                 f"train_test_split({test_size!r}): give a fraction or a number of rows."
             )

@@ -8,7 +8,7 @@ function, ``entry(channel)``, and then carries messages both ways:
     WorkerGroup.send(rank, m) ──────────────▶ channel.receive() -> m
     emit(WorkerMessage(rank, m)) ◀─────────── channel.send(m) / channel.post(m)
     emit(WorkerExited(rank, …)) ◀──────────── the process ends, however it ends
-    emit(WorkerPreempted(rank)) ◀──────────── it was told to go soon (a SIGTERM)
+    emit(WorkerPreempted(rank)) ◀──────────── a notice to end soon (a SIGTERM)
     WorkerGroup.interrupt() ────────────────▶ KeyboardInterrupt in entry's thread
     WorkerGroup.dump_stacks(rank) ──────────▶ its threads' stacks, into its output
     WorkerGroup.kill() ─────────────────────▶ gone, with every process it started
@@ -64,7 +64,7 @@ class GroupSpec:
 
 
 class WorkerInfo(NamedTuple):
-    """Where one worker runs, as it says itself when it starts."""
+    """Where one worker runs, as the worker reports when it starts."""
 
     rank: int
     pid: int
@@ -90,7 +90,7 @@ class WorkerExited(NamedTuple):
 
 
 class WorkerPreempted(NamedTuple):
-    """A worker was told to go soon. It goes on until it is stopped."""
+    """A worker got a notice to end soon. The worker continues until it is stopped."""
 
     rank: int
 
@@ -178,8 +178,12 @@ class Engine(ABC):
     """Where processes live. One instance serves many groups, also at the same time."""
 
     name: str
+    """For messages only. Callers decide by the properties below, never by the name."""
     single_machine: bool
-    """Every worker runs on this machine, so they can reach each other over loopback."""
+    """Every worker runs on this machine, so workers can reach each other over loopback."""
+    in_this_process: bool
+    """The one worker runs on the driver's own thread. Ctrl-C then reaches the worker itself, its
+    output is on the terminal already, and a debugger stops the driver as well."""
 
     @abstractmethod
     def check(self, spec: GroupSpec) -> list[str]:

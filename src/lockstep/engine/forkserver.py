@@ -64,7 +64,7 @@ PARENT_CHECK_S = 1.0
 """How often to look whether the driver lives, where the system does not tell."""
 
 CLOSE_SIGNAL = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
-"""Ends the server. Not SIGTERM: where every process of a job gets one, workers are to save."""
+"""Ends the server. Not SIGTERM: where every process of a job gets one, workers must save."""
 
 _HELD_BACK = {signal.SIGINT, signal.SIGTERM, CLOSE_SIGNAL}
 
@@ -227,7 +227,7 @@ class _Server:
             pid = os.fork()
         except OSError as error:
             detail = f"it could not be forked: {error.strerror}"
-            self._tell(session, Ended(spawn.rank, None, detail))
+            self._notify(session, Ended(spawn.rank, None, detail))
         else:
             if pid == 0:
                 _run_worker(self, spawn, *files)
@@ -279,7 +279,7 @@ class _Server:
             self._leftovers.append((time.monotonic() + LEFTOVER_GRACE_S, pid))
         rank = self._sessions[session].pop(pid)
         detail = OUT_OF_MEMORY if self._ran_out_of_memory(pid, exitcode) else ""
-        self._tell(session, Ended(rank, exitcode, detail))
+        self._notify(session, Ended(rank, exitcode, detail))
 
     def _ran_out_of_memory(self, pid: int, exitcode: int) -> bool:
         known = self._oom_kills.pop(pid)
@@ -291,7 +291,7 @@ class _Server:
             self._oom_kills[other] += 1
         return True
 
-    def _tell(self, session: socket.socket, message: Ended) -> None:
+    def _notify(self, session: socket.socket, message: Ended) -> None:
         with contextlib.suppress(OSError):
             send_with_files(session, message, [])
 
@@ -406,12 +406,12 @@ def _threads_to_wait_for() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
 
 
-def _tell_threads(threads: list[threading.Thread]) -> None:
+def _warn_of_threads(threads: list[threading.Thread]) -> None:
     names = ", ".join(thread.name for thread in threads if thread.is_alive())
     if names:
         print(
-            f"lockstep: the function is over, but its thread(s) {names} go on, and are waited for: "
-            "end them in the function, or make them daemon threads.",
+            f"lockstep: the function is over, but its thread(s) {names} still run, so the "
+            "worker waits: end them in the function, or make them daemon threads.",
             file=sys.stderr,
             flush=True,
         )
@@ -421,7 +421,7 @@ def _exit_cleanly(exitcode: int) -> NoReturn:
     """What the interpreter does at exit, as far as users notice, without tearing modules down."""
     try:
         if threads := _threads_to_wait_for():
-            late = threading.Timer(THREADS_LATE_S, _tell_threads, (threads,))
+            late = threading.Timer(THREADS_LATE_S, _warn_of_threads, (threads,))
             late.daemon = True
             late.start()
         threading._shutdown()  # type: ignore[attr-defined]

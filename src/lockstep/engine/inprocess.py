@@ -43,6 +43,7 @@ class InProcessEngine(Engine):
 
     name = "inprocess"
     single_machine = True
+    in_this_process = True
 
     def check(self, spec: GroupSpec) -> list[str]:
         """See :class:`Engine`."""
@@ -89,7 +90,9 @@ class _InProcessGroup(WorkerGroup):
         self._output = output
         self._killed = False
         self._closed = False
-        self._channel = _LoopChannel(loop, lambda message: self._tell(WorkerMessage(0, message)))
+        self._channel = _LoopChannel(
+            loop, lambda message: self._emit_event(WorkerMessage(0, message))
+        )
         self._channel.deliver(spec.payload)
         loop.call_soon(self._run)
 
@@ -129,10 +132,10 @@ class _InProcessGroup(WorkerGroup):
             except (Exception, SystemExit):
                 traceback.print_exc()
         self._channel.pass_on()
-        self._tell(WorkerExited(0, -9 if self._killed else exitcode))
+        self._emit_event(WorkerExited(0, -9 if self._killed else exitcode))
 
-    def _tell(self, event: EngineEvent) -> None:
-        # A process that was killed would say nothing more, either.
+    def _emit_event(self, event: EngineEvent) -> None:
+        # A killed process would send nothing more, either.
         if not self._closed and not (self._killed and isinstance(event, WorkerMessage)):
             self._emit(event)
 

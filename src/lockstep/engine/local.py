@@ -35,7 +35,7 @@ from lockstep.engine.forkserver import (
     Started,
 )
 from lockstep.engine.loop import EventLoop
-from lockstep.engine.output import OutputThread
+from lockstep.engine.output_pump import OutputPump
 from lockstep.engine.processes import current_directory, kill_family
 from lockstep.engine.resources import (
     check_fits,
@@ -54,6 +54,7 @@ class LocalEngine(Engine):
 
     name = "local"
     single_machine = True
+    in_this_process = False
 
     def __init__(self) -> None:
         self._servers: dict[tuple[Any, ...], _ForkServer] = {}
@@ -232,7 +233,7 @@ class _LocalGroup(WorkerGroup):
                 connection.send_frame(payload)
                 pipes.append(read_end)
                 self._workers.append(connection)
-            self._output = OutputThread(pipes, output)
+            self._output = OutputPump(pipes, output)
             undo.pop_all()
         self._session = Connection(session, loop, self._ended, self._server_gone)
 

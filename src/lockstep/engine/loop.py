@@ -19,11 +19,11 @@ from typing import Any
 __all__ = ["EventLoop", "SpinThenBlock", "Timer"]
 
 
-BRISK_S = 2e-4
-BRISK_WAITS = 16
-"""After so many waits that were shorter than ``BRISK_S``, the next one does not sleep at once."""
+SHORT_WAIT_S = 2e-4
+SHORT_WAITS = 16
+"""After this many waits shorter than ``SHORT_WAIT_S``, the next wait spins before it sleeps."""
 
-# Lets those run that are waited for, where there are fewer cores than processes.
+# Lets the awaited process run where there are fewer cores than processes.
 _yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
@@ -42,8 +42,8 @@ class SpinThenBlock:
 
     def __call__(self, timeout: float | None = None) -> list[tuple[int, int]]:
         """What is ready, after ``timeout`` at the latest."""
-        if self._short_waits >= BRISK_WAITS and timeout != 0:
-            patience = time.perf_counter() + BRISK_S
+        if self._short_waits >= SHORT_WAITS and timeout != 0:
+            patience = time.perf_counter() + SHORT_WAIT_S
             while time.perf_counter() < patience:
                 found = self._poll(0)
                 if found:
@@ -52,7 +52,9 @@ class SpinThenBlock:
             self._short_waits = 0
         begun = time.perf_counter()
         found = self._poll(timeout)
-        self._short_waits = self._short_waits + 1 if time.perf_counter() - begun < BRISK_S else 0
+        self._short_waits = (
+            self._short_waits + 1 if time.perf_counter() - begun < SHORT_WAIT_S else 0
+        )
         return found
 
 
@@ -132,7 +134,7 @@ class EventLoop:
         for fd, mask, callbacks in ready:
             on_read, on_write = callbacks
             # A callback before this one may have closed the file, and opened another in its place.
-            # Whatever else than readiness is told (a hang-up, an error) shows when reading.
+            # A hang-up or an error is neither bit; it shows when reading.
             if mask != select.POLLOUT and self._watched.get(fd) is callbacks:
                 on_read()
             if (
@@ -141,7 +143,7 @@ class EventLoop:
                 and self._watched.get(fd) is callbacks
             ):
                 on_write()
-        # Those that are added meanwhile come next time, so that files and timers get their turn.
+        # Calls that are added meanwhile run next time, so that files and timers get their turn.
         for _ in range(len(self._soon)):
             if self._soon:
                 self._soon.popleft()()

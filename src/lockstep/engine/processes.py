@@ -25,15 +25,15 @@ __all__ = [
 STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """What makes a worker write its threads' stacks to its stderr."""
 
-GIVE_UP_S = 1.0
-"""How long to go on with processes that cannot be killed."""
+KILL_TIMEOUT_S = 1.0
+"""How long to retry processes that cannot be killed."""
 
 
 def current_directory() -> str:
-    """Where this process is, and workers are to be.
+    """The current directory, in which workers start.
 
     Raises:
-        EngineError: it has been removed.
+        EngineError: the directory has been removed.
     """
     try:
         return os.getcwd()
@@ -63,7 +63,7 @@ def kill_family(pid: int) -> None:
 
 def kill_children() -> None:
     """SIGKILL to every process that has come down to this one, until none is left."""
-    deadline = time.monotonic() + GIVE_UP_S
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     while (children := descendants(os.getpid())) and time.monotonic() < deadline:
         for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -75,7 +75,7 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytearray:
 
 
 class Terminating(NamedTuple):
-    """A worker was told to go soon."""
+    """A worker got a notice to end soon."""
 
 
 class Connection:
@@ -227,7 +227,7 @@ class SocketChannel(Channel):
             self._wake()
 
     def announce_termination(self) -> None:
-        """Tell the driver, from the I/O thread: a signal handler must take no lock."""
+        """Notify the driver, from the I/O thread: a signal handler must take no lock."""
         self._terminating = True
         self._wake()
 
@@ -245,7 +245,7 @@ class SocketChannel(Channel):
 
     @contextlib.contextmanager
     def interrupts_end_it(self) -> Iterator[None]:
-        """See :class:`Channel`. Code that is not Python's hears of no KeyboardInterrupt."""
+        """See :class:`Channel`. Code that is not Python's gets no KeyboardInterrupt."""
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             yield

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from lockstep.storage.base import Storage
-from lockstep.storage.connection import Connection, path_of, without_secrets
 from lockstep.storage.local import LocalStorage
 from lockstep.storage.remote import RemoteStorage
+from lockstep.storage.remote_filesystem import RemoteFilesystem, path_of, without_secrets
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -55,8 +55,8 @@ def open_storage(
             f"{text!r} has the unknown scheme {scheme!r}; use a path or one of file, "
             f"{', '.join(_REMOTE_SCHEMES)}, or give a filesystem besides."
         )
-    connection = Connection(uri=text)
-    return RemoteStorage(connection, path_of(connection), without_secrets(text))
+    remote = RemoteFilesystem(uri=text)
+    return RemoteStorage(remote, path_of(remote), without_secrets(text))
 
 
 def _on_filesystem(path: str, filesystem: Any) -> Storage:
@@ -70,4 +70,4 @@ def _on_filesystem(path: str, filesystem: Any) -> Storage:
     if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
         return LocalStorage(os.path.expanduser(path))
     root = path.rstrip("/") or path[:1]
-    return RemoteStorage(Connection(filesystem), root, root)
+    return RemoteStorage(RemoteFilesystem(filesystem), root, root)

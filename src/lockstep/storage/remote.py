@@ -22,8 +22,8 @@ from lockstep.storage.base import (
     join,
     published_twice,
 )
-from lockstep.storage.connection import Connection
 from lockstep.storage.local import save_local
+from lockstep.storage.remote_filesystem import RemoteFilesystem
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -59,8 +59,8 @@ class RemoteStorage(Storage):
 
     is_local = False
 
-    def __init__(self, connection: Connection, root: str, uri: str) -> None:
-        self._connection = connection
+    def __init__(self, remote: RemoteFilesystem, root: str, uri: str) -> None:
+        self._remote = remote
         self._root = root
         self._uri = uri
         self._root_made = False
@@ -75,7 +75,7 @@ class RemoteStorage(Storage):
 
     @property
     def filesystem(self) -> pyarrow.fs.FileSystem:
-        return self._connection.filesystem()
+        return self._remote.get()
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -88,18 +88,16 @@ class RemoteStorage(Storage):
         return hash(self._root.strip("/"))
 
     def same_filesystem(self, other: Storage) -> bool:
-        return isinstance(other, RemoteStorage) and self._connection.same(other._connection)
+        return isinstance(other, RemoteStorage) and self._remote.same(other._remote)
 
     def child(self, name: str) -> RemoteStorage:
         path = self.path(name)
         if "://" not in self._uri:
-            return RemoteStorage(self._connection, path, join(self._uri, name))
+            return RemoteStorage(self._remote, path, join(self._uri, name))
         address, mark, query = self._uri.partition("?")
         # What would end a URI's path is escaped, so that the URI leads there again.
         escaped = name.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
-        return RemoteStorage(
-            self._connection, path, join(address.rstrip("/"), escaped) + mark + query
-        )
+        return RemoteStorage(self._remote, path, join(address.rstrip("/"), escaped) + mark + query)
 
     def make_directory(self, name: str = "") -> None:
         path = self.path(name)
@@ -210,7 +208,7 @@ class RemoteStorage(Storage):
         self._delete(name)
 
     def sweep(self) -> None:
-        """Nothing to do: what is not published can only be told by its name; see ``discard``."""
+        """Nothing to do: unpublished files are known by their name only; see ``discard``."""
 
     def _shown(self, name: str) -> str:
         return self.child(name).uri if name else self._uri

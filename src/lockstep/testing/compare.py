@@ -1,4 +1,4 @@
-"""Deep comparison of metrics and checkpoints: where two of them part. Nothing is run here."""
+"""Deep comparison of metrics and checkpoints. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError
 
-__all__ = ["ABSENT", "Comparison", "Parting"]
+__all__ = ["ABSENT", "Comparison", "Mismatch"]
 
 _ADDED_BY_STORING = ("_timestamp", "_preprocessor", "_current_checkpoint_id")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -33,11 +33,11 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""Stands for a value that is only on the other side."""
+"""Stands for a value that exists only on the other side."""
 
 
-class Parting(NamedTuple):
-    """One place where two values part: its path, and what is there on either side."""
+class Mismatch(NamedTuple):
+    """One place where two values differ: its path, and the value on each side."""
 
     path: str
     expected: Any
@@ -45,13 +45,13 @@ class Parting(NamedTuple):
 
 
 class Comparison:
-    """What counts as equal.
+    """Decides which values are equal.
 
     Args:
-        tolerance: how far two floats may be apart, absolutely or relative to the larger one. Whole
-            numbers must be equal.
-        ignore: names that are not compared, wherever they occur; ``"a/b"`` names one place. What
-            is a time by its name is never compared.
+        tolerance: how far two floats may be apart, absolutely or relative to the larger one.
+            Integers must be equal.
+        ignore: names that are not compared, wherever they occur; ``"a/b"`` names one place.
+            Names that mean a time or a speed are never compared.
     """
 
     def __init__(self, tolerance: float, ignore: Collection[str]) -> None:
@@ -62,14 +62,14 @@ class Comparison:
         """Whether values of that name, at that path, are compared at all."""
         return not self._ignored(path) and not _is_time(name, *values)
 
-    def values(self, expected: Any, got: Any, path: str = "") -> Iterator[Parting]:
-        """Where two values part, depth first."""
+    def values(self, expected: Any, got: Any, path: str = "") -> Iterator[Mismatch]:
+        """Yield where two values differ, depth first."""
         yield from self._values(expected, got, path, frozenset())
 
-    def checkpoints(self, expected: Checkpoint, got: Checkpoint) -> Iterator[Parting]:
-        """Where two checkpoints part: as dicts if they are, else file by file."""
+    def checkpoints(self, expected: Checkpoint, got: Checkpoint) -> Iterator[Mismatch]:
+        """Yield where two checkpoints differ: as dicts if both are, otherwise file by file."""
         if expected.is_dict and got.is_dict:
-            # One whose classes are not to be had here is compared as the files it consists of.
+            # If its classes cannot be imported here, the files of the checkpoint are compared.
             with suppress(CheckpointError):
                 dicts = (expected.to_dict(), got.to_dict())
                 for data in dicts:
@@ -88,23 +88,23 @@ class Comparison:
                         f"a file of {side[name]} bytes" if name in side else ABSENT
                         for side in (here, there)
                     )
-                    yield Parting(name, one, other)
+                    yield Mismatch(name, one, other)
                 else:
                     yield from self._files(left / name, right / name, name)
 
-    def _files(self, expected: Path, got: Path, name: str) -> Iterator[Parting]:
+    def _files(self, expected: Path, got: Path, name: str) -> Iterator[Mismatch]:
         if _same_bytes(expected, got):
             return
         one, other = _load_with_torch(expected), _load_with_torch(got)
         if one is ABSENT or other is ABSENT:
             place = f"{name} at byte {_first_other_byte(expected, got)}"
-            yield Parting(place, *(f"a file of {p.stat().st_size} bytes" for p in (expected, got)))
+            yield Mismatch(place, *(f"a file of {p.stat().st_size} bytes" for p in (expected, got)))
         else:
             yield from self.values(one, other, name)
 
     def _values(
         self, expected: Any, got: Any, path: str, above: frozenset[int]
-    ) -> Iterator[Parting]:
+    ) -> Iterator[Mismatch]:
         if expected is got or id(expected) in above:
             return
         inside = above | {id(expected)}
@@ -116,21 +116,21 @@ class Comparison:
                     yield from self._values(one, other, place, inside)
         elif isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
             if len(expected) != len(got):
-                yield Parting(f"the length of {path}", len(expected), len(got))
+                yield Mismatch(f"the length of {path}", len(expected), len(got))
             else:
                 for index, (one, other) in enumerate(zip(expected, got, strict=True)):
                     yield from self._values(one, other, f"{path}[{index}]", inside)
         elif _is_array(expected) and _is_array(got):
             yield from self._arrays(expected, got, path)
         elif type(expected) is type(got) and _inner_state(expected) is not ABSENT:
-            # Compared part by part, because an index into these would tell nobody anything.
+            # Compared part by part; the parts have no name, so the path stays the same.
             yield from self._objects(expected, got, path, inside)
         elif not self._same(expected, got):
-            yield Parting(path, expected, got)
+            yield Mismatch(path, expected, got)
 
     def _objects(
         self, expected: Any, got: Any, path: str, inside: frozenset[int]
-    ) -> Iterator[Parting]:
+    ) -> Iterator[Mismatch]:
         one, other = _inner_state(expected), _inner_state(got)
         if isinstance(one, Mapping):
             yield from self._values(one, other, path, inside)
@@ -138,15 +138,15 @@ class Comparison:
         for part, other_part in itertools.zip_longest(one, other):
             yield from self._values(part, other_part, path, inside)
 
-    def _arrays(self, expected: Any, got: Any, path: str) -> Iterator[Parting]:
+    def _arrays(self, expected: Any, got: Any, path: str) -> Iterator[Mismatch]:
         import numpy as np
 
         one, other = _as_numpy(expected), _as_numpy(got)
         if one.shape != other.shape:
-            yield Parting(f"the shape of {path}", one.shape, other.shape)
+            yield Mismatch(f"the shape of {path}", one.shape, other.shape)
             return
         if str(expected.dtype) != str(got.dtype):
-            yield Parting(f"the dtype of {path}", str(expected.dtype), str(got.dtype))
+            yield Mismatch(f"the dtype of {path}", str(expected.dtype), str(got.dtype))
             return
         if one.dtype.kind in "fc":
             close = np.isclose(other, one, self._tolerance, self._tolerance, equal_nan=True)
@@ -160,7 +160,7 @@ class Comparison:
                 return
         worst = np.unravel_index(int(np.argmax(apart)), one.shape)
         place = f"{path}[{', '.join(map(str, worst))}]" if worst else path
-        yield Parting(place, one[worst].item(), other[worst].item())
+        yield Mismatch(place, one[worst].item(), other[worst].item())
 
     def _same(self, expected: Any, got: Any) -> bool:
         if isinstance(expected, Real) and isinstance(got, Real):
@@ -182,7 +182,7 @@ class Comparison:
 
 
 def _is_time(name: str, *values: Any) -> bool:
-    """Whether a metric of that name tells the time or a speed, which never repeats."""
+    """Whether the name means a time or a speed, which differs in every run."""
     if not all(isinstance(value, (Real, str)) or value is ABSENT for value in values):
         return False
     return bool(_TIME.search("_".join(_WORDS.findall(name)).lower()))
@@ -212,7 +212,7 @@ def _as_numpy(value: Any) -> Any:
 
 
 def _inner_state(value: Any) -> Any:
-    """What an object holds that would be equal to itself only; ABSENT where that cannot be had."""
+    """The state of an object without ``__eq__`` of its own; ABSENT if it has none."""
     if callable(getattr(value, "state_dict", None)):
         return value.state_dict()
     if getattr(type(value), "__eq__", None) is not object.__eq__:
@@ -228,7 +228,7 @@ def _inner_state(value: Any) -> Any:
 
 
 def _load_with_torch(path: Path) -> Any:
-    """What ``torch.save`` wrote there; ABSENT where it is something else."""
+    """Load a file of ``torch.save``; ABSENT if it is something else."""
     with path.open("rb") as file:
         if not file.read(2).startswith(_TORCH_FILES):
             return ABSENT

@@ -96,6 +96,13 @@ class EngineConformance:
             run.until_ended()
             assert run.exitcodes() == [40 + rank for rank in range(run.size)]
 
+    def test_where_workers_run(self, engine: Engine) -> None:
+        """``in_this_process`` holds exactly where a worker's process is the driver's."""
+        assert engine.in_this_process is not self.own_processes
+        with _driven(engine, "who", 1, b"") as run:
+            run.until_ended()
+            assert (run.messages(0)[0][1] == os.getpid()) is engine.in_this_process
+
     def test_a_raising_entry(self, engine: Engine) -> None:
         """It ends its worker with code 1 and a traceback; what it had posted still arrives."""
         with _driven(engine, "fail", self._size(2), b"") as run:
@@ -125,7 +132,7 @@ class EngineConformance:
                     assert run.messages(rank) == ["about to die"]
 
     def test_interrupt(self, engine: Engine) -> None:
-        """It is a KeyboardInterrupt in the entry function, which may go on from there."""
+        """It is a KeyboardInterrupt in the entry function, which may continue."""
         with _driven(engine, "answer_interrupt", self._size(2), b"") as run:
             run.when(lambda: run.heard("ready"), run.group.interrupt)
             run.until_ended()
@@ -153,7 +160,7 @@ class EngineConformance:
             _wait_until(lambda: not any(_runs(pid) for pid in children))
 
     def test_close_kills(self, engine: Engine) -> None:
-        """Closing a group that runs ends its workers, and nothing is emitted any more."""
+        """Closing a running group ends its workers, and no more events are emitted."""
         with _driven(engine, "echo", self._size(2), b"ready") as run:
             run.when(lambda: run.heard(b"ready"), run.group.close)
             run.until(lambda: run.sink.closed)
@@ -179,7 +186,7 @@ class EngineConformance:
             assert run.sink.closes == 1
 
     def test_send_to_a_dead_worker(self, engine: Engine) -> None:
-        """What is sent to a worker that is gone is dropped, however much it is."""
+        """Messages to a worker that has exited are dropped, however large they are."""
         size = self._size(2)
         with _driven(engine, "echo", size, b"") as run:
             run.group.send(0, None)
@@ -245,15 +252,15 @@ class EngineConformance:
             with _driven(engine, "who", self._size(2), b"") as run:
                 run.until_ended()
                 for rank in range(run.size):
-                    ((told, pid),) = run.messages(rank)
-                    assert told == rank
+                    ((reported, pid),) = run.messages(rank)
+                    assert reported == rank
                     pids.add(pid)
         assert _open_files() == files
         assert threading.active_count() == threads
         _wait_until(lambda: not any(_runs(pid) for pid in pids - {os.getpid()}))
 
     def test_preemption(self, engine: Engine) -> None:
-        """A SIGTERM is told, once for each, and its worker goes on."""
+        """Each SIGTERM is reported once, and the worker continues."""
         self._needs_processes()
         with _driven(engine, "terminate", self._size(2), b"") as run:
             for rank in range(run.size):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lockstep.checks import is_int, is_number
 from lockstep.train.serialize import dump
 
 __all__ = ["FaultPlan", "InjectedError"]
@@ -120,15 +121,15 @@ class FaultPlan:
     def slow(
         self, *, rank: int, at_report: int, seconds: float, attempt: int | None = 1
     ) -> FaultPlan:
-        """``report()`` takes ``seconds`` longer, then goes on."""
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        """``report()`` takes ``seconds`` longer, then continues."""
+        if not is_number(seconds):
             raise TypeError(f"FaultPlan.slow(seconds={seconds!r}): expected a number.")
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"FaultPlan.slow(seconds={seconds!r}): must be finite, 0 or more.")
         return self._and("slow", rank, at_report, attempt, seconds=seconds)
 
     def terminate(self, *, rank: int, at_report: int, attempt: int | None = 1) -> FaultPlan:
-        """The process gets SIGTERM, as when a machine is taken away, and goes on if it lives."""
+        """The process gets SIGTERM, as when a machine goes away, and continues if it survives."""
         return self._and("terminate", rank, at_report, attempt)
 
     def __call__(self, rank: int, report_number: int, attempt: int) -> None:
@@ -222,7 +223,7 @@ class _Packed:
             made = kind(*args)
             error = made if str(made) == self.message else error
         except Exception:
-            pass  # its __init__ wants something else
+            pass  # its __init__ takes other arguments
         vars(error).update(attributes)
         return error
 
@@ -271,7 +272,7 @@ _HAPPEN: dict[str, Callable[..., None]] = {
 
 
 def _check_whole(owner: str, name: str, value: object, least: int, why: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_int(value):
         raise TypeError(f"{owner}({name}={value!r}): expected a whole number.{why}")
     if value < least:
         raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from lockstep.checks import is_number
 from lockstep.config import FailureConfig, RunConfig
 from lockstep.errors import TrainingFailedError
 from lockstep.result import Result
@@ -139,7 +140,7 @@ def _checked_rank(trainer: DataParallelTrainer, rank: int | None, fault: str) ->
 
 
 def _comparison(tolerance: float, ignore: Collection[str]) -> Comparison:
-    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)):
+    if not is_number(tolerance):
         raise TypeError(f"verify_resume(tolerance={tolerance!r}): expected a number.")
     if not tolerance >= 0:
         raise ValueError(f"verify_resume(tolerance={tolerance!r}): must be 0 or more.")

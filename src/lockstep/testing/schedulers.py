@@ -70,22 +70,22 @@ class SchedulerConformance:
         assert [trial.status for trial in done.trials] == ["TERMINATED"] * TRIALS
 
     def test_equal_trials(self) -> None:
-        """Among equals it does not matter who goes on, but somebody does."""
+        """Among equal trials any may continue, but at least one does."""
         done = self._simulate(step=lambda config, state: ((state or 0) + 1, {"score": 1.0}))
         assert max(trial.steps for trial in done.trials) == STEPS
 
     def test_the_same_results_give_the_same_decisions(self) -> None:
-        """Decisions depend on the arguments and on what was told."""
+        """Decisions depend only on the arguments and the reported results."""
         assert self._simulate().decisions == self._simulate().decisions
 
     def test_used_again(self) -> None:
-        """One that another experiment has used begins anew."""
+        """A scheduler that another experiment has used starts over."""
         scheduler = self.make_scheduler()
         first = self._simulate(scheduler=scheduler)
         assert self._simulate(scheduler=scheduler).decisions == first.decisions
 
     def test_restored_at_any_event(self) -> None:
-        """One that is made anew and told what had happened goes on as the first would have."""
+        """A recreated scheduler, after a replay of the events, decides as the first would have."""
         uninterrupted = self._simulate()
         events = len(uninterrupted.decisions) + 2 * TRIALS
         for event in range(0, events, 7):

@@ -67,11 +67,11 @@ class SearcherConformance:
             _empty(search.suggested)
 
     def test_the_same_arguments_suggest_the_same(self) -> None:
-        """What is suggested depends on the arguments and on what was told."""
+        """Suggestions depend only on the arguments and the reported results."""
         assert _Search(self).run() == _Search(self).run()
 
     def test_used_again(self) -> None:
-        """One that another experiment has used begins anew."""
+        """A searcher that another experiment has used starts over."""
         search = _Search(self)
         first = search.run()
         assert _Search(self, search.searcher).run() == first
@@ -92,7 +92,7 @@ class SearcherConformance:
         assert searcher.num_trials(-1) is None
 
     def test_trials_that_fail(self) -> None:
-        """It goes on after trials that failed, reported nothing, no number, or something else."""
+        """It continues after trials that failed, reported nothing, no number, or something else."""
         search = _Search(self)
         endings: list[tuple[Any, bool]] = [
             (None, True),
@@ -108,13 +108,13 @@ class SearcherConformance:
         assert isinstance(search.suggest(), dict)
 
     def test_a_stranger_ends(self) -> None:
-        """The end of a trial it never heard of changes nothing."""
+        """The end of an unknown trial changes nothing."""
         search = _Search(self)
         search.searcher.on_trial_complete("stranger", {"loss": 1.0, "training_iteration": 1})
         assert isinstance(search.suggest(), dict)
 
     def test_recalled_half_way(self) -> None:
-        """One that is made anew and told what had happened goes on as the first would have."""
+        """A recreated searcher, after a replay of the events, suggests as the first would have."""
         first = _Search(self)
         uninterrupted = first.run()
         for until in (1, TRIALS // 2, TRIALS - 1):
@@ -134,7 +134,7 @@ class _Search:
         self._constants = {} if taken else dict(suite.space)
         self._score = suite.score
         self._configs: list[dict[str, Any]] = []
-        self._live: list[tuple[str, dict[str, Any]]] = []
+        self._running: list[tuple[str, dict[str, Any]]] = []
         self.past: list[dict[str, Any] | None] = []
         """What happened: a config was suggested, or (None) the oldest trial ended."""
         self.suggested: dict[str, Any] = {}
@@ -148,12 +148,12 @@ class _Search:
                 assert isinstance(config, dict), f"suggest() returned {config!r}"
                 self.suggested = config
                 return self._started(merge(self._constants, config))
-            assert self._live, "suggest() returned None while no trial is live"
+            assert self._running, "suggest() returned None while no trial is running"
             self.end_well()
 
     def end(self, result: Any, error: bool = False) -> None:
         """The oldest trial ends."""
-        trial_id, _ = self._live.pop(0)
+        trial_id, _ = self._running.pop(0)
         self.past.append(None)
         if result is not None:
             self.searcher.on_trial_result(trial_id, result)
@@ -161,10 +161,10 @@ class _Search:
 
     def end_well(self) -> None:
         """The oldest trial ends with its score."""
-        self.end({"loss": self._score(self._live[0][1]), "training_iteration": 1})
+        self.end({"loss": self._score(self._running[0][1]), "training_iteration": 1})
 
     def replay(self, past: list[dict[str, Any] | None], until: int) -> None:
-        """Tell the searcher what had happened until there were so many trials."""
+        """Replay the past to the searcher until there are ``until`` trials."""
         for config in past:
             if len(self._configs) == until:
                 return
@@ -175,9 +175,9 @@ class _Search:
                 self._started(config)
 
     def run(self) -> list[dict[str, Any]]:
-        """Go on until there were enough trials; the configs of all of them."""
+        """Run until there are enough trials; return the configs of all trials."""
         while len(self._configs) < TRIALS:
-            while len(self._live) >= AT_A_TIME:
+            while len(self._running) >= AT_A_TIME:
                 self.end_well()
             self.suggest()
         return self._configs
@@ -186,7 +186,7 @@ class _Search:
         return f"trial_{len(self._configs):05d}"
 
     def _started(self, config: dict[str, Any]) -> dict[str, Any]:
-        self._live.append((self._next_id(), config))
+        self._running.append((self._next_id(), config))
         self._configs.append(config)
         self.past.append(config)
         return config

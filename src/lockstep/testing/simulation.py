@@ -1,4 +1,4 @@
-"""Trials without processes: what a scheduler does with learning curves that are known.
+"""Trials without processes: what a scheduler does with known learning curves.
 
     step(config, state) -> (state, metrics)     one step of a trial; state is None at its start
 
@@ -29,13 +29,13 @@ class SimulatedTrial:
     last_result: dict[str, Any] = field(default_factory=dict)
     checkpoint: Any = None
     steps: int = 0
-    """How many steps it has taken, those of earlier lives included."""
+    """How many steps the trial has taken, over all its pauses and restarts."""
     state: Any = None
 
 
 @dataclass
 class Simulation:
-    """What became of the trials."""
+    """The trials of a simulation at its end, and the scheduler's decisions."""
 
     trials: list[SimulatedTrial]
     decisions: list[tuple[str, int, str]]
@@ -73,17 +73,17 @@ def simulate(
         make_scheduler: makes the scheduler (again, where it is restored).
         configs: the trials'.
         step: a step of a trial.
-        max_steps: a trial finishes after so many.
+        max_steps: a trial finishes after this many steps.
         metric, mode: the ``TuneConfig``'s.
         slots: how many trials run at a time.
         fails: whether a trial fails at this step.
-        restore_after: after so many events, replace the scheduler by a new one that is told them
-            again, as ``Tuner.restore`` does.
+        restore_after: after this many events, replace the scheduler by a new one and replay the
+            events to it, as ``Tuner.restore`` does.
         path: the experiment directory.
-        upfront: add all trials at once, not each when there is room for it.
+        upfront: add all trials at once, instead of each when a slot is free.
 
     Raises:
-        AssertionError: the scheduler broke its contract, or nothing can run any more.
+        AssertionError: the scheduler broke its contract, or no trial can run.
     """
     run = _Run(make_scheduler, configs, step, max_steps, metric, mode, slots, fails)
     run.restore_after, run.path, run.upfront = restore_after, path, upfront
@@ -128,19 +128,19 @@ class _Run:
         return self.trials
 
     def get_live_trials(self) -> Sequence[SimulatedTrial]:
-        """Those that are not over."""
+        """The trials that have not ended."""
         return [trial for trial in self.trials if trial.status not in ("TERMINATED", "ERROR")]
 
     def stop_trial(self, trial: SimulatedTrial) -> None:
-        """It must not run."""
+        """End a trial that does not run."""
         if self._replaying:
             return
         assert trial.status in ("PENDING", "PAUSED"), f"stop_trial of a trial that {trial.status}"
         trial.status = "TERMINATED"
-        self._tell("on_trial_remove", trial)
+        self._notify("on_trial_remove", trial)
 
     def exploit(self, trial: SimulatedTrial, config: Mapping[str, Any], checkpoint: Any) -> bool:
-        """Remember it: it happens when the trial goes on."""
+        """Record the exploit: it takes effect when the trial resumes."""
         if self._replaying:
             return False
         trial.config = dict(config)
@@ -149,7 +149,7 @@ class _Run:
         return True
 
     def drive(self) -> None:
-        """Until every trial is over."""
+        """Run until every trial has ended."""
         while len(self.trials) < len(self._configs) or self.get_live_trials():
             self._fill()
             running = [trial for trial in self.trials if trial.status == "RUNNING"]
@@ -185,29 +185,29 @@ class _Run:
         name = f"{number:05d}"
         trial = SimulatedTrial(name, config, f"{self.path}/{name}")
         self.trials.append(trial)
-        self._tell("on_trial_add", trial)
+        self._notify("on_trial_add", trial)
 
     def _advance(self, trial: SimulatedTrial) -> None:
         trial.steps += 1
         if self._fails(trial.trial_id, trial.steps):
             trial.status = "ERROR"
-            self._tell("on_trial_error", trial)
+            self._notify("on_trial_error", trial)
             return
         trial.state, metrics = self._step(trial.config, trial.state)
         result = {"training_iteration": trial.steps, **metrics}
         trial.last_result = result
-        decision = self._tell("on_trial_result", trial, result)
+        decision = self._notify("on_trial_result", trial, result)
         # A checkpoint is committed after its report was decided on.
         trial.checkpoint = trial.state
         assert decision in ("CONTINUE", "PAUSE", "STOP"), f"on_trial_result returned {decision!r}"
         self.decisions.append((trial.trial_id, trial.steps, decision))
         if decision == "STOP" or trial.steps >= self._max_steps:
             trial.status = "TERMINATED"
-            self._tell("on_trial_complete", trial, result)
+            self._notify("on_trial_complete", trial, result)
         elif decision == "PAUSE":
             trial.status = "PAUSED"
 
-    def _tell(self, hook: str, trial: SimulatedTrial, *result: Any) -> Any:
+    def _notify(self, hook: str, trial: SimulatedTrial, *result: Any) -> Any:
         due = self.restore_after is not None and len(self._past) >= self.restore_after
         if due and hook != "on_trial_remove":  # that comes from within the scheduler
             self._restore()

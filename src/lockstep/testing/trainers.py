@@ -81,7 +81,7 @@ class TrainerConformance:
         assert again.metrics == result.metrics
 
     def test_a_killed_worker(self) -> None:
-        """The workers start anew from the last checkpoint, and are wired anew."""
+        """The workers are restarted from the last checkpoint, and connected again."""
         result = self._fit(
             {"steps": 4},
             fault_plan=FaultPlan().kill(rank=1, at_report=3),
@@ -96,7 +96,7 @@ class TrainerConformance:
         assert not first & second
 
     def test_an_error_and_a_restore(self) -> None:
-        """The user's own exception is the cause; restoring goes on from the last checkpoint."""
+        """The user's own exception is the cause; a restore resumes from the last checkpoint."""
         import pytest
 
         plan = FaultPlan().raise_in(rank=1, at_report=3, error=InjectedError("on purpose"))
@@ -119,7 +119,7 @@ class TrainerConformance:
         assert _column(result, "total") == [SUM_OF_RANKS] * 4
 
     def test_a_stop_condition_and_a_checkpoint_to_begin_with(self) -> None:
-        """The function goes on from the checkpoint, and is stopped on every rank alike."""
+        """The function resumes from the checkpoint, and stops at the same report on every rank."""
         result = self._fit(
             {"steps": 1000, "files": True},
             resume_from_checkpoint=Checkpoint.from_dict({"step": 9}),
@@ -136,7 +136,7 @@ class TrainerConformance:
     def test_another_number_of_workers(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One worker until there is room for two: they go on where it was, wired together."""
+        """One worker runs until there is room for two, which resume where it was."""
         monkeypatch.setattr(runtime, "_configured", None)
         lockstep.init(num_cpus=1)
         gate = tmp_path / "gate"
@@ -236,7 +236,7 @@ def _column(result: Result, name: str) -> list[Any]:
 
 
 class _Seen(Callback):
-    """Writes down what a callback is told; it runs in the driver."""
+    """Records the calls of a callback, which runs in the driver."""
 
     def __init__(self) -> None:
         self.process = os.getpid()

@@ -1,4 +1,4 @@
-"""Trackers: callbacks that write what a run reports to files and tracking services."""
+"""Trackers: callbacks that write a run's reports to files and tracking services."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "WandbLoggerCallback",
 ]
 
-# Imported when asked for: every run imports this package, and few use these.
+# Imported on first use: every run imports this package, but few use these trackers.
 _MODULES = {
     "CometLoggerCallback": "comet",
     "MLflowLoggerCallback": "mlflow",

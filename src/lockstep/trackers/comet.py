@@ -7,15 +7,17 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 from lockstep.callback import TrialSnapshot
-from lockstep.checkpoint import Checkpoint
-from lockstep.errors import StorageError
 from lockstep.trackers.credentials import check_comet_key, read_key, require, variable
-from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
-from lockstep.trackers.values import Outcome, numbers_in, parameters_in, run_key
+from lockstep.trackers.service import (
+    Row,
+    ServiceLoggerCallback,
+    TrackedRun,
+    refuse_arguments,
+)
+from lockstep.trackers.values import Outcome, flat_parameters, numeric_metrics, run_key
 
 __all__ = [
     "CometLoggerCallback",
@@ -25,9 +27,9 @@ __all__ = [
     "quiet_comet",
 ]
 
-_OURS = ("experiment_key", "previous_experiment")
-# What Comet logs by itself is about this process, and this process does not train.
-_DRIVER = {
+_RESERVED = ("experiment_key", "previous_experiment")
+# Comet's automatic logs would describe this process, but the workers train, not the driver.
+_DRIVER_ARGUMENTS = {
     "log_code": False,
     "log_env_details": False,
     "log_graph": False,
@@ -38,25 +40,25 @@ _DRIVER = {
     "auto_log_co2": False,
     "display_summary_level": 0,
 }
-_OPENING = threading.Lock()
+_OPENING_LOCK = threading.Lock()
 
 
 class CometLoggerCallback(ServiceLoggerCallback):
     """Logs every trial to Comet: its config as parameters, each report as metrics, how it ended.
 
-    The experiment's key is made from the trial's id, so a restored trial goes on in its experiment.
+    The experiment's key is made from the trial's id, so a restored trial resumes its experiment.
 
     Args:
         online: False writes an archive for ``comet upload`` instead.
         tags: added to each experiment.
         save_checkpoints: upload each checkpoint as a model.
         **experiment_kwargs: for Comet, such as ``api_key``, ``project_name``, ``workspace`` and,
-            offline, ``offline_directory``; else those of its ``ExperimentConfig``. One that Comet
-            does not know is an error of ``fit()``, before anything starts.
+            offline, ``offline_directory``; all others are arguments of ``ExperimentConfig``.
+            ``fit()`` raises for an argument that Comet does not know, before anything starts.
 
     Raises:
         ImportError: comet_ml is not installed.
-        ValueError: an argument that is not the caller's to choose.
+        ValueError: an argument is given that the callback chooses.
     """
 
     secrets: ClassVar[tuple[str, ...]] = ("api_key",)
@@ -70,12 +72,7 @@ class CometLoggerCallback(ServiceLoggerCallback):
     ) -> None:
         require("comet_ml", "comet", "CometLoggerCallback")
         super().__init__()
-        for name in _OURS:
-            if name in experiment_kwargs:
-                raise ValueError(
-                    f"CometLoggerCallback({name}={experiment_kwargs[name]!r}): the callback "
-                    "chooses it, so that each trial has one experiment; leave it out."
-                )
+        refuse_arguments("CometLoggerCallback", experiment_kwargs, _RESERVED, "experiment")
         if isinstance(tags, str):
             raise TypeError(f"CometLoggerCallback(tags={tags!r}): expected a list.")
         self.online = online
@@ -85,61 +82,55 @@ class CometLoggerCallback(ServiceLoggerCallback):
         self.experiment_kwargs = experiment_kwargs
 
     def check_before_run(self) -> None:
-        """Refuses to go online without a key, and arguments that Comet does not know."""
+        """Raise for arguments that Comet does not know, and for a missing key."""
         comet_arguments("CometLoggerCallback", self.experiment_kwargs)
         if self.online and self.api_key is None:
             check_comet_key()
 
     def open_run(self, trial: TrialSnapshot) -> TrackedRun:
-        """Begins the experiment, or goes on with it."""
+        """Create the experiment, or resume it."""
         return _CometRun(self, trial)
 
     def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
-        """The numbers."""
-        return numbers_in(result)
+        """Return the numbers."""
+        return numeric_metrics(result)
 
 
 class _CometRun(TrackedRun):
     def __init__(self, callback: CometLoggerCallback, trial: TrialSnapshot) -> None:
-        self._callback = callback
-        with _beside_others():
+        self.saves_checkpoints = callback.save_checkpoints
+        arguments = comet_arguments("CometLoggerCallback", callback.experiment_kwargs)
+        with _keeping_current_experiment():
             self._experiment = open_experiment(
                 online=callback.online,
                 key=run_key(trial.experiment_name, trial.trial_id),
-                goes_on=trial.restored,
+                exists=trial.restored,
                 api_key=callback.api_key,
-                **_DRIVER | comet_arguments("CometLoggerCallback", callback.experiment_kwargs),
+                **_DRIVER_ARGUMENTS | arguments,
             )
         self._experiment.set_name(str(trial))
         if callback.tags:
             self._experiment.add_tags([*callback.tags])
-        self._experiment.log_parameters(parameters_in(trial.config))
+        self._experiment.log_parameters(flat_parameters(trial.config))
         self._experiment.log_other("trial_id", trial.trial_id)
 
     def log(self, rows: list[Row]) -> None:
         for row in rows:
             self._experiment.log_metrics(row.values, step=row.step)
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        if not self._callback.save_checkpoints or checkpoint.path is None:
-            return
-        try:
-            with checkpoint.as_directory() as directory:
-                name = Path(checkpoint.path).name
-                # Copied: what is read later may have been deleted by then.
-                self._experiment.log_model(name, directory, copy_to_tmp=True)
-        except (FileNotFoundError, StorageError):
-            pass  # CheckpointConfig(num_to_keep=…) has deleted it meanwhile
+    def save(self, name: str, directory: str) -> None:
+        # Copied, because Comet uploads later, when the checkpoint may be deleted.
+        self._experiment.log_model(name, directory, copy_to_tmp=True)
 
     def end(self, outcome: Outcome) -> None:
         end_experiment(self._experiment, outcome)
 
 
 def comet_arguments(who: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for Comet under the names that ``open_experiment`` takes.
+    """Return the arguments for Comet under the names that ``open_experiment`` takes.
 
     Raises:
-        TypeError: Comet does not know one of them, or it was given twice.
+        TypeError: Comet does not know an argument, or it was given twice.
     """
     import comet_ml
 
@@ -162,38 +153,38 @@ def open_experiment(
     *,
     online: bool,
     key: str | None,
-    goes_on: bool,
+    exists: bool,
     api_key: str | None,
     project_name: str | None = None,
     workspace: str | None = None,
     **arguments: Any,
 ) -> Any:
-    """A new experiment under this key, or the existing one of that key.
+    """Create the experiment with this key, or resume it if it ``exists``.
 
-    Offline, what goes on is in an archive of its own. It may be uploaded without the first, which
-    a process that was killed has not left.
+    Offline, a resumed experiment has an archive of its own. It can be uploaded without the first
+    archive, which a killed process leaves empty.
     """
     import comet_ml
 
-    with quiet_comet(logging.CRITICAL):  # what goes wrong is raised as well
+    with quiet_comet(logging.CRITICAL):  # errors are raised as well
         return comet_ml.start(
-            # Comet itself would not see the variables that are lockstep.init()'s.
+            # Comet itself does not see the variables that were given to lockstep.init().
             api_key=api_key or variable("COMET_API_KEY"),
             project_name=project_name or variable("COMET_PROJECT_NAME"),
             workspace=workspace or variable("COMET_WORKSPACE"),
             experiment_key=key,
-            mode="get_or_create" if goes_on else "create",
+            mode="get_or_create" if exists else "create",
             online=online,
             experiment_config=comet_ml.ExperimentConfig(**arguments),
         )
 
 
 @contextmanager
-def _beside_others() -> Iterator[None]:
-    """Comet ends the experiment of this process when another begins: here both go on."""
+def _keeping_current_experiment() -> Iterator[None]:
+    """Keep the process's current experiment open, which Comet would end when another begins."""
     from comet_ml.config import get_global_experiment, set_global_experiment
 
-    with _OPENING:
+    with _OPENING_LOCK:
         current = get_global_experiment()
         set_global_experiment(None)
         try:
@@ -203,7 +194,7 @@ def _beside_others() -> Iterator[None]:
 
 
 def end_experiment(experiment: Any, outcome: Outcome) -> None:
-    """Say how it ended, wait for the upload, and release everything."""
+    """Record the outcome, wait for the upload, and release everything."""
     experiment.log_other("status", outcome)
     if outcome != "finished":
         experiment.add_tag(outcome)
@@ -213,7 +204,7 @@ def end_experiment(experiment: Any, outcome: Outcome) -> None:
 
 @contextmanager
 def quiet_comet(level: int = logging.ERROR) -> Iterator[None]:
-    """Only Comet's errors are printed: the driver's terminal shows the run."""
+    """Print only Comet's errors: the driver's terminal shows the run."""
     logger = logging.getLogger("comet_ml")
     before = logger.level
     logger.setLevel(level)

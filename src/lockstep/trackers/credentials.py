@@ -1,4 +1,4 @@
-"""Where the trackers' libraries are, and the keys for their services: asked before a run starts."""
+"""Checks before a run starts: are the trackers' libraries and the keys of their services there?"""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
 
 
 def require(module: str, extra: str, who: str) -> None:
-    """Refuse to go on without a library.
+    """Check that a library is installed.
 
     Raises:
-        ImportError: it is not installed; says how to install it.
+        ImportError: it is not; the message says how to install it.
     """
     if importlib.util.find_spec(module) is None:
         raise ImportError(
@@ -36,22 +36,22 @@ def require(module: str, extra: str, who: str) -> None:
 
 
 def variable(name: str) -> str | None:
-    """An environment variable as workers see it: ``lockstep.init()``'s, or this process's."""
+    """Return a variable as workers see it: from ``lockstep.init()``, or from this process."""
     return runtime.current().env_vars.get(name) or settings.library_variable(name)
 
 
 def init_variables(*prefixes: str) -> dict[str, str]:
-    """A library's variables that ``lockstep.init()`` has set for workers, and the driver lacks."""
+    """Return the variables with these prefixes that ``lockstep.init()`` sets for workers only."""
     env_vars = runtime.current().env_vars
     return {name: value for name, value in env_vars.items() if name.startswith(prefixes)}
 
 
 def read_key(api_key: str | None, api_key_file: str | os.PathLike[str] | None) -> str | None:
-    """The key that was given, itself or in a file; None where neither was.
+    """Return the key that was given, directly or in a file; None if neither was given.
 
     Raises:
-        ValueError: both were given, or what was given is empty.
-        FileNotFoundError: there is no such file.
+        ValueError: both were given, or the key is empty.
+        FileNotFoundError: the file does not exist.
     """
     if api_key is not None and api_key_file is not None:
         raise ValueError("api_key and api_key_file were both given; give one of them.")
@@ -71,10 +71,10 @@ def read_key(api_key: str | None, api_key_file: str | os.PathLike[str] | None) -
 
 
 def check_wandb_key(mode: str | None) -> None:
-    """Refuse a Weights & Biases run that would find no key.
+    """Check that Weights & Biases will find a key.
 
     Raises:
-        ValueError: there is none, and ``mode`` needs one.
+        ValueError: there is no key, and ``mode`` needs one.
     """
     mode = mode or variable("WANDB_MODE") or "online"
     if mode in ("offline", "disabled", "dryrun") or variable("WANDB_API_KEY"):
@@ -92,17 +92,17 @@ def check_wandb_key(mode: str | None) -> None:
 
 
 def _wandb_host() -> str:
-    import wandb  # which of its services is the default depends on its version
+    import wandb  # the default service depends on wandb's version
 
     address = variable("WANDB_BASE_URL") or wandb.Settings().base_url
     return urlsplit(address).hostname or ""
 
 
 def check_comet_key() -> None:
-    """Refuse a Comet experiment that would find no key.
+    """Check that Comet will find a key.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no key.
     """
     if variable("COMET_API_KEY"):
         return
@@ -119,7 +119,7 @@ def check_comet_key() -> None:
 
 
 def check_databricks(tracking_uri: str | None) -> None:
-    """Refuse a Databricks tracking URI that nothing here can log in to.
+    """Check that there is a login for a Databricks tracking URI.
 
     Raises:
         ValueError: there are neither variables nor a config file.

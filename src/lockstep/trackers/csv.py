@@ -1,4 +1,4 @@
-"""``progress.csv``: one row a report, in the run's directory."""
+"""``progress.csv`` in the run's directory: one row for each report."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _CELLS = frozenset(_CELL_TYPES)
 
 
 class CSVLoggerCallback(FileLoggerCallback):
-    """Writes ``progress.csv``: nested keys joined by ``/``, all but ``config``.
+    """Writes ``progress.csv``: every key but ``config``, nested keys joined by ``/``.
 
-    A key that turns up later adds a column; the rows before it have that cell empty.
+    A key that appears later adds a column, which is empty in earlier rows.
     """
 
     def open_file(self, trial: TrialSnapshot) -> RowFile:
-        """The trial's ``progress.csv``."""
+        """Return the trial's ``progress.csv``."""
         return _Table(os.path.join(trial.local_path, PROGRESS_FILE))
 
 
@@ -99,7 +99,7 @@ def _chain(header: bytes, rows: Iterator[bytes], cells: bytes) -> Iterator[bytes
 
 
 def _complete_rows(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The rows as written; a cell with a line break in it spans lines, a torn row is left out."""
+    """Yield the rows as written: a cell may contain line breaks. An incomplete row is left out."""
     row = b""
     for line in lines:
         row += line

@@ -1,7 +1,7 @@
 """Row-by-row files in a run's directory, shared by the CSV and JSON trackers.
 
-Rows wait in memory until ``flush``, which adds all of them or none, so a disk that was full for a
-while costs no rows and leaves no torn line.
+Rows wait in memory until ``flush``, which writes all of them or none: a disk that is full for a
+while loses no row and leaves no incomplete line.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from lockstep.callback import LoggerCallback, TrialSnapshot
+from lockstep.callback import TrialSnapshot
+from lockstep.trackers.tracker_callback import TrackerCallback
 
 __all__ = ["FileLoggerCallback", "RowFile", "append", "plain", "replace_file", "truncate"]
 
 
 class RowFile(ABC):
-    """One file of one trial. Not thread-safe; opened only while it is written."""
+    """One file of one trial. Not thread-safe; the file is open only during a write."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     @abstractmethod
     def add(self, result: dict[str, Any]) -> None:
-        """Takes one more row."""
+        """Keep one more row for the next flush."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Writes the rows taken. Raises OSError, and then still has them."""
+        """Write the kept rows. After an OSError the rows are still kept."""
 
 
-class FileLoggerCallback(LoggerCallback, ABC):
-    """Writes each result to a file in the trial's directory, going on with one that is there."""
+class FileLoggerCallback(TrackerCallback, ABC):
+    """Appends each result to a file in the trial's directory."""
 
     batched: ClassVar[bool] = True
     max_waiting: ClassVar[int | None] = None
@@ -41,19 +42,19 @@ class FileLoggerCallback(LoggerCallback, ABC):
 
     @abstractmethod
     def open_file(self, trial: TrialSnapshot) -> RowFile:
-        """The file of ``trial``; nothing is written yet."""
+        """Return the file of ``trial``; nothing is written yet."""
 
     def on_trial_start(
         self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
-        """Calls ``log_trial_start``. A trial that goes on may lie in another directory now."""
-        self.log_trial_end(trial)
+        """Call ``log_trial_start``."""
+        self.log_trial_end(trial)  # a resumed trial may have another directory now
         super().on_trial_start(iteration, trials, trial, **info)
 
     def log_trial_result(
         self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
     ) -> None:
-        """Takes the row; it is written with the next flush."""
+        """Keep the row for the next flush."""
         files: dict[str, RowFile] = self.__dict__.setdefault("_files", {})
         file = files.get(trial.trial_id)
         if file is None:
@@ -61,19 +62,19 @@ class FileLoggerCallback(LoggerCallback, ABC):
         file.add(result)
 
     def log_trial_end(self, trial: TrialSnapshot, failed: bool = False) -> None:
-        """Writes what is left."""
+        """Write the remaining rows."""
         file = self.__dict__.get("_files", {}).pop(trial.trial_id, None)
         if file is not None:
             file.flush()
 
     def flush_batch(self) -> None:
-        """Writes the rows taken so far."""
+        """Write the rows kept so far."""
         for file in self.__dict__.get("_files", {}).values():
             file.flush()
 
 
 def plain(value: object) -> Any:
-    """Arrays and tensors as numbers and lists, anything else as its repr."""
+    """Return arrays and tensors as numbers and lists, anything else as its repr."""
     convert = getattr(value, "tolist", None)
     if convert is not None:
         with contextlib.suppress(Exception):
@@ -82,7 +83,7 @@ def plain(value: object) -> Any:
 
 
 def append(path: str, data: bytes) -> None:
-    """Adds ``data`` to the file, all of it or nothing."""
+    """Append ``data`` to the file, completely or not at all."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         size = os.fstat(descriptor).st_size
@@ -99,13 +100,13 @@ def append(path: str, data: bytes) -> None:
 
 
 def truncate(path: str, size: int) -> None:
-    """Cuts off what lies behind ``size``: the torn row of a driver that was killed."""
+    """Cut the file to ``size``: a killed driver may have left an incomplete row."""
     if os.path.getsize(path) > size:
         os.truncate(path, size)
 
 
 def replace_file(path: str, chunks: Iterable[bytes]) -> None:
-    """Writes the file anew: a reader sees the old one or the new one, never a part."""
+    """Replace the file: a reader sees the old or the new content, never a part."""
     temporary = f"{path}.tmp"
     try:
         with open(temporary, "wb") as file:

@@ -1,4 +1,4 @@
-"""``result.json``, one JSON object a report, and ``params.json``, in the run's directory."""
+"""``result.json``, one JSON object for each report, and ``params.json``, in the run's directory."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = ["JsonLoggerCallback"]
 
 
 class JsonLoggerCallback(FileLoggerCallback):
-    """Writes ``result.json``, a line a report, and the trial's config to ``params.json``.
+    """Writes ``result.json``, one line for each report, and the config to ``params.json``.
 
     NaN and infinities are written as Python's ``json`` writes and reads them.
     """
 
     def log_trial_start(self, trial: TrialSnapshot) -> None:
-        """Writes ``params.json``; what JSON cannot hold is there as its repr."""
+        """Write ``params.json``; values that JSON cannot represent become their repr."""
         text = _encode(trial.config, default=_parameter, indent=2)
         replace_file(os.path.join(trial.local_path, PARAMS_FILE), [text.encode() + b"\n"])
 
     def open_file(self, trial: TrialSnapshot) -> RowFile:
-        """The trial's ``result.json``."""
+        """Return the trial's ``result.json``."""
         return _Lines(os.path.join(trial.local_path, RESULT_FILE))
 
 
-# One encoder for all rows: json.dumps makes another for each.
+# One encoder for all rows: json.dumps(default=…) would create one for each row.
 _encode_result = json.JSONEncoder(default=plain).encode
 
 
@@ -73,15 +73,15 @@ def _parameter(value: object) -> Any:
 def _encode(value: object, default: Callable[[object], Any], indent: int | None = None) -> str:
     try:
         return json.dumps(value, default=default, indent=indent)
-    except (TypeError, ValueError):  # a key that is no string, or a value that holds itself
-        return json.dumps(_tame(value, ()), default=default, indent=indent)
+    except (TypeError, ValueError):  # a key that is no string, or a value that contains itself
+        return json.dumps(_encodable(value, ()), default=default, indent=indent)
 
 
-def _tame(value: object, outer: tuple[int, ...]) -> object:
+def _encodable(value: object, outer: tuple[int, ...]) -> object:
     if id(value) in outer:
         return repr(value)
     if isinstance(value, Mapping):
-        return {str(key): _tame(item, (*outer, id(value))) for key, item in value.items()}
+        return {str(key): _encodable(item, (*outer, id(value))) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_tame(item, (*outer, id(value))) for item in value]
+        return [_encodable(item, (*outer, id(value))) for item in value]
     return value

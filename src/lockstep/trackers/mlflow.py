@@ -16,8 +16,6 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from lockstep.callback import TrialSnapshot
-from lockstep.checkpoint import Checkpoint
-from lockstep.errors import StorageError
 from lockstep.run_layout import MANIFEST, PROGRESS_FILE, RESULT_FILE
 from lockstep.trackers.credentials import check_databricks, require, variable
 from lockstep.trackers.mlflow_client import (
@@ -31,7 +29,7 @@ from lockstep.trackers.mlflow_client import (
     run_tags,
 )
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
-from lockstep.trackers.values import Outcome, numbers_in
+from lockstep.trackers.values import Outcome, numeric_metrics
 
 __all__ = ["MLflowLoggerCallback"]
 
@@ -44,15 +42,15 @@ _PARAMETERS_AT_ONCE = 100
 class MLflowLoggerCallback(ServiceLoggerCallback):
     """Logs every trial to MLflow: config as parameters, each report as metrics, how it ended.
 
-    The step of a metric is the training iteration. A restored trial goes on in its MLflow run.
+    The step of a metric is the training iteration. A restored trial resumes its MLflow run.
 
     Args:
-        tracking_uri: the server or store; MLflow's own default without.
+        tracking_uri: the server or store; MLflow's own default if None.
         registry_uri: the model registry.
-        experiment_name: made if there is none; without: ``MLFLOW_EXPERIMENT_NAME``, or MLflow's
-            default experiment.
+        experiment_name: created if it does not exist; by default ``MLFLOW_EXPERIMENT_NAME``, or
+            MLflow's default experiment.
         tags: set on each run.
-        tracking_token: in place of ``MLFLOW_TRACKING_TOKEN``.
+        tracking_token: used instead of ``MLFLOW_TRACKING_TOKEN``.
         save_artifact: upload each checkpoint when it is committed, and at the end the run's small
             files.
         log_params_on_trial_end: log the parameters at the end instead of at the start.
@@ -87,27 +85,28 @@ class MLflowLoggerCallback(ServiceLoggerCallback):
         self.log_params_on_trial_end = log_params_on_trial_end
 
     def check_before_run(self) -> None:
-        """Refuses ``databricks`` without a login."""
+        """Raise ValueError for ``databricks`` without a login."""
         check_databricks(self.tracking_uri)
 
     def open_run(self, trial: TrialSnapshot) -> TrackedRun:
-        """Creates the run, or finds the one of a restored trial."""
+        """Create the run, or find the run of a restored trial."""
         with self.login():
             return _MLflowRun(self, trial)
 
     def login(self) -> Login:
-        """To be entered while MLflow is talked to, and no longer."""
+        """Return a context manager to be entered only while MLflow is called."""
         return Login(self.tracking_token)
 
     def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
-        """The numbers."""
-        return numbers_in(result)
+        """Return the numbers."""
+        return numeric_metrics(result)
 
 
 class _MLflowRun(TrackedRun):
     def __init__(self, callback: MLflowLoggerCallback, trial: TrialSnapshot) -> None:
         import mlflow
 
+        self.saves_checkpoints = callback.save_artifact
         self._callback = callback
         self._trial = trial
         self._last: Row | None = None
@@ -153,15 +152,9 @@ class _MLflowRun(TrackedRun):
             with self._callback.login():
                 self._client.log_batch(self._id, metrics[start : start + _METRICS_AT_ONCE])
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        if not self._callback.save_artifact or checkpoint.path is None:
-            return
-        try:
-            with checkpoint.as_directory() as directory, self._callback.login():
-                name = Path(checkpoint.path).name
-                self._client.log_artifacts(self._id, directory, artifact_path=name)
-        except (FileNotFoundError, StorageError):
-            pass  # CheckpointConfig(num_to_keep=…) has deleted it meanwhile
+    def save(self, name: str, directory: str) -> None:
+        with self._callback.login():
+            self._client.log_artifacts(self._id, directory, artifact_path=name)
 
     def end(self, outcome: Outcome) -> None:
         self._check_reachable()
@@ -179,7 +172,7 @@ class _MLflowRun(TrackedRun):
     def _log_parameters(self) -> None:
         from mlflow.entities import Param
 
-        # A parameter cannot change in MLflow: what a restored run had before stays.
+        # MLflow's parameters cannot change: a restored run keeps those it has.
         named = mlflow_parameters(self._trial.config)
         new = [Param(key, value) for key, value in named.items() if key not in self._known]
         for start in range(0, len(new), _PARAMETERS_AT_ONCE):
@@ -196,7 +189,7 @@ class _MLflowRun(TrackedRun):
                 self._client.log_artifact(self._id, str(path), artifact_path=folder)
 
     def _check_reachable(self) -> None:
-        # MLflow itself tries for minutes, and the end of the run would wait for that.
+        # MLflow itself retries for minutes, and the end of the run would wait for that.
         parts = urlsplit(self._uri or "")
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             return
@@ -214,7 +207,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _wait_for_rows(run_directory: Path, step: int) -> None:
-    """Wait, for a moment at most, until the last report is in the files: others write them."""
+    """Wait up to ``FILES_S`` until the last report is in the files, which other callbacks write."""
     deadline = time.monotonic() + FILES_S
     while time.monotonic() < deadline:
         with suppress(OSError, ValueError, IndexError, KeyError):

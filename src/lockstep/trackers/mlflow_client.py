@@ -1,4 +1,4 @@
-"""What both ways of tracking with MLflow share: which run is ours, and what MLflow allows."""
+"""What the MLflow callback and ``setup_mlflow`` share: logins, finding runs, allowed names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from lockstep import settings
 from lockstep.trackers.credentials import init_variables, variable
-from lockstep.trackers.values import Outcome, parameters_in, run_key
+from lockstep.trackers.values import Outcome, flat_parameters, run_key
 
 __all__ = [
     "MLFLOW_STATUS",
@@ -34,33 +34,32 @@ MLFLOW_STATUS: dict[Outcome, str] = {
 
 TRIAL_TAG = "lockstep.trial_id"
 KEY_TAG = "lockstep.run_key"
-"""What a restored run is found by."""
+"""The tag by which a restored run is found."""
 
-_LONGEST_VALUE = 6000
+_MAX_VALUE = 6000
 _NOT_IN_NAMES = re.compile(r"[^\w\-./ ]")
-
 
 _LOGIN = ("MLFLOW_TRACKING_", "MLFLOW_HTTP_", "MLFLOW_S3_", "DATABRICKS_")
 _NO_LOGIN = "MLFLOW_TRACKING_URI"
 
 
 def log_in(token: str | None) -> None:
-    """Make all of this process's MLflow log in with what ``lockstep.init()`` has set, for good."""
+    """Set the login variables of ``lockstep.init()`` in this process, permanently."""
     os.environ.update(init_variables("MLFLOW_", "DATABRICKS_"))
     if token is not None:
         os.environ["MLFLOW_TRACKING_TOKEN"] = token
 
 
 class Login:
-    """``with`` it, MLflow logs in with what ``lockstep.init()`` has set, and with ``token``.
+    """A context in which MLflow logs in with ``lockstep.init()``'s variables and ``token``.
 
-    MLflow takes that from this process's environment, each time it needs it. Afterwards that is as
-    it was, once no other login is under way.
+    MLflow reads its login from this process's environment at each call. Several callbacks may be
+    inside at the same time: the environment is restored when the last of them leaves.
     """
 
     _lock = threading.Lock()
-    _under_way: ClassVar[list[Login]] = []
-    _before: ClassVar[dict[str, str | None]] = {}
+    _active: ClassVar[list[Login]] = []
+    _before: ClassVar[dict[str, str | None]] = {}  # the variables as they were without a login
 
     def __init__(self, token: str | None) -> None:
         self._values = init_variables(*_LOGIN)
@@ -75,17 +74,17 @@ class Login:
                 if name in self._before or os.environ.get(name) != value:
                     self._set[name] = value
                     self._before.setdefault(name, os.environ.get(name))
-            self._under_way.append(self)
+            self._active.append(self)
             os.environ.update(self._set)
 
     def __exit__(self, *details: object) -> None:
         with self._lock:
-            self._under_way.remove(self)
+            self._active.remove(self)
             for name, own in self._set.items():
-                others = [login._set[name] for login in self._under_way if name in login._set]
+                others = [login._set[name] for login in self._active if name in login._set]
                 value = others[-1] if others else self._before.pop(name)
                 if not others and os.environ.get(name) != own:
-                    continue  # somebody else has changed it meanwhile
+                    continue  # other code has changed it in the meantime
                 if value is None:
                     del os.environ[name]
                 else:
@@ -95,10 +94,10 @@ class Login:
 
 @contextmanager
 def file_store_allowed(tracking_uri: str | None) -> Iterator[None]:
-    """While a client is made: allow the store of files that ``tracking_uri`` names."""
+    """Allow the file store that ``tracking_uri`` names, while a client is created."""
     uri = tracking_uri or "databricks"
     is_files = urlsplit(uri).scheme in ("", "file") and not uri.startswith("databricks")
-    # Newer MLflow refuses such a store unless a variable is set; who names one means it.
+    # Newer MLflow refuses file stores unless a variable is set; a user who names one wants it.
     needed = settings.tracker_environment() if is_files else {}
     os.environ.update(needed)
     try:
@@ -116,10 +115,10 @@ def experiment_id_of(
     create: bool,
     artifact_location: str | None = None,
 ) -> str:
-    """The experiment to log to, the default one where nothing is named.
+    """Return the experiment to log to; MLflow's default experiment if no name is given.
 
     Raises:
-        ValueError: there is none of that name, and it is not to be made.
+        ValueError: the experiment does not exist, and ``create`` is False.
     """
     experiment_id = experiment_id or (None if name else variable("MLFLOW_EXPERIMENT_ID"))
     if experiment_id is not None:
@@ -136,31 +135,31 @@ def experiment_id_of(
     try:
         return str(client.create_experiment(name, artifact_location))
     except Exception:
-        found = client.get_experiment_by_name(name)  # another process was faster
+        found = client.get_experiment_by_name(name)  # another process has created it first
         if found is None:
             raise
         return str(found.experiment_id)
 
 
 def run_tags(experiment_name: str, trial_id: str) -> dict[str, str]:
-    """The tags that say which run of ours an MLflow run is."""
+    """Return the tags that connect an MLflow run to a trial."""
     return {TRIAL_TAG: trial_id, KEY_TAG: run_key(experiment_name, trial_id)}
 
 
 def earlier_run(client: Any, experiment_id: str, experiment_name: str, trial_id: str) -> Any:
-    """The MLflow run that an earlier attempt at this trial began, None where there is none."""
+    """Return the MLflow run that an earlier attempt of this trial created, or None."""
     query = f"tags.`{KEY_TAG}` = '{run_key(experiment_name, trial_id)}'"
     found = client.search_runs([experiment_id], query, max_results=1)
     return found[0] if found else None
 
 
 def mlflow_parameters(config: Mapping[str, Any]) -> dict[str, str]:
-    """A config as MLflow takes parameters: flat, with names and lengths it allows."""
-    flat = parameters_in(config)
-    return {mlflow_name(key): str(value)[:_LONGEST_VALUE] for key, value in flat.items()}
+    """Return a config as MLflow's parameters: flat, with allowed names and lengths."""
+    flat = flat_parameters(config)
+    return {mlflow_name(key): str(value)[:_MAX_VALUE] for key, value in flat.items()}
 
 
 def mlflow_name(key: str) -> str:
-    """A name that MLflow takes."""
+    """Return ``key`` as a name that MLflow allows."""
     parts = _NOT_IN_NAMES.sub("_", key)[:250].split("/")
     return "/".join(part for part in parts if part.strip(".")) or "_"

@@ -1,8 +1,8 @@
-"""The base of callbacks that hand a run to a tracking service which may be slow, or down.
+"""The base of callbacks that send a run to a tracking service, which may be slow or down.
 
-Rows wait here until the service takes them, so an outage costs none of them if it ends before the
-run does. What goes wrong is raised once, for the dispatcher to tell; what follows is the same news,
-until the end says how many rows are missing.
+Rows wait here until the service takes them: an outage that ends before the run does costs no row.
+An error is raised once, so that the dispatcher reports it once; at the end of the experiment one
+error says how many rows are missing.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from lockstep.callback import LoggerCallback, TrialSnapshot
+from lockstep.callback import TrialSnapshot
 from lockstep.checkpoint import Checkpoint
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, StorageError
+from lockstep.trackers.tracker_callback import TrackerCallback
 from lockstep.trackers.values import Outcome, outcome_of, report_time
 
-__all__ = ["Row", "ServiceLoggerCallback", "TrackedRun"]
+__all__ = ["Row", "ServiceLoggerCallback", "TrackedRun", "refuse_arguments"]
 
 RETRY_S = 10.0
-"""How long to leave a service alone that did not answer."""
+"""How long a service that failed is not called again."""
 
 MAX_ROWS = 10_000
-"""How many rows wait for a service that is down."""
+"""How many rows wait at most for a service that is down."""
 
 
 class Row(NamedTuple):
@@ -41,84 +44,90 @@ class TrackedRun(ABC):
     """One run at the service. Used from one thread; each method may take long, or raise."""
 
     rows_at_once: ClassVar[int] = 100
+    saves_checkpoints = False
+    """Whether the user asked for checkpoints to be uploaded."""
 
     @abstractmethod
     def log(self, rows: list[Row]) -> None:
-        """Hand over rows. After an exception they all come again."""
+        """Send rows. After an exception the same rows are sent again."""
+
+    @abstractmethod
+    def save(self, name: str, directory: str) -> None:
+        """Upload the checkpoint ``name``, whose files are in ``directory``."""
 
     @abstractmethod
     def end(self, outcome: Outcome) -> None:
-        """Say how it ended and release everything."""
-
-    @abstractmethod
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Upload a checkpoint, if that was asked for."""
+        """Record the outcome, and release everything."""
 
 
-class ServiceLoggerCallback(LoggerCallback, ABC):
-    """Follows each trial with a ``TrackedRun``; where opening one failed, it is tried again.
+class ServiceLoggerCallback(TrackerCallback, ABC):
+    """Follows each trial with a ``TrackedRun``; opening one is retried after a failure.
 
-    A row that the service refuses twice, while it takes a later one, is left out.
+    A row that the service refuses again and again while it takes other rows is left out.
     """
 
     batched: ClassVar[bool] = True
     uses_directory = False
     secrets: ClassVar[tuple[str, ...]] = ()
-    """Attributes that do not go to disk with the run's trainer."""
+    """Attributes that are not pickled with the run's trainer."""
+
+    _clock: Callable[[], float] = time.monotonic
 
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}
-        self._told: set[type[Exception]] = set()
+        self._raised: set[type[Exception]] = set()
         self._missing = _Missing()
 
     @abstractmethod
     def open_run(self, trial: TrialSnapshot) -> TrackedRun:
-        """Begin a run at the service, or go on with it where ``trial.restored``.
+        """Create the trial's run at the service, or resume it where ``trial.restored``.
 
-        After an exception the trial comes again as a restored one: its run may be there by then.
+        After an exception the next call has ``trial.restored`` set: the failed call may have
+        created the run.
         """
 
     @abstractmethod
     def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
-        """What of a result goes to the service."""
+        """Return the part of a result to send to the service."""
 
     def log_trial_start(self, trial: TrialSnapshot) -> None:
-        """Begins the run at the service, or goes on with it."""
+        """Create the run at the service, or resume it."""
         if trial.trial_id not in self._followed:
-            self._followed[trial.trial_id] = _Followed(trial)
-            self._told.clear()
+            self._followed[trial.trial_id] = _Followed(trial, self._clock)
+            self._raised.clear()
         self._attempt(self._followed[trial.trial_id].connect, self.open_run)
 
     def log_trial_result(
         self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
     ) -> None:
-        """Takes the row; it is sent with the next batch."""
+        """Keep the row for the next batch."""
         followed = self._followed.get(trial.trial_id)
         if followed is not None:
             followed.add(Row(iteration, report_time(result), self.values_of(result)))
 
     def flush_batch(self) -> None:
-        """Sends the rows taken so far."""
+        """Send the rows kept so far."""
         for followed in self._followed.values():
-            if followed.rows and time.monotonic() >= followed.try_again:
+            if followed.rows and self._clock() >= followed.try_again:
                 self._attempt(followed.send, self.open_run)
 
     def log_trial_save(self, trial: TrialSnapshot) -> None:
-        """Uploads ``trial.checkpoint``, if that was asked for."""
+        """Upload ``trial.checkpoint``, if the user asked for that."""
         followed = self._followed.get(trial.trial_id)
-        if followed is not None and followed.run is not None and trial.checkpoint is not None:
-            self._attempt(followed.run.save, trial.checkpoint)
+        run = None if followed is None else followed.run
+        if run is not None and run.saves_checkpoints and trial.checkpoint is not None:
+            self._attempt(_save, run, trial.checkpoint)
 
     def log_trial_end(self, trial: TrialSnapshot, failed: bool = False) -> None:
-        """Sends what is left and says how it ended."""
+        """Send the remaining rows and record the outcome."""
         followed = self._followed.pop(trial.trial_id, None)
         if followed is not None:
             self._end(followed, outcome_of(trial, failed))
 
     def on_experiment_end(self, trials: Sequence[TrialSnapshot], **info: Any) -> None:
-        """Ends the runs of trials that were interrupted or paused for good."""
-        with ExitStack() as ends:  # every one of them, whichever fails
-            ends.callback(self._tell_what_is_missing)
+        """End the runs of trials that were interrupted or never resumed."""
+        with ExitStack() as ends:  # ends every run, even if ending one of them fails
+            ends.callback(self._raise_if_rows_are_missing)
             while self._followed:
                 _, followed = self._followed.popitem()
                 ends.callback(self._end, followed, "stopped")
@@ -134,7 +143,7 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
         if followed.missing:
             self._missing.add(followed.missing, why)
 
-    def _tell_what_is_missing(self) -> None:
+    def _raise_if_rows_are_missing(self) -> None:
         missing, self._missing = self._missing, _Missing()
         if missing.runs:
             raise LockstepError(str(missing))
@@ -143,18 +152,39 @@ class ServiceLoggerCallback(LoggerCallback, ABC):
         try:
             action(*arguments)
         except Exception as error:
-            if type(error) not in self._told:
-                self._told.add(type(error))
+            # During an outage every call fails: each kind of error is reported once.
+            if type(error) not in self._raised:
+                self._raised.add(type(error))
                 raise
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {**vars(self), "_followed": {}, "_told": set(), "_missing": _Missing()}
+        kept = {**vars(self), "_followed": {}, "_raised": set(), "_missing": _Missing()}
         return {**kept, **dict.fromkeys(self.secrets)}
+
+
+def refuse_arguments(
+    who: str, given: Mapping[str, Any], reserved: Collection[str], what: str
+) -> None:
+    """Raise ValueError if the user gave an argument that the callback itself chooses."""
+    for name in reserved:
+        if name in given:
+            raise ValueError(
+                f"{who}({name}={given[name]!r}): the callback chooses it, so that each trial has "
+                f"one {what}; leave it out."
+            )
+
+
+def _save(run: TrackedRun, checkpoint: Checkpoint) -> None:
+    if checkpoint.path is None:
+        return
+    # CheckpointConfig(num_to_keep=…) may have deleted the checkpoint in the meantime.
+    with suppress(FileNotFoundError, StorageError), checkpoint.as_directory() as directory:
+        run.save(Path(checkpoint.path).name, directory)
 
 
 @dataclass
 class _Missing:
-    """What the runs that have ended lack, told once for all of them."""
+    """The reports that ended runs lack at the service; one error reports them all."""
 
     runs: int = 0
     reports: int = 0
@@ -175,21 +205,20 @@ class _Missing:
 
 
 class _Followed:
-    """A trial, its run once that is open, and the rows that were not sent yet."""
+    """A trial, its run once that is open, and the rows that wait to be sent."""
 
-    def __init__(self, trial: TrialSnapshot) -> None:
+    def __init__(self, trial: TrialSnapshot, clock: Callable[[], float]) -> None:
         self.trial = trial
+        self._clock = clock
         self.run: TrackedRun | None = None
         self.rows: deque[Row] = deque()
         self.try_again = 0.0
-        self._at_once: int | None = None
-        self._refused_alone = False
         self._left_out = 0
         self._was_full = False
 
     @property
     def missing(self) -> int:
-        """How many rows the service does not have."""
+        """How many rows the service has not taken."""
         return self._left_out + len(self.rows)
 
     def add(self, row: Row) -> None:
@@ -200,14 +229,14 @@ class _Followed:
         if not self._was_full:
             self._was_full = True
             raise OverflowError(
-                f"{MAX_ROWS} rows wait for the service and no more are kept for it; progress.csv "
-                "has every report"
+                f"{MAX_ROWS} rows wait for the service, and later rows are not kept for it; "
+                "progress.csv has every report"
             )
 
     def connect(self, open_run: Callable[[TrialSnapshot], TrackedRun]) -> TrackedRun:
         if self.run is None:
             try:
-                with self._leaving_alone_on_error():
+                with self._pausing_after_error():
                     self.run = open_run(self.trial)
             except Exception:
                 self.trial = replace(self.trial, restored=True)
@@ -217,57 +246,67 @@ class _Followed:
     def send(self, open_run: Callable[[TrialSnapshot], TrackedRun]) -> None:
         run = self.connect(open_run)
         while self.rows:
-            with self._leaving_alone_on_error():
-                self._send_some(run)
+            with self._pausing_after_error():
+                self._send_batch(run)
 
     def end(self, open_run: Callable[[TrialSnapshot], TrackedRun], outcome: Outcome) -> None:
         try:
             while self.rows or self.run is None:
+                before = len(self.rows)
                 try:
                     self.send(open_run)
                 except Exception:
-                    if self.run is None or self._refused_alone:
+                    if len(self.rows) == before:
                         raise
         finally:
             if self.run is not None:
                 self.run.end(outcome)
 
-    def _send_some(self, run: TrackedRun) -> None:
-        """Send as many rows as may go at once; after a failure one, then more and more again."""
-        count = min(len(self.rows), self._at_once or run.rows_at_once)
+    def _send_batch(self, run: TrackedRun) -> None:
+        count = min(len(self.rows), run.rows_at_once)
         try:
-            run.log([self.rows[index] for index in range(count)])
+            run.log(list(islice(self.rows, count)))
         except Exception:
-            self._at_once, self._refused_alone = 1, count == 1
-            if count > 1 or len(self.rows) == 1:
-                raise
-            self._log_another(run)
-            try:
-                run.log([self.rows[0]])  # the service may have come back in between
-            except Exception:
-                self._left_out += 1
-        else:
-            if self._at_once is not None:
-                self._at_once = 2 * count if 2 * count < run.rows_at_once else None
+            self._send_one_by_one(run, count)
+            raise
         for _ in range(count):
             self.rows.popleft()
 
-    def _log_another(self, run: TrackedRun) -> None:
-        """Send the second row, or else the last; raises where it is not about the rows."""
-        try:
-            run.log([self.rows[1]])
-        except Exception:
-            if len(self.rows) == 2:
-                raise
-            run.log([self.rows[-1]])
-            del self.rows[-1]
-        else:
-            del self.rows[1]
+    def _send_one_by_one(self, run: TrackedRun, count: int) -> None:
+        """After a failed batch: send what the service takes, so that a bad row holds up no other.
+
+        A row is left out if the service refuses it before and after it takes another row. If it
+        takes no row at all, it is down: every row waits for the next attempt.
+        """
+        for _ in range(count):
+            if not self.rows:
+                return
+            if not _takes(run, self.rows[0]):
+                if not self._sent_another(run):
+                    return
+                if not _takes(run, self.rows[0]):
+                    self._left_out += 1
+            self.rows.popleft()
+
+    def _sent_another(self, run: TrackedRun) -> bool:
+        for index in (1, -1):  # bad rows often come in sequence: then the newest may be good
+            if len(self.rows) > 1 and _takes(run, self.rows[index]):
+                del self.rows[index]
+                return True
+        return False
 
     @contextmanager
-    def _leaving_alone_on_error(self) -> Iterator[None]:
+    def _pausing_after_error(self) -> Iterator[None]:
         try:
             yield
         except Exception:
-            self.try_again = time.monotonic() + RETRY_S
+            self.try_again = self._clock() + RETRY_S
             raise
+
+
+def _takes(run: TrackedRun, row: Row) -> bool:
+    try:
+        run.log([row])
+    except Exception:
+        return False
+    return True

@@ -9,9 +9,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple
 
-from lockstep.callback import LoggerCallback, TrialSnapshot
+from lockstep.callback import TrialSnapshot
 from lockstep.metrics import flatten
-from lockstep.trackers.values import Outcome, numbers_in, outcome_of, parameters_in, report_time
+from lockstep.trackers.tracker_callback import TrackerCallback
+from lockstep.trackers.values import (
+    Outcome,
+    flat_parameters,
+    numeric_metrics,
+    outcome_of,
+    report_time,
+)
 
 __all__ = ["TBXLoggerCallback"]
 
@@ -19,12 +26,12 @@ _END_STATUS: dict[Outcome, int] = {"finished": 1, "failed": 2}
 """SUCCESS and FAILURE of TensorBoard's hparams plugin."""
 
 
-class TBXLoggerCallback(LoggerCallback):
+class TBXLoggerCallback(TrackerCallback):
     """Writes event files into the run's directory, for ``tensorboard --logdir <experiment>``.
 
     Each number of a report is a scalar under its flattened key, at the training iteration; a list
-    of numbers is a histogram; the config is the run's hyperparameters. Where a retry or a restore
-    went back to a checkpoint, TensorBoard shows the later values.
+    of numbers is a histogram; the config is the run's hyperparameters. After a retry or a restore
+    from a checkpoint, TensorBoard shows the later values.
 
     Raises:
         ImportError: neither tensorboardX nor tensorboard with torch is installed.
@@ -43,10 +50,10 @@ class TBXLoggerCallback(LoggerCallback):
         self._open: dict[str, _EventFile] = {}
 
     def log_trial_start(self, trial: TrialSnapshot) -> None:
-        """Begins an event file with the hyperparameters."""
+        """Open an event file and write the hyperparameters."""
         known = self._open.get(trial.trial_id)
         if known is None or known.directory != trial.path:
-            # A trial that was paused may lie in another directory now.
+            # A trial that was paused may have another directory now.
             self._open[trial.trial_id] = _EventFile(trial)
             if known is not None:
                 known.close("stopped")
@@ -54,24 +61,24 @@ class TBXLoggerCallback(LoggerCallback):
     def log_trial_result(
         self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
     ) -> None:
-        """Writes the scalars."""
+        """Write the scalars."""
         if trial.trial_id in self._open:
             self._open[trial.trial_id].add(iteration, result)
 
     def flush_batch(self) -> None:
-        """Makes what was written so far visible."""
+        """Make the rows written so far visible."""
         for file in self._open.values():
             file.flush()
 
     def log_trial_end(self, trial: TrialSnapshot, failed: bool = False) -> None:
-        """Closes the event file."""
+        """Close the event file."""
         file = self._open.pop(trial.trial_id, None)
         if file is not None:
             file.close(outcome_of(trial, failed))
 
     def on_experiment_end(self, trials: Sequence[TrialSnapshot], **info: Any) -> None:
-        """Closes the files of trials that were interrupted or paused for good."""
-        with ExitStack() as ends:  # every one of them, whichever fails
+        """Close the files of trials that were interrupted or never resumed."""
+        with ExitStack() as ends:  # closes every file, even if closing one of them fails
             while self._open:
                 ends.callback(self._open.popitem()[1].close, "stopped")
 
@@ -80,7 +87,7 @@ class TBXLoggerCallback(LoggerCallback):
 
 
 class _Library(NamedTuple):
-    """The same classes as tensorboardX and torch name them."""
+    """The classes that tensorboardX and torch have under different names."""
 
     SummaryWriter: Any
     Summary: Any
@@ -107,7 +114,8 @@ class _EventFile:
         self._library = _library()
         self._last_step = 0
         self._tags: dict[str, None] = {}
-        # What a restored run had written beyond the iteration it now starts from is void.
+        # A restored run may have written steps after the one it resumes from. They are purged
+        # with the first new step, which is not known yet.
         self._writer: Any = None if trial.restored else self._begin(None)
 
     def add(self, step: int, result: dict[str, Any]) -> None:
@@ -117,7 +125,7 @@ class _EventFile:
                 self._writer.close()
             self._writer = self._begin(step)
         self._last_step = step
-        numbers = numbers_in(result)
+        numbers = numeric_metrics(result)
         value = self._library.Summary.Value
         values = [value(tag=key, simple_value=float(number)) for key, number in numbers.items()]
         now = report_time(result)
@@ -136,7 +144,7 @@ class _EventFile:
             self._writer = self._begin(None)
         experiment, _, end = self._hparams()
         self._writer.file_writer.add_summary(experiment)
-        if outcome in _END_STATUS:  # TensorBoard keeps the first end: one that was stopped has none
+        if outcome in _END_STATUS:  # a stopped run gets no end: TensorBoard keeps the first
             plugin_data = end.value[0].metadata.plugin_data
             data = self._library.HParamsPluginData.FromString(plugin_data.content)
             data.session_end_info.status = _END_STATUS[outcome]
@@ -145,7 +153,7 @@ class _EventFile:
         self._writer.close()
 
     def _begin(self, purge_step: int | None) -> Any:
-        # Two files begun in the same second would have the same name; they are read in its order.
+        # Files opened in the same second would share a name; files are read in order of names.
         earlier = sum("tfevents" in name for name in os.listdir(self._trial.path))
         writer = self._library.SummaryWriter(
             self._trial.path, purge_step=purge_step, filename_suffix=f".{earlier:03d}"
@@ -156,7 +164,7 @@ class _EventFile:
         return writer
 
     def _hparams(self) -> Any:
-        return self._library.hparams(parameters_in(self._trial.config), self._tags)
+        return self._library.hparams(flat_parameters(self._trial.config), self._tags)
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What trackers are told of a run: its numbers, its parameters, and names that last."""
+"""What trackers record of a run: its numbers, parameters and outcome, and a lasting key."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Literal
 from lockstep.callback import TrialSnapshot
 from lockstep.metrics import AUTOMATIC_KEYS, CHARTED_KEYS, flatten
 
-__all__ = ["Outcome", "numbers_in", "outcome_of", "parameters_in", "report_time", "run_key"]
+__all__ = ["Outcome", "flat_parameters", "numeric_metrics", "outcome_of", "report_time", "run_key"]
 
 Outcome = Literal["finished", "failed", "stopped"]
-"""How a run ended; stopped: interrupted or preempted, so that it can be restored."""
+"""How a run ended. "stopped": it was interrupted or preempted, and can be restored."""
 
-# No chart is about these.
+# Automatic keys that nobody wants a chart of.
 _BOOKKEEPING = AUTOMATIC_KEYS - CHARTED_KEYS
 
 
-def numbers_in(
+def numeric_metrics(
     result: Mapping[str, Any], excludes: Collection[str] = ()
 ) -> dict[str, int | float | bool]:
-    """The numbers of a row, nested keys joined by ``/``, without the bookkeeping of each row."""
+    """Return the numbers of a row, nested keys joined by ``/``, without most automatic keys."""
     kept = {
         key: value
         for key, value in result.items()
@@ -35,8 +35,8 @@ def numbers_in(
     }
 
 
-def parameters_in(config: Mapping[str, Any], excludes: Collection[str] = ()) -> dict[str, Any]:
-    """A config's leaves, nested keys joined by ``/``; what is no plain value, as its repr."""
+def flat_parameters(config: Mapping[str, Any], excludes: Collection[str] = ()) -> dict[str, Any]:
+    """Return a config's leaves, nested keys joined by ``/``; objects become their repr."""
     kept = {key: value for key, value in config.items() if key not in excludes}
     return {
         str(key): value if isinstance(value, (str, int, float, bool)) else repr(value)
@@ -46,20 +46,20 @@ def parameters_in(config: Mapping[str, Any], excludes: Collection[str] = ()) -> 
 
 
 def report_time(result: Mapping[str, Any]) -> float:
-    """When a row was reported, in seconds since the epoch."""
+    """Return when a row was reported, in seconds since the epoch."""
     now = time.time()
     stamp = result.get("timestamp")
-    # The row has whole seconds only: now is better, unless the row has waited.
+    # The row's timestamp has full seconds only: now is more exact, unless the row had to wait.
     return float(stamp) if isinstance(stamp, (int, float)) and now - stamp > 2 else now
 
 
 def outcome_of(trial: TrialSnapshot, failed: bool) -> Outcome:
-    """How a trial ended."""
+    """Return how a trial ended."""
     if failed:
         return "failed"
     return "stopped" if trial.stopped else "finished"
 
 
 def run_key(experiment_name: str, trial_id: str) -> str:
-    """32 hexadecimal digits that name this run, the same after every restart."""
+    """Return 32 hexadecimal digits that identify this run, the same after every restart."""
     return hashlib.sha256(f"{experiment_name}/{trial_id}".encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""What a training function calls: report, log, and who am I."""
+"""What a training function calls: report, log, and the worker's own identity."""
 
 from __future__ import annotations
 
@@ -66,30 +66,32 @@ def report(
     reduce: str | Mapping[str, str] | None = None,
     **legacy_metrics: Any,
 ) -> None:
-    """Report metrics, and a checkpoint if there is one. A barrier: every rank must call it.
+    """Report metrics and optionally a checkpoint. A barrier: every rank must call it.
 
     Args:
-        metrics: names to plain values; numpy scalars are converted. Rank 0's are the result's,
-            all ranks' are kept.
-        checkpoint: this rank's files; those of all ranks are merged into one checkpoint.
-        checkpoint_dir_name: the checkpoint's directory, instead of ``checkpoint_000000`` and so on.
+        metrics: names to plain values; numpy scalars are converted. The result has rank 0's
+            metrics; those of every rank are kept.
+        checkpoint: this rank's files; the files of all ranks are merged into one checkpoint.
+        checkpoint_dir_name: name of the checkpoint's directory; by default
+            ``checkpoint_000000``, ``checkpoint_000001``, ….
         checkpoint_upload_mode: when to return, see :class:`CheckpointUploadMode`.
-        delete_local_checkpoint_after_upload: the checkpoint's directory may be taken over: moved
-            rather than copied where that is possible, and gone afterwards.
-        reduce: combine ranks: ``"mean"``, ``"sum"``, ``"min"``, ``"max"`` or ``"last"`` for every
-            number, in nested dicts too, or a dict that names one for each key; ``"a/b"`` reaches
-            into nested dicts. Rank 0's counts. A key is combined from the ranks that have it, NaN
-            if one of them has NaN; one that no rank has is told once, it may be misspelt.
+        delete_local_checkpoint_after_upload: delete the checkpoint's directory after the upload.
+            It is moved instead of copied where that is possible.
+        reduce: combine the ranks' values: ``"mean"``, ``"sum"``, ``"min"``, ``"max"`` or ``"last"``
+            for every number, also in nested dicts, or a dict that names one for each key;
+            ``"a/b"`` names a key of a nested dict. Rank 0's ``reduce`` is used. A key is combined
+            from the ranks that have it; the result is NaN if one of them has NaN. A key that no
+            rank has may be misspelt: a warning names it once.
 
     Raises:
-        ValueError: a metric is a tensor, a reduction is unknown, or none of the keys of ``reduce``
-            is among this rank's metrics.
-        TypeError: a metric cannot be kept.
+        ValueError: a metric is a tensor, a reduction is unknown, or this rank's metrics have none
+            of the keys of ``reduce``.
+        TypeError: a metric cannot be stored.
         StopTraining: the run ends at this report (not an ``Exception``; do not catch it).
     """
     if metrics is None and legacy_metrics:
         warnings.warn(
-            "report(key=value) is the old spelling; use report({'key': value}).",
+            "report(key=value) is deprecated; use report({'key': value}).",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -125,19 +127,19 @@ def _check_dir_name(name: str | None) -> None:
         )
     if name in OWN_NAMES or name.startswith("rank_"):
         raise ValueError(
-            f"report(checkpoint_dir_name={name!r}): a run has something of that name itself; "
-            "choose another."
+            f"report(checkpoint_dir_name={name!r}): the run uses that name for a file of its own; "
+            "choose another name."
         )
 
 
 def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
-    """Keep metrics of this rank without waiting for anyone, e.g. at every step.
+    """Record metrics of this rank without waiting for the other ranks, e.g. at every step.
 
-    They are in ``result.log_dataframe``, with rank, attempt, step and time.
+    ``result.log_dataframe`` has them, with rank, attempt, step and time.
 
     Raises:
         ValueError: a metric is a tensor.
-        TypeError: a metric cannot be kept, or the step is not a number.
+        TypeError: a metric cannot be stored, or the step is not a number.
     """
     _session("log()").log(metrics, step if step is None else _plain_step(step))
 
@@ -149,20 +151,21 @@ def _plain_step(step: Any) -> Any:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The newest committed checkpoint, or the one to start from; None on a fresh start."""
+    """Return the newest committed checkpoint, or the one to start from; None on a fresh start."""
     session = current()
     return None if session is None else session.checkpoint
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> DataShard:
-    """This worker's part of one of the trainer's ``datasets``; without a name, of the only one.
+    """Return this worker's shard of one of the trainer's ``datasets``.
 
-    A checkpoint that is reported while it is iterated carries its position: after a failure or a
-    restore the iteration goes on there, with as many workers as there are then.
+    The name may be left out if there is only one dataset. A checkpoint that is reported during the
+    iteration contains the position: after a failure or a restore the iteration resumes there, also
+    with another number of workers.
 
     Raises:
-        KeyError: the trainer has no such dataset; lists those it has.
-        RuntimeError: this is no training function.
+        KeyError: the trainer has no dataset of that name; the message lists the names.
+        RuntimeError: called outside a training function.
     """
     shards = _session("get_dataset_shard()").shards
     return (shards or Shards({}, 0, 1, None)).get(dataset_name)
@@ -176,138 +179,138 @@ class ReportedCheckpoint(NamedTuple):
 
 
 def get_all_reported_checkpoints() -> list[ReportedCheckpoint]:
-    """Every checkpoint committed so far that this rank knows of, oldest first, with its metrics.
+    """Return every committed checkpoint that this rank knows of, oldest first, with its metrics.
 
-    Those that ``CheckpointConfig(num_to_keep=…)`` has deleted since are not on storage any more.
+    Some may have been deleted from storage since, see ``CheckpointConfig(num_to_keep=…)``.
     """
     known = _session("get_all_reported_checkpoints()").reported_checkpoints
     return [ReportedCheckpoint(checkpoint, metrics) for checkpoint, metrics in known]
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """Set when this run was told to stop soon (a SIGTERM to the driver or to a worker).
+    """Return when this run must stop, after a SIGTERM to the driver or a worker; otherwise None.
 
-    Every rank sees it after the same ``report()``. Save and report once more: the group stops at
-    that report, and the run goes on from there when it is restored or its workers are replaced.
+    Every rank sees it after the same ``report()``. Save and report once more: the workers stop at
+    that report, and the run resumes from there when it is restored or its workers are replaced.
     """
     return _session("get_preemption_info()").preemption
 
 
 def checkpoint_requested() -> bool:
-    """Whether the next report should carry a checkpoint: the run is about to stop or to resize."""
+    """Whether the next report should have a checkpoint: the run is about to stop or to resize."""
     return _session("checkpoint_requested()").checkpoint_requested
 
 
-_OUTSIDE = TrainContext()
-_warned = False
+_CONTEXT_OUTSIDE = TrainContext()
+_warned_outside = False
 
 
 def get_context() -> TrainContext:
-    """Who this worker is. Outside a training function: rank 0 of 1, with one warning."""
-    return _asked_by("get_context()")
+    """Return who this worker is; outside a training function rank 0 of 1, with a warning."""
+    return _context_for("get_context()")
 
 
-def _asked_by(caller: str) -> TrainContext:
-    global _warned
+def _context_for(caller: str) -> TrainContext:
+    global _warned_outside
     session = current()
     if session is not None:
         return session.context
-    if not _warned:
-        _warned = True
+    if not _warned_outside:
+        _warned_outside = True
         warnings.warn(
-            f"{caller} was called outside a training function, where there is rank 0 of 1, "
-            "without a run.",
+            f"{caller} was called outside a training function; it returns the values of rank 0 "
+            "of 1, without a run.",
             stacklevel=3,
         )
-    return _OUTSIDE
+    return _CONTEXT_OUTSIDE
 
 
 def get_world_rank() -> int:
-    """This worker's rank among all."""
-    return _asked_by("get_world_rank()").get_world_rank()
+    """Return this worker's rank among all workers."""
+    return _context_for("get_world_rank()").get_world_rank()
 
 
 def get_world_size() -> int:
-    """How many workers there are."""
-    return _asked_by("get_world_size()").get_world_size()
+    """Return the number of workers."""
+    return _context_for("get_world_size()").get_world_size()
 
 
 def get_local_rank() -> int:
-    """This worker's rank among those on its machine."""
-    return _asked_by("get_local_rank()").get_local_rank()
+    """Return this worker's rank among the workers of its machine."""
+    return _context_for("get_local_rank()").get_local_rank()
 
 
 def get_local_world_size() -> int:
-    """How many workers there are on this machine."""
-    return _asked_by("get_local_world_size()").get_local_world_size()
+    """Return the number of workers on this machine."""
+    return _context_for("get_local_world_size()").get_local_world_size()
 
 
 def get_node_rank() -> int:
-    """The rank of this worker's machine."""
-    return _asked_by("get_node_rank()").get_node_rank()
+    """Return the rank of this worker's machine."""
+    return _context_for("get_node_rank()").get_node_rank()
 
 
 def get_trial_id() -> str:
-    """The run's id."""
-    return _asked_by("get_trial_id()").get_trial_id()
+    """Return the run's id."""
+    return _context_for("get_trial_id()").get_trial_id()
 
 
 def get_trial_name() -> str:
-    """The trainer's name and the run's id."""
-    return _asked_by("get_trial_name()").get_trial_name()
+    """Return the trainer's name and the run's id."""
+    return _context_for("get_trial_name()").get_trial_name()
 
 
 def get_trial_dir() -> str:
-    """The run's directory."""
-    return _asked_by("get_trial_dir()").get_trial_dir()
+    """Return the run's directory."""
+    return _context_for("get_trial_dir()").get_trial_dir()
 
 
 def get_trial_resources() -> dict[str, float]:
-    """What each worker was given."""
-    return _asked_by("get_trial_resources()").get_trial_resources()
+    """Return the resources of each worker."""
+    return _context_for("get_trial_resources()").get_trial_resources()
 
 
 def get_experiment_name() -> str:
-    """The name of the experiment directory."""
-    return _asked_by("get_experiment_name()").get_experiment_name()
+    """Return the name of the experiment directory."""
+    return _context_for("get_experiment_name()").get_experiment_name()
 
 
 def get_metadata() -> dict[str, Any]:
-    """What the trainer was given as ``metadata``."""
-    return _asked_by("get_metadata()").get_metadata()
+    """Return the trainer's ``metadata``."""
+    return _context_for("get_metadata()").get_metadata()
 
 
 def _context() -> TrainContext:
     session = current()
-    return _OUTSIDE if session is None else session.context
+    return _CONTEXT_OUTSIDE if session is None else session.context
 
 
 def world_rank() -> int:
-    """The old spelling of ``get_context().get_world_rank()``; 0 outside a training function."""
+    """Older name of ``get_context().get_world_rank()``; 0 outside a training function."""
     return _context().world_rank
 
 
 def world_size() -> int:
-    """The old spelling of ``get_context().get_world_size()``; 1 outside a training function."""
+    """Older name of ``get_context().get_world_size()``; 1 outside a training function."""
     return _context().world_size
 
 
 def local_rank() -> int:
-    """The old spelling of ``get_context().get_local_rank()``; 0 outside a training function."""
+    """Older name of ``get_context().get_local_rank()``; 0 outside a training function."""
     return _context().local_rank
 
 
 def local_world_size() -> int:
-    """The old spelling of ``get_context().get_local_world_size()``; 1 outside."""
+    """Older name of ``get_context().get_local_world_size()``; 1 outside."""
     return _context().local_world_size
 
 
 def save_checkpoint(**data: Any) -> None:
-    """The old way to keep a checkpoint: rank 0's keyword arguments, without a report."""
+    """The older way to save a checkpoint: rank 0's keyword arguments, without a report."""
     _session("save_checkpoint()").save_checkpoint(Checkpoint.from_dict(data))
 
 
 def load_checkpoint() -> dict[str, Any] | None:
-    """The old spelling of ``get_checkpoint().to_dict()``; None on a fresh start."""
+    """Older name of ``get_checkpoint().to_dict()``; None on a fresh start."""
     checkpoint = get_checkpoint()
     return None if checkpoint is None else checkpoint.to_dict()

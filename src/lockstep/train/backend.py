@@ -1,4 +1,4 @@
-"""Backend: what a framework needs set up between workers before the training function runs."""
+"""Backend: sets up a framework between workers before the training function runs."""
 
 from __future__ import annotations
 
@@ -24,53 +24,53 @@ __all__ = [
 
 
 class Place(NamedTuple):
-    """What a rank announces: its machine, the port it serves, if it does, and its GPUs."""
+    """What a rank announces: its machine, the port that it serves (if any), and its GPUs."""
 
     address: str
     port: int | None = None
     gpus: str | None = None
-    """Which the engine gave it, as ``CUDA_VISIBLE_DEVICES`` has them."""
+    """The GPUs from the engine, in the form of ``CUDA_VISIBLE_DEVICES``."""
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """What every rank knows about the others when it sets the framework up."""
+    """What every rank knows about the other ranks when it sets up the framework."""
 
     context: TrainContext
     announcements: tuple[Any, ...]
     """What each rank's ``announce`` returned."""
     master_address: str
-    """Where rank 0 can be reached."""
+    """The address of rank 0."""
     use_gpu: bool
 
 
 class Backend:
-    """Sets nothing up. Subclasses are pickled to the workers; ``preload`` is used by the driver.
+    """Sets up nothing. Subclasses are pickled to the workers; the driver uses ``preload``.
 
-    Order in each worker: ``announce`` (before the others are known), ``setup``, the training
-    function, ``teardown`` (when every rank has finished; not after a failure).
+    Order in each worker: ``announce`` (before the other ranks are known), ``setup``, the training
+    function, ``teardown`` (once every rank has finished; not after a failure).
     """
 
     preload: tuple[str, ...] = ()
-    """Modules the fork server imports, once, so that workers start with them."""
+    """Modules that the fork server imports once, so that every worker starts with them."""
 
     def environment(self) -> Mapping[str, str]:
-        """Variables that must be set before the framework is imported."""
+        """Return variables that must be set before the framework is imported."""
         return {}
 
     def announce(self, rank: int, address: str) -> Any:
-        """Something picklable the other ranks need, e.g. a port that this rank listens on."""
+        """Return something picklable that the other ranks need, such as this rank's port."""
         return None
 
     def setup(self, wiring: Wiring) -> None:
-        """Wire this rank to the others."""
+        """Connect this rank to the others."""
 
     def teardown(self) -> None:
         """Undo ``setup``."""
 
 
 class BackendConfig:
-    """What a user configures about a framework; makes its :class:`Backend`."""
+    """A user's settings for a framework; creates its :class:`Backend`."""
 
     def make_backend(self) -> Backend:
         """The backend to send to the workers."""
@@ -81,11 +81,11 @@ Config = TypeVar("Config", bound=BackendConfig)
 
 
 def only_config(kind: type[Config], **given: Config | None) -> Config:
-    """The config given under one of its names; a plain one where none is.
+    """Return the config that was given under one of its names, or a default one.
 
     Raises:
-        ValueError: it is given under more than one.
-        TypeError: it is something else.
+        ValueError: a config is given under more than one name.
+        TypeError: the argument is no such config.
     """
     chosen = {name: config for name, config in given.items() if config is not None}
     if len(chosen) > 1:
@@ -98,9 +98,10 @@ def only_config(kind: type[Config], **given: Config | None) -> Config:
 
 
 def without_unasked_gpus(spec: GroupSpec, scaling: ScalingConfig) -> GroupSpec:
-    """For frameworks that take every GPU they see: none is seen unless the run asked for some.
+    """Hide the GPUs from workers of a run without ``use_gpu``.
 
-    In this very process they stay visible, since a process looks for them only once.
+    For frameworks that occupy every GPU they see. In the driver's own process GPUs stay visible: a
+    process looks for them only once.
     """
     if scaling.use_gpu or scaling.num_workers == 0:
         return spec
@@ -108,10 +109,10 @@ def without_unasked_gpus(spec: GroupSpec, scaling: ScalingConfig) -> GroupSpec:
 
 
 def machine_gpus(places: Sequence[Place], rank: int) -> tuple[list[str], list[int]]:
-    """The GPUs of all ranks on this rank's machine, and which of them are its own.
+    """Return the GPUs of all ranks on this rank's machine, and the indices of its own GPUs.
 
-    For frameworks whose scripts take the GPU that their local rank is the index of. Nothing where
-    the engine gave out none.
+    For frameworks whose scripts use the local rank as the index of their GPU. Both lists are empty
+    if the engine gave GPUs to no rank or only to some.
     """
     machine = places[rank].address
     given = {
@@ -120,13 +121,13 @@ def machine_gpus(places: Sequence[Place], rank: int) -> tuple[list[str], list[in
         if place.address == machine
     }
     sliced = any(gpu.startswith("MIG-") for gpus in given.values() for gpu in gpus)
-    if sliced or not all(given.values()):  # a process sees one slice of a GPU, at most
+    if sliced or not all(given.values()):  # a process sees at most one slice of a GPU
         return [], []
     every = list(dict.fromkeys(gpu for gpus in given.values() for gpu in gpus))
     return every, [every.index(gpu) for gpu in given[rank]]
 
 
 def loopback_interface() -> str:
-    """The name of this machine's loopback interface."""
+    """Return the name of this machine's loopback interface."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name in ("lo", "lo0")), "lo")

@@ -1,4 +1,4 @@
-"""An older home of ``BaseTrainer``, and of the error that its ``fit`` raises."""
+"""Ray Train's older module of ``BaseTrainer`` and of the error that ``fit`` raises."""
 
 from lockstep.errors import TrainingFailedError
 from lockstep.train.trainer import BaseTrainer

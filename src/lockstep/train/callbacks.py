@@ -1,4 +1,4 @@
-"""Callbacks under the name of their Ray Train module. How they are called is in ``driver``."""
+"""Callbacks under Ray Train's module name. ``train/driver`` calls them."""
 
 from __future__ import annotations
 

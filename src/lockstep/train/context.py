@@ -1,4 +1,4 @@
-"""TrainContext: who this worker is, for user code."""
+"""TrainContext: a worker's identity, for the training function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PreemptionInfo", "TrainContext", "place_among"]
 
 @dataclass(frozen=True)
 class TrainContext:
-    """Who this worker is. The defaults describe code that runs outside a training function."""
+    """A worker's identity. The defaults are those outside a training function."""
 
     world_rank: int = 0
     world_size: int = 1
@@ -31,75 +31,75 @@ class TrainContext:
     attempt: int = 1
 
     def get_world_rank(self) -> int:
-        """This worker's rank among all."""
+        """Return this worker's rank among all workers."""
         return self.world_rank
 
     def get_world_size(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
         return self.world_size
 
     def get_local_rank(self) -> int:
-        """This worker's rank among those on its machine."""
+        """Return this worker's rank among the workers of its machine."""
         return self.local_rank
 
     def get_local_world_size(self) -> int:
-        """How many workers there are on this machine."""
+        """Return the number of workers on this machine."""
         return self.local_world_size
 
     def get_node_rank(self) -> int:
-        """The rank of this worker's machine."""
+        """Return the rank of this worker's machine."""
         return self.node_rank
 
     def get_trial_id(self) -> str:
-        """The run's id: unique, and the same after every restart."""
+        """Return the run's id: unique, and the same after every restart."""
         return self.trial_id
 
     def get_trial_name(self) -> str:
-        """The trainer's name and the run's id."""
+        """Return the trainer's name and the run's id."""
         return self.trial_name
 
     def get_trial_dir(self) -> str:
-        """The run's directory."""
+        """Return the run's directory."""
         return self.trial_dir
 
     def get_experiment_name(self) -> str:
-        """The name of the experiment directory."""
+        """Return the name of the experiment directory."""
         return self.experiment_name
 
     def get_storage_path(self) -> str:
-        """Where the run's files are kept: the directory, or its URI."""
+        """Return where the run's files are: a directory or a URI."""
         return self.storage_path
 
     def get_trial_resources(self) -> dict[str, float]:
-        """What each worker was given."""
+        """Return the resources of each worker."""
         return dict(self.trial_resources)
 
     def get_metadata(self) -> dict[str, Any]:
-        """What the trainer was given as ``metadata``."""
+        """Return the trainer's ``metadata``."""
         return dict(self.metadata)
 
     def get_attempt(self) -> int:
-        """1, and one more after each restart."""
+        """Return the attempt: 1, and one more after each restart."""
         return self.attempt
 
 
 @dataclass(frozen=True)
 class PreemptionInfo:
-    """This run has to stop soon. Every rank learns of it at the same report."""
+    """This run must stop soon. Every rank sees it after the same report."""
 
     rank: int | None
-    """The rank whose process was told to go; None: the driver was."""
+    """The rank whose process received the SIGTERM; None: the driver."""
     deadline: float
-    """When it ends regardless, in seconds since the epoch."""
+    """When the run is ended regardless, in seconds since the epoch."""
 
     @property
     def seconds_left(self) -> float:
-        """How much time there is to save."""
+        """How much time is left to save."""
         return max(0.0, self.deadline - time.time())
 
 
 def place_among(workers: Sequence[WorkerInfo], rank: int, context: TrainContext) -> TrainContext:
-    """The context with a rank's place in it, worked out from where everyone runs."""
+    """Return the context with a rank's place among the workers: its local rank and its node."""
     nodes = list(dict.fromkeys((worker.hostname, worker.node_ip) for worker in workers))
     mine = (workers[rank].hostname, workers[rank].node_ip)
     neighbours = [w.rank for w in workers if (w.hostname, w.node_ip) == mine]

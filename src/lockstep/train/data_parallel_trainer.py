@@ -1,4 +1,4 @@
-"""An older home of ``DataParallelTrainer``."""
+"""Ray Train's older module of ``DataParallelTrainer``."""
 
 from lockstep.train.trainer import DataParallelTrainer
 

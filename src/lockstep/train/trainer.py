@@ -185,9 +185,9 @@ class DataParallelTrainer(BaseTrainer):
         return BackendConfig()
 
     @property
-    def _engine_name(self) -> str:
+    def _engine(self) -> Engine:
         in_process = self.scaling_config.num_workers == 0
-        return "inprocess" if in_process else runtime.current().engine
+        return choose_engine("inprocess" if in_process else runtime.current().engine)
 
     def fit(self) -> Result:
         """Run the training function on every worker; return when all have finished.
@@ -199,7 +199,7 @@ class DataParallelTrainer(BaseTrainer):
             InsufficientResourcesError: there are fewer GPUs than asked for.
             TypeError: the function or its config cannot be sent to workers.
         """
-        in_process = self._engine_name == "inprocess"
+        in_process = self._engine.in_this_process
         display = make_display(self.run_config.verbose, interactive_function=in_process)
         callbacks = CallbackDispatcher(
             [*self.run_config.callbacks, CSVLoggerCallback(), JsonLoggerCallback()],
@@ -231,7 +231,7 @@ class DataParallelTrainer(BaseTrainer):
         Raises:
             InsufficientResourcesError, TypeError: see ``fit``.
         """
-        engine = choose_engine(self._engine_name)
+        engine = self._engine
         backend = self.backend_config.make_backend()
         scaling = ScalingPolicy(*self.scaling_config.sizes)
         group = self._group_spec(engine, backend, scaling)

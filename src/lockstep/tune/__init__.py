@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from lockstep.callback import Callback
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig
@@ -26,6 +28,7 @@ from lockstep.tune.compat import (
 )
 from lockstep.tune.error import TuneError
 from lockstep.tune.legacy import run
+from lockstep.tune.missing import raise_missing_name
 from lockstep.tune.parameters import (
     PlacementGroupFactory,
     with_parameters,
@@ -107,3 +110,8 @@ __all__ = [
     "with_parameters",
     "with_resources",
 ]
+
+if not TYPE_CHECKING:  # a type checker would accept every name then
+
+    def __getattr__(name: str) -> Any:
+        raise_missing_name(__name__, name)

@@ -1,4 +1,4 @@
-"""What ``tune.run`` returns: an experiment's trials, and which of them is best."""
+"""The result of ``tune.run``: an experiment's trials, and which of them is best."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from lockstep.callback import TrialStatus
 from lockstep.metrics import flatten
 from lockstep.result import Result
 from lockstep.storage import open_storage
-from lockstep.tune.experiment.experiment import ExperimentRecords
-from lockstep.tune.experiment.replay import read_grid
+from lockstep.tune.experiment.records import ExperimentRecords, read_grid
 from lockstep.tune.result_grid import ResultGrid
 from lockstep.tune.search.space import evaluated_params
 
@@ -32,7 +31,7 @@ class AnalysedTrial:
     """A trial of an experiment that has run, under the names of Ray's ``Trial``.
 
     Attributes:
-        result: the Result behind it.
+        result: the trial's Result.
     """
 
     def __init__(self, result: Result, param_space: Mapping[str, Any] | None = None) -> None:
@@ -41,29 +40,29 @@ class AnalysedTrial:
 
     @property
     def trial_id(self) -> str:
-        """Its id."""
+        """The trial's id."""
         return str(self.last_result.get("trial_id") or Path(self.path).name)
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its config."""
+        """The trial's config."""
         return self.result.config
 
     @property
     def evaluated_params(self) -> dict[str, Any]:
-        """What of its config was searched; all of it where the space is not known."""
+        """The searched part of the config; all of it if the space is not known."""
         if self._space is None:
             return flatten(self.config)
         return evaluated_params(self._space, self.config)
 
     @property
     def last_result(self) -> dict[str, Any]:
-        """Its last row."""
+        """The trial's last row."""
         return self.result.metrics
 
     @property
     def metric_analysis(self) -> dict[str, dict[str, float]]:
-        """Of each number it reported: the largest, the smallest, the last, and averages."""
+        """The largest, smallest, last and average value of each reported number."""
         frame = self.result.metrics_dataframe.select_dtypes("number")
         return {
             str(name): {
@@ -79,23 +78,23 @@ class AnalysedTrial:
 
     @property
     def status(self) -> TrialStatus:
-        """``TERMINATED``, ``ERROR``, or ``PENDING`` where it may go on."""
+        """``TERMINATED``, ``ERROR``, or ``PENDING`` if the trial is unfinished."""
         return _STATUS.get(self.result.state, "PENDING")
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Its newest checkpoint."""
+        """The trial's newest checkpoint."""
         return self.result.checkpoint
 
     @property
     def path(self) -> str:
-        """Its directory."""
+        """The trial's directory."""
         return self.result.path
 
     logdir = local_path = path
 
     def __getattr__(self, name: str) -> Any:
-        """What else a Result has."""
+        """The other attributes of the Result."""
         if name.startswith("_") or name == "result":
             raise AttributeError(name)
         return getattr(self.result, name)
@@ -109,9 +108,9 @@ class ExperimentAnalysis:
 
     Args:
         experiment: a ``ResultGrid`` (it is ``.grid``), or the directory of an experiment.
-        default_metric, default_mode: what is best; by default what the experiment searched for.
+        default_metric, default_mode: which trial is best; by default the experiment's own.
         storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``experiment`` is a path on.
-        param_space: what the experiment searched.
+        param_space: the space that the experiment searched.
     """
 
     def __init__(
@@ -180,13 +179,13 @@ class ExperimentAnalysis:
 
     @property
     def results_df(self) -> pd.DataFrame:
-        """One row a trial, its id as the index."""
+        """One row a trial, with the trial's id as the index."""
         frame = self.grid.get_dataframe()
         return frame.set_index("trial_id") if "trial_id" in frame else frame
 
     @property
     def trial_dataframes(self) -> dict[str, pd.DataFrame]:
-        """A trial's directory → every row of it."""
+        """A trial's directory → every row of the trial."""
         return {result.path: result.metrics_dataframe for result in self.grid}
 
     def dataframe(self, metric: str | None = None, mode: str | None = None) -> pd.DataFrame:
@@ -194,7 +193,7 @@ class ExperimentAnalysis:
         return self.grid.get_dataframe(metric, mode)
 
     def get_all_configs(self) -> dict[str, dict[str, Any]]:
-        """A trial's directory → its config."""
+        """A trial's directory → the trial's config."""
         return {result.path: result.config for result in self.grid}
 
     def get_best_trial(
@@ -228,7 +227,7 @@ class ExperimentAnalysis:
         metric: str | None = None,
         mode: str | None = None,
     ) -> Checkpoint | None:
-        """A trial's best checkpoint; its newest where there is no metric."""
+        """A trial's best checkpoint; the newest one if there is no metric."""
         metric, mode = metric or self.default_metric, mode or self.default_mode
         if metric is None or mode is None:
             return trial.checkpoint
@@ -236,7 +235,7 @@ class ExperimentAnalysis:
         return result.get_best_checkpoint(metric, mode)  # type: ignore[arg-type]
 
     def get_last_checkpoint(self, trial: AnalysedTrial | Result | None = None) -> Checkpoint | None:
-        """The newest checkpoint of a trial, by default of the best one."""
+        """The newest checkpoint of a trial, by default of the best trial."""
         return (trial or self.best_trial).checkpoint
 
     def __repr__(self) -> str:

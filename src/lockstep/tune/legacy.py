@@ -1,4 +1,4 @@
-"""``tune.run`` and what it returns, for scripts that were written before ``Tuner``."""
+"""``tune.run``, for scripts that were written before ``Tuner``."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def run(
         name: the experiment's directory in ``storage_path`` (``local_dir`` is its older name).
         config: ``Tuner``'s ``param_space``.
         resources_per_trial: as for ``tune.with_resources``.
-        checkpoint_config: or, in its older parts, ``keep_checkpoints_num``,
+        checkpoint_config: or the older arguments ``keep_checkpoints_num``,
             ``checkpoint_score_attr`` (``"min-loss"`` for the smallest), ``checkpoint_freq`` and
             ``checkpoint_at_end``.
         search_alg, scheduler: objects, or the names that ``tune.create_searcher`` and
             ``tune.create_scheduler`` know.
-        resume: True or ``"AUTO"`` goes on with an unfinished experiment of this name.
-        resume_config: which of its trials.
+        resume: True or ``"AUTO"`` resumes an unfinished experiment of this name.
+        resume_config: which of its trials to resume.
         raise_on_failed_trial: raise if a trial has failed.
         metric, mode, stop, time_budget_s, num_samples, verbose, callbacks, max_failures, fail_fast,
             reuse_actors, trial_name_creator, trial_dirname_creator, chdir_to_trial_dir,
@@ -92,7 +92,7 @@ def run(
     if resume not in (False, None, True, "AUTO", "auto", "LOCAL"):
         raise ValueError(f"tune.run(resume={resume!r}): expected True, False or 'AUTO'.")
     if resume in (True, "LOCAL") and name is None:
-        raise ValueError(f"tune.run(resume={resume!r}) needs name=…, of the experiment to go on.")
+        raise ValueError(f"tune.run(resume={resume!r}) needs name=…, of the experiment to resume.")
     kept = checkpoint_config or _older_checkpoint_config(
         keep_checkpoints_num, checkpoint_score_attr, checkpoint_freq, checkpoint_at_end
     )
@@ -137,7 +137,7 @@ def run(
         raise TrainingFailedError(
             f"{analysis.grid.num_errors} of {len(analysis.grid)} trials failed, the first with "
             f"{type(first).__name__}: {first}; they are in {analysis.experiment_path}, and "
-            "raise_on_failed_trial=False returns what the others achieved.",
+            "raise_on_failed_trial=False returns the results of the others.",
             failed,
         ) from first
     return analysis

@@ -1,4 +1,4 @@
-"""What is bound to a trainable: large arguments, and the resources that one trial takes."""
+"""Arguments and resources that are bound to a trainable."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.config import ScalingConfig
 
 __all__ = [
@@ -18,11 +19,11 @@ __all__ = [
 ]
 
 DEFAULT_RESOURCES = {"CPU": 1.0}
-"""What a trial takes that was not told otherwise."""
+"""What a trial takes by default."""
 
 
 class PlacementGroupFactory:
-    """Resources in bundles, as Ray spells them. A trial here takes their sum."""
+    """Resources in bundles, as in Ray. A trial takes the sum of its bundles."""
 
     def __init__(self, bundles: Sequence[Mapping[str, float]], strategy: str = "PACK") -> None:
         if isinstance(bundles, Mapping) or not bundles:
@@ -57,7 +58,7 @@ Resources = (
 
 
 class _Parameters:
-    """Arguments that are pickled once, however often they are sent."""
+    """Arguments that are pickled once, for all trials."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -102,13 +103,13 @@ class BoundTrainable:
 
 
 def with_parameters(trainable: Any, **kwargs: Any) -> Any:
-    """A trainable that is called with these arguments besides its config.
+    """A trainable that is called with its config and these arguments.
 
-    They are pickled once for all trials, and are not part of any config. A function gets them as
-    keyword arguments, a ``Trainable`` class in ``setup``.
+    The arguments are pickled once for all trials, and are not part of any config. A function gets
+    them as keyword arguments, a ``Trainable`` class in ``setup``.
 
     Raises:
-        TypeError: it is neither, or it does not take such an argument.
+        TypeError: not a trainable, or the trainable does not take such an argument.
     """
     parameters = _Parameters(kwargs)
     if isinstance(trainable, type) and hasattr(trainable, "setup"):
@@ -128,10 +129,10 @@ def with_resources(trainable: Any, resources: Resources) -> Any:
     Args:
         trainable: a function or a ``Trainable`` class. A trainer has its ``ScalingConfig``.
         resources: a dict, a ``ScalingConfig``, a ``PlacementGroupFactory``, or a function that
-            makes one from a config.
+            returns one of these for a config.
     """
     if not callable(resources):
-        _amounts(resources)  # raises where they make no sense
+        _amounts(resources)  # raises if they are invalid
     if isinstance(trainable, type) and hasattr(trainable, "setup"):
         return type(
             trainable.__name__, (trainable,), {**_like(trainable), "_resources": (resources,)}
@@ -143,10 +144,10 @@ def with_resources(trainable: Any, resources: Resources) -> Any:
 
 
 def resources_of(trainable: Any, config: dict[str, Any]) -> dict[str, float]:
-    """What a trial of this function or class takes: ``{"CPU": …, "GPU": …}``."""
+    """The resources of one trial of this function or class: ``{"CPU": …, "GPU": …}``."""
     resources = getattr(trainable, "resources", None)
     if isinstance(trainable, type):
-        # In a tuple, so that a function among a class's attributes is not taken for a method.
+        # In a tuple: a plain function as a class attribute would become a method.
         (resources,) = getattr(trainable, "_resources", (None,))
         if resources is None and hasattr(trainable, "default_resource_request"):
             resources = trainable.default_resource_request(config)
@@ -178,7 +179,7 @@ def _checked(owner: str, resources: Any) -> dict[str, float]:
             raise ValueError(
                 f"{owner}({{{name!r}: {amount!r}}}): unknown resource; give 'cpu' or 'gpu'."
             )
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+        if not is_number(amount):
             raise TypeError(f"{owner}({{{name!r}: {amount!r}}}): expected a number.")
         if not 0 <= amount < math.inf:
             raise ValueError(
@@ -186,7 +187,7 @@ def _checked(owner: str, resources: Any) -> dict[str, float]:
             )
         if known == "GPU" and amount > 1 and amount != int(amount):
             raise ValueError(
-                f"{owner}({{{name!r}: {amount!r}}}): expected whole GPUs, or a part of one."
+                f"{owner}({{{name!r}: {amount!r}}}): expected an integer, or a part of one GPU."
             )
         amounts[known] = float(amount)
     return amounts
@@ -208,7 +209,7 @@ def _check_takes(
 ) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin without one
+    except (TypeError, ValueError):  # a builtin without a signature
         return
     try:
         signature.bind_partial(*[None] * positional, **kwargs)

@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.tune.result_grid import ResultGrid
+from lockstep.checks import is_number
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from lockstep.tune.result_grid import ResultGrid
 
 __all__ = ["plot_history", "plot_importance", "plot_parallel_coordinates"]
 
@@ -18,11 +20,11 @@ _CONFIG = "config/"
 
 
 def plot_history(results: ResultGrid, metric: str | None = None, mode: str | None = None) -> Any:
-    """What each trial achieved, in their order, and the best until then.
+    """The metric of each trial, in order, and the best value so far.
 
     Args:
         results: the experiment.
-        metric, mode: what is shown; by default the ``TuneConfig``'s.
+        metric, mode: what to show; by default the ``TuneConfig``'s.
 
     Returns:
         A ``plotly.graph_objects.Figure``.
@@ -50,12 +52,12 @@ def plot_parallel_coordinates(
     metric: str | None = None,
     mode: str | None = None,
 ) -> Any:
-    """A line for each trial through its hyperparameters to what it achieved.
+    """A line for each trial, through its hyperparameters to its metric.
 
     Args:
         results: the experiment.
-        params: which hyperparameters; by default those that differ between trials.
-        metric, mode: what is shown; by default the ``TuneConfig``'s.
+        params: names of hyperparameters; by default the ones that differ between trials.
+        metric, mode: what to show; by default the ``TuneConfig``'s.
 
     Returns:
         A ``plotly.graph_objects.Figure``.
@@ -80,14 +82,14 @@ def plot_importance(
     metric: str | None = None,
     mode: str | None = None,
 ) -> Any:
-    """How much each hyperparameter decides about what is achieved, as shares of 1.
+    """How much of the metric each hyperparameter explains, as shares of 1.
 
-    Worked out by Optuna: with fANOVA where scikit-learn is installed, else with PED-ANOVA.
+    Computed by Optuna: with fANOVA if scikit-learn is installed, else with PED-ANOVA.
 
     Args:
         results: the experiment; at least two trials.
-        params: which hyperparameters; by default those that differ between trials.
-        metric, mode: what is shown; by default the ``TuneConfig``'s.
+        params: names of hyperparameters; by default the ones that differ between trials.
+        metric, mode: what to show; by default the ``TuneConfig``'s.
 
     Returns:
         A ``plotly.graph_objects.Figure``.
@@ -111,8 +113,8 @@ def plot_importance(
 def _scored(
     caller: str, results: ResultGrid, metric: str | None, mode: str | None
 ) -> tuple[pd.DataFrame, str, str]:
-    """The trials that have a finite number for the metric, by their number."""
-    if not isinstance(results, ResultGrid):
+    """The trials with a finite value of the metric, indexed by their number."""
+    if not hasattr(results, "get_dataframe"):
         raise TypeError(f"{caller}({results!r}): expected the ResultGrid that fit() returned.")
     metric, mode = results._objective(caller, metric, mode)
     table = results.get_dataframe()
@@ -183,9 +185,7 @@ def _importances(chosen: pd.DataFrame, scores: list[float], mode: str) -> dict[s
             "plot_importance needs Optuna, which is not installed: pip install 'lockstep[plots]'."
         ) from None
     if len(scores) < 2:
-        raise ValueError(
-            f"plot_importance(): {len(scores)} trial(s) say nothing about importance; run more."
-        )
+        raise ValueError(f"plot_importance(): {len(scores)} trial(s) are too few; run more.")
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -227,7 +227,7 @@ def _column(values: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def _describe(row: Any) -> str:

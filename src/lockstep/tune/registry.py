@@ -1,4 +1,4 @@
-"""Trainables by name, for scripts that register theirs."""
+"""Trainables by name, for scripts that register them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def register_trainable(name: str, trainable: Any) -> None:
 
 
 def registered_trainable(name: str) -> Any:
-    """What was registered under this name.
+    """The trainable that was registered under this name.
 
     Raises:
-        ValueError: nothing was.
+        ValueError: there is none.
     """
     if name not in _TRAINABLES:
         known = ", ".join(sorted(_TRAINABLES)) or "none"

@@ -1,4 +1,4 @@
-"""ResultGrid: what all trials of an experiment achieved, read from their directories when asked."""
+"""ResultGrid: the results of an experiment's trials, read from their directories on access."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lockstep.metrics import flatten, look_up
 from lockstep.records import RunRecords
 from lockstep.result import Result
 from lockstep.storage import Storage
+from lockstep.tune import plots
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +24,7 @@ _SCOPES = ("last", "avg", "last-5-avg", "last-10-avg", "all")
 class ResultGrid(Sequence[Result]):
     """The results of an experiment's trials, in the order of the trials.
 
-    A result is read from its directory when it is asked for, so thousands cost nothing.
+    A result is read from its directory when it is accessed, so thousands of trials cost nothing.
 
     Attributes:
         experiment_path: the experiment's directory.
@@ -73,7 +74,7 @@ class ResultGrid(Sequence[Result]):
         return (Result(self._experiment.child(name)) for name in self._directories)
 
     def index_of(self, directory: str) -> int:
-        """Internal: the number of the trial whose run is in this directory."""
+        """Internal: the position of the trial whose run is in this directory."""
         return self._directories.index(directory)
 
     @property
@@ -89,7 +90,7 @@ class ResultGrid(Sequence[Result]):
 
     @property
     def num_terminated(self) -> int:
-        """How many trials ended without an error, early or at their end."""
+        """How many trials ended without an error, early or not."""
         return self._terminated
 
     def get_best_result(
@@ -102,13 +103,13 @@ class ResultGrid(Sequence[Result]):
         """The result of the best trial.
 
         Args:
-            metric, mode: what is best; by default the ``TuneConfig``'s.
+            metric, mode: which trial is best; by default the ``TuneConfig``'s.
             scope: which of a trial's reports count: the ``"last"``, their average (``"avg"``,
                 ``"last-5-avg"``, ``"last-10-avg"``), or the best of ``"all"``.
-            filter_nan_and_inf: leave out values that are no finite number.
+            filter_nan_and_inf: ignore values that are not finite.
 
         Raises:
-            ValueError: there is no metric, or no trial has reported it.
+            ValueError: no metric is given, or no trial has reported it.
         """
         metric, mode = self._objective("get_best_result", metric, mode)
         check_scope("get_best_result", scope)
@@ -130,7 +131,7 @@ class ResultGrid(Sequence[Result]):
     def get_dataframe(
         self, filter_metric: str | None = None, filter_mode: str | None = None
     ) -> pd.DataFrame:
-        """One row a trial: its last report, or with a metric and a mode its best one.
+        """One row a trial: the last report, or with a metric and a mode the best one.
 
         Configs are in ``config/…`` columns; ``logdir`` is the trial's directory.
         """
@@ -155,9 +156,7 @@ class ResultGrid(Sequence[Result]):
 
     def plot_history(self, metric: str | None = None, mode: str | None = None) -> Any:
         """See :func:`lockstep.tune.plots.plot_history`."""
-        from lockstep.tune.plots import plot_history
-
-        return plot_history(self, metric, mode)
+        return plots.plot_history(self, metric, mode)
 
     def plot_parallel_coordinates(
         self,
@@ -166,9 +165,7 @@ class ResultGrid(Sequence[Result]):
         mode: str | None = None,
     ) -> Any:
         """See :func:`lockstep.tune.plots.plot_parallel_coordinates`."""
-        from lockstep.tune.plots import plot_parallel_coordinates
-
-        return plot_parallel_coordinates(self, params, metric, mode)
+        return plots.plot_parallel_coordinates(self, params, metric, mode)
 
     def plot_importance(
         self,
@@ -177,9 +174,7 @@ class ResultGrid(Sequence[Result]):
         mode: str | None = None,
     ) -> Any:
         """See :func:`lockstep.tune.plots.plot_importance`."""
-        from lockstep.tune.plots import plot_importance
-
-        return plot_importance(self, params, metric, mode)
+        return plots.plot_importance(self, params, metric, mode)
 
     def __repr__(self) -> str:
         return (
@@ -188,13 +183,14 @@ class ResultGrid(Sequence[Result]):
         )
 
     def _objective(self, caller: str, metric: str | None, mode: str | None) -> tuple[str, str]:
+        """The metric and the mode, by default the experiment's own. ``plots`` asks, too."""
         metric = metric or self._metric
         mode = mode or self._mode
         if metric is None or mode is None:
             missing = "metric" if metric is None else "mode"
             raise ValueError(
-                f"{caller}(): give {missing}=…, here or to TuneConfig; which trial is best is not "
-                "known otherwise."
+                f"{caller}(): give {missing}=…, here or to TuneConfig; without it no trial is "
+                "the best."
             )
         if mode not in ("min", "max"):
             raise ValueError(f"{caller}(mode={mode!r}): expected 'min' or 'max'.")
@@ -243,6 +239,6 @@ class ResultGrid(Sequence[Result]):
 
 
 def check_scope(caller: str, scope: str) -> None:
-    """Raise unless ``scope`` is one that ``get_best_result`` knows."""
+    """Raise unless ``get_best_result`` knows this ``scope``."""
     if scope not in _SCOPES:
         raise ValueError(f"{caller}(scope={scope!r}): expected one of {', '.join(_SCOPES)}.")

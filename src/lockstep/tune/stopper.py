@@ -1,4 +1,4 @@
-"""Stoppers: when a trial ends early, and when the whole experiment does."""
+"""Stoppers: they end a trial early, or the complete experiment."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from statistics import pstdev
 from typing import Any
 
+from lockstep.checks import check_int, is_number
 from lockstep.metrics import look_up
 from lockstep.tune.search.sample import takes
 
@@ -30,33 +31,37 @@ __all__ = [
 class Stopper(ABC):
     """Decides when trials end. Given as ``RunConfig(stop=…)``.
 
-    Every call comes from one thread, one at a time. Nothing of it is pickled: when an experiment
-    is restored it is told again what had been reported.
+    Every call comes from one thread, one at a time. A stopper is never pickled: when an experiment
+    is restored, all earlier reports are replayed to a new one.
     """
 
     @abstractmethod
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """A trial reported: does it end here?"""
+        """Whether a trial ends at this report."""
 
     @abstractmethod
     def stop_all(self) -> bool:
-        """Does everything end now? Asked after each report, and from time to time."""
+        """Whether the experiment ends now. Called after each report, and twice a second."""
 
 
-class NoopStopper(Stopper):
+class _TrialStopper(Stopper):
+    """Ends single trials, never the experiment."""
+
+    def stop_all(self) -> bool:
+        """Never."""
+        return False
+
+
+class NoopStopper(_TrialStopper):
     """Stops nothing."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Never."""
         return False
 
-    def stop_all(self) -> bool:
-        """Never."""
-        return False
 
-
-class FunctionStopper(Stopper):
-    """Ends a trial where ``function(trial_id, result)`` says so."""
+class FunctionStopper(_TrialStopper):
+    """Ends a trial when ``function(trial_id, result)`` returns True."""
 
     def __init__(self, function: Callable[[str, dict[str, Any]], bool]) -> None:
         if not self.is_valid_function(function):
@@ -66,39 +71,31 @@ class FunctionStopper(Stopper):
         self._function = function
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """What the function says."""
+        """The function's answer."""
         return bool(self._function(trial_id, result))
-
-    def stop_all(self) -> bool:
-        """Never."""
-        return False
 
     @classmethod
     def is_valid_function(cls, function: object) -> bool:
-        """Whether it can be called with a trial's id and a result."""
+        """Whether the function can be called with a trial's id and a result."""
         if not callable(function) or isinstance(function, (type, Stopper)):
             return False
         return takes(function, "trial", {})
 
 
-class MaximumIterationStopper(Stopper):
-    """Ends a trial after so many reports."""
+class MaximumIterationStopper(_TrialStopper):
+    """Ends a trial after ``max_iter`` reports."""
 
     def __init__(self, max_iter: int) -> None:
-        _check_whole("MaximumIterationStopper", "max_iter", max_iter, 1)
+        check_int(f"MaximumIterationStopper(max_iter={max_iter!r})", max_iter, 1)
         self._max_iter = max_iter
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether it has reported so often."""
+        """Whether the trial has reported ``max_iter`` times."""
         return bool(result["training_iteration"] >= self._max_iter)
-
-    def stop_all(self) -> bool:
-        """Never."""
-        return False
 
 
 class TimeoutStopper(Stopper):
-    """Ends everything after a time, measured from when it is first asked.
+    """Ends the experiment after a time, measured from the first call.
 
     Args:
         timeout: seconds, or a ``datetime.timedelta``.
@@ -106,7 +103,7 @@ class TimeoutStopper(Stopper):
 
     def __init__(self, timeout: float | datetime.timedelta) -> None:
         seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        if not is_number(seconds):
             raise TypeError(
                 f"TimeoutStopper(timeout={timeout!r}): expected seconds or a datetime.timedelta."
             )
@@ -116,25 +113,25 @@ class TimeoutStopper(Stopper):
         self._started: float | None = None
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether the time is over."""
+        """Whether the time is up."""
         return self.stop_all()
 
     def stop_all(self) -> bool:
-        """Whether the time is over."""
+        """Whether the time is up."""
         now = time.monotonic()
         if self._started is None:
             self._started = now
         return now - self._started >= self._seconds
 
 
-class TrialPlateauStopper(Stopper):
-    """Ends a trial whose metric does not move any more.
+class TrialPlateauStopper(_TrialStopper):
+    """Ends a trial whose metric does not change any more.
 
     Args:
-        metric: which.
-        std: the standard deviation of its last results below which it stands still.
-        num_results: how many of them.
-        grace_period: no trial ends before so many reports.
+        metric: the name of the metric.
+        std: a trial ends when the standard deviation of its last results is below this.
+        num_results: how many of the last results count.
+        grace_period: no trial ends before this many reports.
         metric_threshold: only a trial that has reached this value ends.
         mode: with ``metric_threshold``: ``"min"`` is reached from above, ``"max"`` from below.
     """
@@ -150,8 +147,8 @@ class TrialPlateauStopper(Stopper):
     ) -> None:
         _check_metric("TrialPlateauStopper", metric)
         _check_std("TrialPlateauStopper", std)
-        _check_whole("TrialPlateauStopper", "num_results", num_results, 1)
-        _check_whole("TrialPlateauStopper", "grace_period", grace_period, 0)
+        check_int(f"TrialPlateauStopper(num_results={num_results!r})", num_results, 1)
+        check_int(f"TrialPlateauStopper(grace_period={grace_period!r})", grace_period)
         if mode not in (None, "min", "max") or (metric_threshold is not None and mode is None):
             raise ValueError(
                 f"TrialPlateauStopper(metric_threshold={metric_threshold!r}, mode={mode!r}): "
@@ -167,7 +164,7 @@ class TrialPlateauStopper(Stopper):
         self._last: dict[str, deque[float]] = {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether its last results are as good as equal."""
+        """Whether the trial's last results are almost equal."""
         value = _number(result, self._metric)
         self._reports[trial_id] = reports = self._reports.get(trial_id, 0) + 1
         last = self._last.setdefault(trial_id, deque(maxlen=self._num_results))
@@ -183,20 +180,16 @@ class TrialPlateauStopper(Stopper):
             del self._reports[trial_id], self._last[trial_id]
         return stopping
 
-    def stop_all(self) -> bool:
-        """Never."""
-        return False
-
 
 class ExperimentPlateauStopper(Stopper):
-    """Ends everything when the best results do not get better.
+    """Ends the experiment when the best results do not improve any more.
 
     Args:
-        metric: which.
-        std: the standard deviation of the best results at which they stand still.
-        top: how many of the best results.
-        mode: ``"min"`` or ``"max"``: which are best.
-        patience: for so many reports more.
+        metric: the name of the metric.
+        std: a plateau is a standard deviation of the best results of at most this.
+        top: how many of the best results count.
+        mode: ``"min"`` or ``"max"``: which results are best.
+        patience: how many more reports a plateau has to last.
     """
 
     def __init__(
@@ -209,8 +202,8 @@ class ExperimentPlateauStopper(Stopper):
     ) -> None:
         _check_metric("ExperimentPlateauStopper", metric)
         _check_std("ExperimentPlateauStopper", std)
-        _check_whole("ExperimentPlateauStopper", "top", top, 2)
-        _check_whole("ExperimentPlateauStopper", "patience", patience, 0)
+        check_int(f"ExperimentPlateauStopper(top={top!r})", top, 2)
+        check_int(f"ExperimentPlateauStopper(patience={patience!r})", patience)
         if mode not in ("min", "max"):
             raise ValueError(f"ExperimentPlateauStopper(mode={mode!r}): expected 'min' or 'max'.")
         self._metric = metric
@@ -219,28 +212,28 @@ class ExperimentPlateauStopper(Stopper):
         self._sign = 1 if mode == "min" else -1
         self._patience = patience
         self._best: list[float] = []
-        self._still = 0
+        self._plateau_reports = 0
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Take note of a result; whether everything ends."""
+        """Count a result; whether the experiment ends."""
         value = _number(result, self._metric)
         if math.isfinite(value):
             bisect.insort(self._best, self._sign * value)
             del self._best[self._top :]
-        self._still = self._still + 1 if self.has_plateaued() else 0
+        self._plateau_reports = self._plateau_reports + 1 if self.has_plateaued() else 0
         return self.stop_all()
 
     def has_plateaued(self) -> bool:
-        """Whether the best results are as good as equal."""
+        """Whether the best results are almost equal."""
         return len(self._best) == self._top and pstdev(self._best) <= self._std
 
     def stop_all(self) -> bool:
-        """Whether they have been for long enough."""
-        return self.has_plateaued() and self._still >= self._patience
+        """Whether the plateau has lasted for ``patience`` reports."""
+        return self.has_plateaued() and self._plateau_reports >= self._patience
 
 
 class CombinedStopper(Stopper):
-    """Stops where any of several stoppers does."""
+    """Stops when any of several stoppers does."""
 
     def __init__(self, *stoppers: Stopper) -> None:
         for stopper in stoppers:
@@ -252,19 +245,19 @@ class CombinedStopper(Stopper):
         self._stoppers = stoppers
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether any of them ends it."""
-        # Every one is told, also after one has said yes: they count what they see.
+        """Whether any stopper ends the trial."""
+        # Every stopper is called, also after a True: stoppers count what they see.
         verdicts = [stopper(trial_id, result) for stopper in self._stoppers]
         return any(verdicts)
 
     def stop_all(self) -> bool:
-        """Whether any of them says so."""
+        """Whether any stopper ends the experiment."""
         return any(stopper.stop_all() for stopper in self._stoppers)
 
 
 def _number(result: Mapping[str, Any], metric: str) -> float:
     value = look_up(result, metric)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         return math.nan
     return float(value)
 
@@ -275,10 +268,5 @@ def _check_metric(owner: str, metric: object) -> None:
 
 
 def _check_std(owner: str, std: object) -> None:
-    if isinstance(std, bool) or not isinstance(std, (int, float)) or not 0 < std < math.inf:
+    if not is_number(std) or not 0 < std < math.inf:
         raise ValueError(f"{owner}(std={std!r}): expected a finite number above 0.")
-
-
-def _check_whole(owner: str, name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{owner}({name}={value!r}): expected a whole number, {least} or more.")

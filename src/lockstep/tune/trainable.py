@@ -1,4 +1,4 @@
-"""Trainable: a trial as a class with steps. It runs as an ordinary training function."""
+"""Trainable: a trial as a class with steps, which runs as an ordinary training function."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PREFIX = "lockstep-trainable-"
 
 
 class Trainable:
-    """What is trained, step by step. Subclass it and implement ``setup`` and ``step``.
+    """A training in steps. Subclass it and implement ``setup`` and ``step``.
 
     ::
 
         setup(config) ─▶ load_checkpoint(…) if there is one
-              ╭──▶ step() ─▶ its result is reported ─▶ save_checkpoint(…) when it is time ──╮
-              ╰─────────────────────────────────────────────────────────────────────────────╯
-        cleanup() when step returned done=True, the trial is stopped, or step raised
+              ╭──▶ step() ─▶ the result is reported ─▶ save_checkpoint(…) when it is due ──╮
+              ╰─────────────────────────────────────────────────────────────────────────╯
+        cleanup() after step returned done=True or raised, or the trial was stopped
 
     Args:
         config: the hyperparameters.
@@ -54,19 +54,19 @@ class Trainable:
         raise NotImplementedError(f"{type(self).__name__} has to implement step().")
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any] | str | None:
-        """Write files into the directory, or return a dict to be kept instead."""
+        """Write files into the directory, or return a dict to save instead."""
         raise NotImplementedError(
             f"{type(self).__name__} has to implement save_checkpoint() to be checkpointed."
         )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Go on from what ``save_checkpoint`` made: its dict, or the directory's path."""
+        """Resume from what ``save_checkpoint`` made: its dict, or the directory's path."""
         raise NotImplementedError(
-            f"{type(self).__name__} has to implement load_checkpoint() to go on from one."
+            f"{type(self).__name__} has to implement load_checkpoint() to resume from a checkpoint."
         )
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another config without being made anew; False: that is not possible."""
+        """Take another config without being recreated; False: that is not possible."""
         return False
 
     def cleanup(self) -> None:
@@ -74,7 +74,7 @@ class Trainable:
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
-        """What a trial with this config takes, as for ``tune.with_resources``; None: one CPU."""
+        """The resources of a trial, as for ``tune.with_resources``; None: one CPU."""
         return None
 
     # What others call.
@@ -115,14 +115,14 @@ class Trainable:
         ):
             raise ValueError(
                 f"{type(self).__name__}.save_checkpoint() returned {saved!r}, which is outside of "
-                f"{checkpoint_dir!r}; write into the directory it is given."
+                f"{checkpoint_dir!r}; write into that directory."
             )
         checkpoint = Checkpoint(checkpoint_dir)
         checkpoint.update_metadata({"iteration": self._iteration, "time_total_s": self._time_total})
         return checkpoint
 
     def restore(self, checkpoint: Checkpoint | str) -> None:
-        """Go on from what ``save`` made."""
+        """Resume from what ``save`` made."""
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(checkpoint)
         if checkpoint.is_dict:
@@ -135,7 +135,7 @@ class Trainable:
         self._time_total = float(metadata.get("time_total_s", 0.0))
 
     def reset(self, new_config: dict[str, Any]) -> bool:
-        """Start over with another config, where ``reset_config`` can."""
+        """Start over with another config, if ``reset_config`` can."""
         if not self.reset_config(dict(new_config)):
             return False
         self.config = dict(new_config)
@@ -143,17 +143,17 @@ class Trainable:
         return True
 
     def stop(self) -> None:
-        """Nothing more will be asked of it."""
+        """Clean up: no other method is called afterwards."""
         self.cleanup()
 
     @property
     def iteration(self) -> int:
-        """How many steps there have been, those before a restore included."""
+        """The number of steps, including those before a restore."""
         return self._iteration
 
     @property
     def training_iteration(self) -> int:
-        """How many steps there have been, those before a restore included."""
+        """The number of steps, including those before a restore."""
         return self._iteration
 
     @property
@@ -173,7 +173,7 @@ class Trainable:
 
     @property
     def trial_resources(self) -> dict[str, float]:
-        """What the trial was given."""
+        """The resources of the trial."""
         current = session.current()
         return current.context.get_trial_resources() if current is not None else {}
 
@@ -194,8 +194,8 @@ def trainable_function(
 
     Args:
         cls: the class.
-        checkpoint_frequency: save at every so many steps; 0: never.
-        checkpoint_at_end: save when the trial ends: it is done, or it is stopped.
+        checkpoint_frequency: save after every n-th step; 0: never.
+        checkpoint_at_end: save when the trial is done, or stopped.
     """
     return _ClassTrial(cls, checkpoint_frequency, checkpoint_at_end)
 
@@ -237,12 +237,12 @@ class _ClassTrial:
                 api.report(result)
         except StopTraining:
             if self.at_end and not saving:
-                self._save_after_all(trainable)
+                self._save_last(trainable)
             raise
         return done
 
     @staticmethod
-    def _save_after_all(trainable: Trainable) -> None:
+    def _save_last(trainable: Trainable) -> None:
         current = session.current()
         assert current is not None
         with _Saved(trainable) as checkpoint:
@@ -250,7 +250,7 @@ class _ClassTrial:
 
 
 class _Saved:
-    """A trainable's checkpoint in a temporary directory, for as long as it is reported."""
+    """A trainable's checkpoint in a temporary directory, which is deleted after the report."""
 
     def __init__(self, trainable: Trainable) -> None:
         self._trainable = trainable

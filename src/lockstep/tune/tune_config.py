@@ -1,4 +1,4 @@
-"""TuneConfig: how a search goes."""
+"""TuneConfig: metric, searcher, scheduler and limits of a search."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lockstep.checks import is_int, is_number
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.search.searcher import check_objective
@@ -20,23 +21,23 @@ __all__ = ["TuneConfig"]
 
 @dataclass
 class TuneConfig:
-    """How a search goes.
+    """Metric, searcher, scheduler and limits of a search.
 
     Args:
-        metric: the reported metric that is searched for; ``"a/b"`` reaches into nested dicts. A
-            list where the searcher knows several objectives.
+        metric: the reported metric to optimise; ``"a/b"`` reaches into nested dicts. A list if the
+            searcher supports several objectives.
         mode: ``"min"`` or ``"max"``, one for each metric.
-        search_alg: what proposes configs; random values and grids by default.
-        scheduler: what stops trials early; by default each runs to its end.
-        num_samples: how many trials, or how often the grid is gone through. -1: as many as there
-            is time for, with ``time_budget_s`` or a ``Stopper``.
+        search_alg: proposes configs; by default random values and grids.
+        scheduler: stops trials early; by default each trial runs to its end.
+        num_samples: the number of trials, or of passes through the grid. -1: as many as there is
+            time for, with ``time_budget_s`` or a ``Stopper``.
         max_concurrent_trials: at most this many at a time; by default as many as fit.
-        time_budget_s: after so many seconds (or a ``timedelta``) no trial starts and all stop, at
-            their next report or, where none comes, a moment later.
-        reuse_actors: accepted for scripts that have it. Workers are forked from a warm server in
-            milliseconds and never reused, so nothing of one trial can leak into another.
-        trial_name_creator: ``f(trial) -> str``, what a trial is called.
-        trial_dirname_creator: ``f(trial) -> str``, what its directory is called.
+        time_budget_s: after this many seconds (or a ``timedelta``) no trial starts, and all trials
+            stop at their next report or, if none comes, a moment later.
+        reuse_actors: accepted and without effect. Workers are forked from a warm server in
+            milliseconds and never reused, so nothing can leak from one trial into another.
+        trial_name_creator: ``f(trial) -> str``, the name of a trial.
+        trial_dirname_creator: ``f(trial) -> str``, the name of its directory.
         chdir_to_trial_dir: the old spelling of ``RunConfig(working_dir="run")``.
     """
 
@@ -56,15 +57,13 @@ class TuneConfig:
         check_objective("TuneConfig", self.metric, self.mode)
         if self.metric is not None and self.mode is None:
             raise ValueError(
-                f"TuneConfig(metric={self.metric!r}) needs mode='min' or mode='max' besides."
+                f"TuneConfig(metric={self.metric!r}) also needs mode='min' or mode='max'."
             )
         for name, kind in (("search_alg", Searcher), ("scheduler", TrialScheduler)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
-                raise TypeError(
-                    f"TuneConfig({name}={value!r}): expected an object of a {kind.__name__} class."
-                )
-        if isinstance(self.num_samples, bool) or not isinstance(self.num_samples, int):
+                raise TypeError(f"TuneConfig({name}={value!r}): expected a {kind.__name__} object.")
+        if not is_int(self.num_samples):
             raise TypeError(f"TuneConfig(num_samples={self.num_samples!r}): expected an integer.")
         if self.num_samples < 1 and self.num_samples != -1:
             raise ValueError(
@@ -72,21 +71,15 @@ class TuneConfig:
                 "many as there is time for."
             )
         limit = self.max_concurrent_trials
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
-        ):
+        if limit is not None and (not is_int(limit) or limit < 0):
             raise ValueError(
-                f"TuneConfig(max_concurrent_trials={limit!r}): expected a whole number, or None "
-                "for as many as fit."
+                f"TuneConfig(max_concurrent_trials={limit!r}): expected an integer, or None for "
+                "as many as fit."
             )
         if isinstance(self.time_budget_s, datetime.timedelta):
             self.time_budget_s = self.time_budget_s.total_seconds()
         budget = self.time_budget_s
-        if budget is not None and (
-            isinstance(budget, bool)
-            or not isinstance(budget, (int, float))
-            or not 0 < budget < math.inf
-        ):
+        if budget is not None and (not is_number(budget) or not 0 < budget < math.inf):
             raise ValueError(
                 f"TuneConfig(time_budget_s={budget!r}): expected seconds, finite and above 0."
             )
@@ -97,9 +90,14 @@ class TuneConfig:
 
     @property
     def first_metric(self) -> str | None:
-        """``metric``, of several the first."""
+        """``metric``; the first one of several."""
         metric = self.metric
         return metric if isinstance(metric, str) or metric is None else metric[0]
+
+    @property
+    def first_mode(self) -> str | None:
+        """``mode``; the first one of several."""
+        return self.mode if isinstance(self.mode, str) or self.mode is None else self.mode[0]
 
     @property
     def budget_seconds(self) -> float | None:

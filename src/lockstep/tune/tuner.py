@@ -1,4 +1,4 @@
-"""Tuner: runs a trainable with many configs and returns what came of each."""
+"""Tuner: runs a trainable with many configs and returns the result of each."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from lockstep.train.trainer import DataParallelTrainer
 from lockstep.tune.execution.launch import Launcher, check_space, check_trainable, plain_space
 from lockstep.tune.execution.loop import TuneLoop
 from lockstep.tune.execution.resources import ResourcePool
-from lockstep.tune.experiment.experiment import Experiment, ExperimentRecords
-from lockstep.tune.experiment.replay import RestoredTrials, Resumption, read_grid, revive
+from lockstep.tune.experiment.experiment import Experiment
+from lockstep.tune.experiment.records import ExperimentRecords, read_grid
+from lockstep.tune.experiment.replay import RestoredTrials, Resumption, restore_trials
 from lockstep.tune.experiment.saved_tuner import load_tuner, pack_tuner
 from lockstep.tune.experiment.trial import TrialSnapshots
 from lockstep.tune.registry import registered_trainable
@@ -53,12 +54,11 @@ class Tuner:
         trainable: a trainer, a training function (of one argument, the config), or a
             ``tune.Trainable`` class.
         param_space: the hyperparameters: values, and ``tune.uniform``, ``tune.grid_search`` and
-            so on anywhere among them. Over a trainer its keys are the trainer's arguments:
-            ``train_loop_config``, ``scaling_config``, ``run_config``, ``datasets``, each laid over
-            what the trainer has.
-        tune_config: what is searched for, how, how often, for how long.
-        run_config: where the experiment lives, its callbacks, stop conditions, retries; by default
-            the trainer's.
+            so on anywhere among them. For a trainer the keys are the trainer's arguments:
+            ``train_loop_config``, ``scaling_config``, ``run_config``, ``datasets``, each merged
+            over the trainer's own.
+        tune_config: metric, searcher, scheduler, number of trials, time budget.
+        run_config: storage, callbacks, stop conditions, retries; by default the trainer's.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Tuner:
         if run_config is None and isinstance(trainable, DataParallelTrainer):
             run_config = trainable.run_config
         self._trainable = trainable
-        Space(param_space)  # raises where it makes no sense
+        Space(param_space)  # raises if the space is invalid
         self._space = plain_space(trainable, param_space)
         check_space(trainable, self._space)
         self._tune_config = tune_config or TuneConfig()
@@ -92,29 +92,29 @@ class Tuner:
             self._run_config = replace(self._run_config, working_dir="run")
         self._restored: Storage | None = None
         self._resumption = Resumption()
-        self._given_anew = True
+        self._replace_saved = True
         self._grid: ResultGrid | None = None
 
     # -------------------------------------------------------------------------------- public
 
     def fit(self) -> ResultGrid:
-        """Run every trial; return when all are over. A trial that fails is a row with its error.
+        """Run every trial, and return when all are over. A failed trial is a result with its error.
 
         Raises:
-            TrainingInterrupted: Ctrl-C (a KeyboardInterrupt); the message says how to go on.
+            TrainingInterrupted: Ctrl-C (a KeyboardInterrupt); the message says how to resume.
             InsufficientResourcesError: no trial could ever run here.
             LockstepError: the searcher or the scheduler raised.
         """
         past = self._records_to_resume()
-        machine = _machine()
+        pool = _resource_pool()
         scheduler = self._tune_config.scheduler or FIFOScheduler()
         run_config = _with_fresh_stopper(self._run_config)
-        launcher = Launcher(self._trainable, run_config, machine, scheduler)
+        launcher = Launcher(self._trainable, run_config, pool, scheduler)
         if not (launcher.over_trainer and "scaling_config" in self._space):
             launcher.check()
         seed = random.getrandbits(63) if past is None else int(past.header["seed"])
         saved = None
-        if past is None or self._given_anew:
+        if past is None or self._replace_saved:
             saved = pack_tuner(self._trainable, self._space, self._tune_config, self._run_config)
         searcher, constants = self._make_searcher(seed)
         total = searcher.num_trials(self._tune_config.num_samples)
@@ -124,11 +124,11 @@ class Tuner:
             cleanup.callback(experiment.close)
             display = make_experiment_display(
                 self._run_config.verbose,
-                interactive_function=launcher.engine.name == "inprocess",
+                interactive_function=launcher.engine.in_this_process,
             )
-            revived = RestoredTrials()
+            restored = RestoredTrials()
             if past is not None:
-                revived = revive(
+                restored = restore_trials(
                     past,
                     searcher,
                     scheduler,
@@ -138,7 +138,7 @@ class Tuner:
                     metric=self._tune_config.first_metric,
                     resumption=self._resumption,
                 )
-            for text in revived.problems:
+            for text in restored.problems:
                 display.message(text, "warning")
             loop = EventLoop()
             cleanup.callback(loop.close)
@@ -146,12 +146,12 @@ class Tuner:
                 [*self._run_config.callbacks, CSVLoggerCallback(), JsonLoggerCallback()],
                 lambda text: display.message(text, "warning"),
                 settings.callback_flush_seconds(),
-                TrialSnapshots(revived.trials, experiment.storage),
+                TrialSnapshots(restored.trials, experiment.storage),
                 experiment.callback_states,
             )
             cleanup.callback(callbacks.close)
             progress = ExperimentProgress(
-                revived.trials, self._tune_config, total, experiment.name, experiment.storage.uri
+                restored.trials, self._tune_config, total, experiment.name, experiment.storage.uri
             )
             tuning = TuneLoop(
                 loop=loop,
@@ -159,7 +159,7 @@ class Tuner:
                 launcher=launcher,
                 searcher=searcher,
                 scheduler=scheduler,
-                machine=machine,
+                pool=pool,
                 tune_config=self._tune_config,
                 run_config=run_config,
                 space=self._space,
@@ -168,32 +168,32 @@ class Tuner:
                 callbacks=callbacks,
                 display=display,
                 progress=progress,
-                revived=revived,
+                restored=restored,
             )
             display.start(progress.status())
             cleanup.callback(lambda: display.finish(progress.status()))
             callbacks.begin(self._run_config.stop, -1 if total is None else total)
             signals: Any = nullcontext()
-            if launcher.engine.name != "inprocess":
-                signals = driver_signals(tuning.interrupt, tuning.preempt)
+            if not launcher.engine.in_this_process:
+                signals = driver_signals(tuning.ending.interrupt, tuning.ending.preempt)
             with signals:
                 try:
                     tuning.run()
                 except BaseException:
                     progress.state = "failed"
                     raise
-            callbacks.finish(TrialSnapshots(revived.trials, experiment.storage))
+            callbacks.finish(TrialSnapshots(restored.trials, experiment.storage))
             callbacks.close()
-            experiment.record_end(tuning.state)
-            progress.state = tuning.state
-            self._grid = self._make_grid(experiment.storage, revived.trials)
+            experiment.record_end(tuning.ending.state)
+            progress.state = tuning.ending.state
+            self._grid = self._make_grid(experiment.storage, restored.trials)
         return self._conclude(tuning, experiment.storage.uri)
 
     def get_results(self) -> ResultGrid:
-        """The results of ``fit()``, or of what a restored experiment has achieved so far.
+        """The results of ``fit()``, or the results so far of a restored experiment.
 
         Raises:
-            RuntimeError: there are none yet.
+            RuntimeError: there are no results yet.
         """
         if self._grid is None and self._restored is not None:
             config = self._tune_config
@@ -216,25 +216,25 @@ class Tuner:
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> Tuner:
-        """A tuner that goes on with an earlier experiment, in its directory.
+        """A tuner that resumes an earlier experiment, in its directory.
 
-        Trials that are over are not run again. Those that were not go on from their newest
+        Trials that are over are not run again. Unfinished trials resume from their newest
         checkpoint, or start over if they have none.
 
         Args:
             path: the experiment's directory.
-            trainable: instead of the experiment's own, which is kept with it.
-            resume_unfinished: go on with the trials that were not over.
-            resume_errored: go on with those that failed, from their newest checkpoints.
-            restart_errored: run those that failed anew, from the beginning.
-            param_space: instead of the experiment's own; it has to be the same space.
+            trainable: replaces the experiment's own, which is stored with the experiment.
+            resume_unfinished: resume the trials that were not over.
+            resume_errored: resume failed trials, from their newest checkpoints.
+            restart_errored: restart failed trials, from the beginning.
+            param_space: replaces the experiment's own; it has to be the same space.
             storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
-            tune_config, run_config: instead of the experiment's own. Callbacks that could not be
-                kept have to be given again here.
+            tune_config, run_config: replace the experiment's own. Callbacks that could not be
+                pickled have to be given again here.
 
         Raises:
             FileNotFoundError: there is no experiment.
-            ValueError: a part of it could not be kept, or cannot be loaded here, and has to be
+            ValueError: an argument could not be stored, or cannot be loaded here, and has to be
                 given.
         """
         if resume_errored and restart_errored:
@@ -249,15 +249,15 @@ class Tuner:
             "run_config": run_config,
         }
         given = {name: value for name, value in arguments.items() if value is not None}
-        kept = load_tuner(records.saved, os.fspath(path), given)
+        kept = load_tuner(records.saved_tuner, os.fspath(path), given)
         tuner = cls(**{**kept, **given})
         tuner._restored = records.storage
         tuner._resumption = Resumption(resume_unfinished, resume_errored, restart_errored)
-        tuner._given_anew = bool(given)
+        tuner._replace_saved = bool(given)
         return tuner
 
     def resume_with(self, resumption: Resumption) -> None:
-        """Internal: which trials to go on with, where ``RunConfig(resume=…)`` finds some."""
+        """Internal: which trials to resume if ``RunConfig(resume=…)`` finds an experiment."""
         self._resumption = resumption
 
     @classmethod
@@ -268,14 +268,14 @@ class Tuner:
     ) -> bool:
         """Whether ``restore(path)`` would find an experiment."""
         try:
-            return ExperimentRecords(open_storage(path, storage_filesystem)).saved is not None
+            return ExperimentRecords(open_storage(path, storage_filesystem)).saved_tuner is not None
         except FileNotFoundError:
             return False
 
     # -------------------------------------------------------------------------------- helpers
 
     def _records_to_resume(self) -> ExperimentRecords | None:
-        """The experiment to go on with, None to begin one."""
+        """The experiment to resume; None to create one."""
         if self._restored is not None:
             return ExperimentRecords(self._restored)
         if self._run_config.resume == "never" or self._run_config.name is None:
@@ -290,12 +290,12 @@ class Tuner:
             what = "no experiment" if found is None else "only one that has finished"
             raise FileNotFoundError(
                 f"RunConfig(name={self._run_config.name!r}, resume='must'): there is {what} in "
-                f"{storage.uri}; use resume='auto' to begin one."
+                f"{storage.uri}; use resume='auto' to create one."
             )
         return None
 
     def _make_searcher(self, seed: int) -> tuple[Searcher, dict[str, Any]]:
-        """The searcher, and what is laid under its suggestions."""
+        """The searcher, and the constants that are merged under its suggestions."""
         config = self._tune_config
         searcher = config.search_alg or BasicVariantGenerator(random_state=seed)
         taken = searcher.set_search_properties(
@@ -303,8 +303,8 @@ class Tuner:
         )
         if not taken and has_unresolved(self._space):
             raise ValueError(
-                f"TuneConfig(search_alg={type(searcher).__name__}): it has a space of its own, so "
-                "param_space may hold constants only; leave one of the two out."
+                f"TuneConfig(search_alg={type(searcher).__name__}): the searcher has its own "
+                "space, so param_space may hold constants only; leave one of the two out."
             )
         bounded = config.time_budget_s is not None or isinstance(self._run_config.stop, Stopper)
         endless = config.num_samples == -1 and isinstance(searcher, BasicVariantGenerator)
@@ -317,8 +317,7 @@ class Tuner:
 
     def _prepare_scheduler(self, scheduler: TrialScheduler, total: int | None) -> None:
         config = self._tune_config
-        metric = config.metric if isinstance(config.metric, (str, type(None))) else config.metric[0]
-        mode = config.mode if isinstance(config.mode, (str, type(None))) else config.mode[0]
+        metric, mode = config.first_metric, config.first_mode
         if not scheduler.set_search_properties(metric, mode, num_trials=total):
             raise ValueError(
                 f"TuneConfig(metric={metric!r}, mode={mode!r}): the {type(scheduler).__name__} has "
@@ -344,7 +343,7 @@ class Tuner:
             "metric": self._tune_config.metric,
             "mode": self._tune_config.mode,
             "num_samples": self._tune_config.num_samples,
-            "total": total,
+            "num_trials": total,
             "seed": seed,
         }
         assert saved is not None
@@ -365,35 +364,35 @@ class Tuner:
         grid = self._grid
         assert grid is not None
         done = grid.num_terminated + grid.num_errors
-        advice = f"{done} trial(s) are done, in {uri}. To go on: Tuner.restore({uri!r}).fit()"
-        asked = tuning.asked
-        if asked.failure is not None:
-            error = asked.failure
-            what = f"{asked.culprit} raised {type(error).__name__}: {error}".rstrip(".")
+        advice = f"{done} trial(s) are done, in {uri}. To resume: Tuner.restore({uri!r}).fit()"
+        calls, ending = tuning.calls, tuning.ending
+        if calls.failure is not None:
+            error = calls.failure
+            what = f"{calls.culprit} raised {type(error).__name__}: {error}".rstrip(".")
             raise LockstepError(f"{what}; {advice}") from error
-        if tuning.interrupted:
+        if ending.interrupted:
             install_quiet_excepthook()
             raise TrainingInterrupted(f"Interrupted: {advice}")
-        if tuning.preempted:
+        if ending.preempted:
             text = f"Preempted: {advice}"
             print(text, file=sys.stderr)
             raise TrainingPreempted(text)
-        if tuning.failed_trial is not None and self._run_config.failure_config.fail_fast == "raise":
-            failed = grid[grid.index_of(tuning.failed_trial.directory)].error
+        if ending.failed_trial is not None and self._run_config.failure_config.fail_fast == "raise":
+            failed = grid[grid.index_of(ending.failed_trial.directory)].error
             if failed is not None:
                 raise failed
         return grid
 
 
 def _with_fresh_stopper(run_config: RunConfig) -> RunConfig:
-    """One whose stopper has seen nothing: the same may be used for another experiment."""
+    """The config with a copy of its stopper: the original may be used for another experiment."""
     if isinstance(run_config.stop, Stopper):
-        with suppress(TypeError):  # an own one may hold what cannot be copied
+        with suppress(TypeError):  # a user's stopper may hold what cannot be copied
             return replace(run_config, stop=copy.deepcopy(run_config.stop))
     return run_config
 
 
-def _machine() -> ResourcePool:
+def _resource_pool() -> ResourcePool:
     limits = runtime.current()
     gpus = visible_gpus(limits.env_vars)
     if limits.num_gpus is not None:

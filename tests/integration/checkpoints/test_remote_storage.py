@@ -20,11 +20,11 @@ from lockstep import train
 from lockstep.callback import UserCallback
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError, StorageError
+from lockstep.jobs import JobThread
 from lockstep.journal import Journal
 from lockstep.run_layout import JOURNAL_FILE, MANIFEST, spool_prefix
 from lockstep.storage import Storage, open_storage
 from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result, RunConfig
-from lockstep.train.driver.background import Background
 from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, trainer
 from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
@@ -510,18 +510,18 @@ def test_copies_do_not_queue_up_behind_slow_storage(
     faults = Faults(tmp_path / "faults")
     filesystem = faulty_filesystem(tmp_path / "remote", faults)
     waiting: list[int] = []
-    submit = Background.submit
+    submit = JobThread.submit
 
-    def note(self: Background, call: Any, *args: Any) -> Any:
+    def note(self: JobThread, call: Any, *args: Any) -> Any:
         future = submit(self, call, *args)
-        waiting.append(len(self._calls))
+        waiting.append(len(self._waiting))
         return future
 
     def train_func() -> None:
         time.sleep(0.3)  # many intervals
         faults.clear()
 
-    monkeypatch.setattr(Background, "submit", note)
+    monkeypatch.setattr(JobThread, "submit", note)
     monkeypatch.setattr("lockstep.train.driver.storage_queue.SYNC_INTERVAL_S", 0.005)
     faults.add("move", kind="stall", path="journal.jsonl")
     fit(train_func, workers=1, storage_path="runs", storage_filesystem=filesystem)

@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from lockstep import train
 from lockstep.errors import CheckpointError, StorageError
+from lockstep.jobs import JobThread
 from lockstep.records import RunRecords
 from lockstep.run_layout import MANIFEST
 from lockstep.storage import local, open_storage
@@ -26,7 +27,6 @@ from lockstep.train import (
     Result,
     UserCallback,
 )
-from lockstep.train.worker.uploads import MAX_PENDING, Uploader
 from tests.integration.runs import failure, fit
 
 SYNC, ASYNC, NO_UPLOAD = (
@@ -405,13 +405,14 @@ def test_a_checkpoint_shows_up_once_it_is_committed() -> None:
 @pytest.mark.parametrize("kind", ["dict", "directory"])
 def test_an_upload_may_end_before_its_report_goes_on(kind: str) -> None:
     def train_func() -> None:
-        submit = Uploader.submit
+        submit = JobThread.submit
 
-        def at_once(self: Uploader, job: Callable[[], None]) -> None:
-            submit(self, job)
+        def at_once(self: JobThread, job: Callable[..., Any], *args: Any) -> Any:
+            future = submit(self, job, *args)
             self.drain()
+            return future
 
-        Uploader.submit = at_once  # type: ignore[method-assign]
+        JobThread.submit = at_once  # type: ignore[method-assign]
         for n in range(2):
             checkpoint = Checkpoint.from_dict({}) if kind == "dict" else directory(str(n))
             train.report({"n": n}, checkpoint=checkpoint, checkpoint_upload_mode=ASYNC)
@@ -551,18 +552,12 @@ def test_no_upload_in_the_runs_own_directory_moves_with_it(tmp_path: Path) -> No
     assert content(newest(Result.from_path(moved))) == "moves"
 
 
-def test_a_journal_that_deletes_by_name_is_still_read() -> None:
+def test_a_deleted_checkpoint_is_not_in_the_records() -> None:
     def train_func() -> None:
         for n in range(3):
             train.report({"n": n}, checkpoint=Checkpoint.from_dict({"n": n}))
 
     result = fit(train_func, workers=1, checkpoint_config=CheckpointConfig(num_to_keep=1))
-    journal = Path(result.path, "journal.jsonl")
-    old = [json.loads(line) for line in journal.read_text().splitlines()]
-    for event in old:
-        if event["event"] == "delete":
-            del event["id"]
-    journal.write_text("".join(json.dumps(event) + "\n" for event in old))
     assert list(RunRecords(open_storage(result.path)).checkpoints) == [2]
 
 
@@ -701,60 +696,6 @@ def test_a_name_that_something_else_has() -> None:
     assert isinstance(error.__cause__, StorageError)
     assert error.result is not None
     assert error.result.checkpoint is None
-
-
-# ------------------------------------------------------------------------------------ the thread
-
-
-@pytest.fixture
-def errors() -> list[Exception]:
-    return []
-
-
-@pytest.fixture
-def uploader(errors: list[Exception]) -> Iterator[Uploader]:
-    uploader = Uploader(errors.append)
-    yield uploader
-    uploader.drain()
-
-
-def test_jobs_run_in_order_and_drain_waits(uploader: Uploader) -> None:
-    done: list[int] = []
-    for round_ in range(2):
-        for number in range(20):
-            uploader.submit(lambda number=number: done.append(number))  # type: ignore[misc]
-        assert uploader.drain()
-        assert done == list(range(20)) * (round_ + 1)
-
-
-def test_too_many_pending_make_submit_wait(uploader: Uploader) -> None:
-    gate = threading.Event()
-
-    def wait() -> None:
-        gate.wait()
-
-    for _ in range(MAX_PENDING):
-        uploader.submit(wait)
-    third = threading.Thread(target=uploader.submit, args=(lambda: None,))
-    third.start()
-    third.join(0.1)
-    assert third.is_alive()
-    gate.set()
-    third.join(10)
-    assert not third.is_alive()
-
-
-def test_nothing_follows_a_failed_job(uploader: Uploader, errors: list[Exception]) -> None:
-    done: list[str] = []
-
-    def fail() -> None:
-        raise OSError("full")
-
-    for job in (lambda: done.append("first"), fail, lambda: done.append("third")):
-        uploader.submit(job)
-    assert not uploader.drain()
-    assert done == ["first"]
-    assert [str(error) for error in errors] == ["full"]
 
 
 def test_a_mode_may_be_given_by_its_name() -> None:

@@ -24,7 +24,7 @@ from lockstep.train import (
 )
 from lockstep.train.worker.session import current
 from lockstep.tune import Callback
-from tests.console.terminal import on_terminal
+from tests.console.pseudo_terminal import on_terminal
 from tests.integration.runs import failure, fit, run_script
 
 

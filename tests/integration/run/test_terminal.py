@@ -16,7 +16,7 @@ import pytest
 from nbclient import NotebookClient
 
 from lockstep.train import Result
-from tests.console.terminal import on_terminal
+from tests.console.pseudo_terminal import on_terminal
 from tests.repository import SRC
 
 SCRIPT = """

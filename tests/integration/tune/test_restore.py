@@ -383,7 +383,7 @@ def test_what_could_not_be_kept_has_to_be_given() -> None:
         return lock.locked()
 
     grid = fit(lambda config: {"x": 1}, run={"name": "unkept", "stop": stop})
-    with pytest.raises(ValueError, match="run_config could not be kept"):
+    with pytest.raises(ValueError, match="run_config could not be stored"):
         Tuner.restore(grid.experiment_path)
     restored = Tuner.restore(grid.experiment_path, run_config=RunConfig(verbose=0)).fit()
     assert len(restored) == 1

@@ -22,7 +22,7 @@ from lockstep.train import (
 )
 from lockstep.train.record.run import Run
 from lockstep.tune import Callback, RunConfig
-from lockstep.tune.execution.adopt import adopt_checkpoint
+from lockstep.tune.execution.donor import copy_donor_checkpoint
 from lockstep.tune.execution.running_trial import RunningTrial
 from lockstep.tune.integration.ray_train import TuneReportCallback
 from lockstep.tune.schedulers import FIFOScheduler
@@ -259,13 +259,13 @@ def test_a_trial_that_is_stopped_while_its_pause_is_uploaded(
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
     stopped = threading.Event()
-    put_away = RunningTrial.put_away
+    flush_and_close = RunningTrial.flush_and_close
 
     def held_up(self: RunningTrial) -> str | None:
         assert not self.pausing or stopped.wait(30)
-        return put_away(self)
+        return flush_and_close(self)
 
-    monkeypatch.setattr(RunningTrial, "put_away", held_up)
+    monkeypatch.setattr(RunningTrial, "flush_and_close", held_up)
     remote = SubTreeFileSystem(str(tmp_path), LocalFileSystem())
     grid = fit(
         one_report,
@@ -350,7 +350,7 @@ def test_a_checkpoint_in_the_directory_of_a_donor_that_has_ended(tmp_path: Path)
     second = fit_run(lambda: train.report({}), **options)
     run = Run.reopen(open_storage(second.path), RunConfig(), {})
     try:
-        adopt_checkpoint(run, open_storage(tmp_path / "both"), f"{first.log_dir.name}/mine")
+        copy_donor_checkpoint(run, open_storage(tmp_path / "both"), f"{first.log_dir.name}/mine")
     finally:
         run.close()
     taken = Result.from_path(second.path).checkpoint

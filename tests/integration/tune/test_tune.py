@@ -588,7 +588,7 @@ def test_a_paused_trial_without_a_checkpoint_starts_over(
 ) -> None:
     grid = fit(count, num_samples=2, scheduler=PauseOnce())
     assert [len(r.metrics_dataframe) for r in grid] == [7, 7]
-    assert capsys.readouterr().err.count("no checkpoint to go on from") == 1
+    assert capsys.readouterr().err.count("no checkpoint to resume from") == 1
 
 
 def test_exploiting_another_trials_checkpoint(tmp_path: Path) -> None:
@@ -821,13 +821,13 @@ def test_validation() -> None:
         ({"num_samples": 0}, "1 or more"),
         ({"metric": "loss"}, "needs mode"),
         ({"time_budget_s": -1}, "above 0"),
-        ({"max_concurrent_trials": -2}, "whole number"),
+        ({"max_concurrent_trials": -2}, "expected an integer"),
         ({"mode": "up"}, "'min' or 'max'"),
     ]
     for arguments, text in wrong:
         with pytest.raises(ValueError, match=text):
             TuneConfig(**arguments)
-    with pytest.raises(TypeError, match="an object of a TrialScheduler"):
+    with pytest.raises(TypeError, match="expected a TrialScheduler object"):
         TuneConfig(scheduler=TrialScheduler)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected a TuneConfig"):
         Tuner(count, tune_config={"num_samples": 2})  # type: ignore[arg-type]

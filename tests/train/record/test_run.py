@@ -24,7 +24,7 @@ from lockstep.storage import Storage, open_storage
 from lockstep.train.driver.events import Phase
 from lockstep.train.protocol import CheckpointReport, Report
 from lockstep.train.record.run import Run, RunPlace
-from lockstep.tune.execution.adopt import adopt_checkpoint
+from lockstep.tune.execution.donor import copy_donor_checkpoint
 
 IDENTITY = {"experiment_id": "e", "experiment_tag": "0", "experiment_name": "exp"}
 
@@ -108,7 +108,7 @@ def test_a_users_directory_is_no_place_for_what_is_adopted(tmp_path: Path) -> No
     run.record_checkpoint(record("./checkpoint_000001"))
     run.close()
     run = Run.reopen(run.storage, RunConfig(), {})
-    adopt_checkpoint(run, experiment, "donor/best")
+    copy_donor_checkpoint(run, experiment, "donor/best")
     run.close()
     newest = run.newest_checkpoint()
     assert newest is not None
@@ -121,7 +121,7 @@ def test_nothing_is_adopted_from_what_is_no_run(tmp_path: Path) -> None:
     run = create(experiment.child("run"))
     (tmp_path / "shared" / "mine").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="the checkpoint mine of shared"):
-        adopt_checkpoint(run, experiment, "shared/mine")
+        copy_donor_checkpoint(run, experiment, "shared/mine")
     run.close()
 
 

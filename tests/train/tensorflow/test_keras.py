@@ -225,8 +225,8 @@ def test_subclasses_and_kinds_of_checkpoints() -> None:
     [
         ({"checkpoint_on": "epoch"}, "'epoch' is no event of Keras"),
         ({"report_metrics_on": ["epoch_end", "x"]}, "'x' is no event of Keras"),
-        ({"frequency": 0}, "expected a whole number above 0"),
-        ({"frequency": True}, "expected a whole number above 0"),
+        ({"frequency": 0}, "expected an integer above 0"),
+        ({"frequency": True}, "expected an integer above 0"),
         ({"frequency": [1, 2]}, r"one for each of the 1 event\(s\)"),
     ],
 )
@@ -236,7 +236,7 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_wrong_arguments_of_the_older_callback() -> None:
-    with pytest.raises(ValueError, match="expected a whole number above -1"):
+    with pytest.raises(ValueError, match="expected an integer above -1"):
         Callback(frequency=-1)
     with pytest.raises(ValueError, match=r"one for each of the 2 event\(s\)"):
         Callback(on=["epoch_end", "train_end"], frequency=[1])

@@ -26,7 +26,7 @@ def test_a_model() -> None:
     model = nn.Linear(2, 1)
     checkpoint = TorchCheckpoint.from_model(model)
     same(checkpoint.get_model(), model)
-    with pytest.warns(UserWarning, match="the given one is not used"):
+    with pytest.warns(UserWarning, match="the given model is not used"):
         same(checkpoint.get_model(nn.Linear(2, 1)), model)
 
 

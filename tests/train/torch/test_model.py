@@ -91,7 +91,7 @@ def test_both_versions_of_the_arguments() -> None:
         ({"parallel_strategy": "horovod"}, "'horovod'.*expected 'ddp', 'fsdp' or None"),
         ({"wrap_ddp": True, "parallel_strategy": "fsdp"}, "leave wrap_ddp out"),
         ({"wrap_ddp": True, "parallel_strategy": None}, "leave wrap_ddp out"),
-        ({"ddp_kwargs": {"a": 1}, "parallel_strategy_kwargs": {"b": 1}}, "two names of the same"),
+        ({"ddp_kwargs": {"a": 1}, "parallel_strategy_kwargs": {"b": 1}}, "two names of one"),
         ({"ddp_kwargs": {"a": 1}, "parallel_strategy": "fsdp"}, "give parallel_strategy_kwargs"),
     ],
 )

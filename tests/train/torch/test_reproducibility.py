@@ -86,7 +86,7 @@ def test_torch_is_told() -> None:
 
 @pytest.mark.parametrize("seed", ["1", 1.5, None, True, 2**62])
 def test_what_is_no_seed_is_named(seed: Any) -> None:
-    with pytest.raises(ValueError, match=rf"seed={seed!r}\): expected a whole number below 2"):
+    with pytest.raises(ValueError, match=rf"seed={seed!r}\): expected an integer below 2"):
         enable_reproducibility(seed)
 
 

@@ -1,4 +1,4 @@
-"""CPUs and GPUs shared out among trials."""
+"""CPUs and GPUs allocated to trials."""
 
 from __future__ import annotations
 
@@ -12,73 +12,73 @@ from lockstep.tune.execution.resources import Allocation, ResourcePool, Resource
 
 
 def test_a_trial_gets_all_its_workers_or_nothing() -> None:
-    machine = ResourcePool(4)
-    first = machine.take(ResourceRequest(workers=3))
+    pool = ResourcePool(4)
+    first = pool.take(ResourceRequest(workers=3))
     assert first is not None
-    assert machine.take(ResourceRequest(workers=2)) is None
-    second = machine.take(ResourceRequest(workers=1))
+    assert pool.take(ResourceRequest(workers=2)) is None
+    second = pool.take(ResourceRequest(workers=1))
     assert second is not None
-    assert machine.take(ResourceRequest(workers=1)) is None
-    machine.give_back(first)
-    assert machine.take(ResourceRequest(workers=3)) is not None
+    assert pool.take(ResourceRequest(workers=1)) is None
+    pool.give_back(first)
+    assert pool.take(ResourceRequest(workers=3)) is not None
 
 
 def test_what_is_too_large_runs_alone() -> None:
-    machine = ResourcePool(2)
-    assert machine.too_large(ResourceRequest(workers=5))
-    assert not machine.too_large(ResourceRequest(workers=2))
-    small = machine.take(ResourceRequest())
+    pool = ResourcePool(2)
+    assert pool.too_large(ResourceRequest(workers=5))
+    assert not pool.too_large(ResourceRequest(workers=2))
+    small = pool.take(ResourceRequest())
     assert small is not None
-    assert machine.take(ResourceRequest(workers=5)) is None
-    machine.give_back(small)
-    big = machine.take(ResourceRequest(workers=5))
+    assert pool.take(ResourceRequest(workers=5)) is None
+    pool.give_back(small)
+    big = pool.take(ResourceRequest(workers=5))
     assert big is not None
-    assert machine.take(ResourceRequest()) is None
+    assert pool.take(ResourceRequest()) is None
 
 
 def test_gpus_of_trials_are_disjoint() -> None:
-    machine = ResourcePool(16, ("0", "1", "2", "3"))
+    pool = ResourcePool(16, ("0", "1", "2", "3"))
     first, second = (
-        machine.take(ResourceRequest(2, gpus=1)),
-        machine.take(ResourceRequest(1, gpus=2)),
+        pool.take(ResourceRequest(2, gpus=1)),
+        pool.take(ResourceRequest(1, gpus=2)),
     )
     assert first is not None
     assert second is not None
     assert set(first.gpus) | set(second.gpus) == {"0", "1", "2", "3"}
-    assert machine.take(ResourceRequest(gpus=1)) is None
-    machine.give_back(first)
-    third = machine.take(ResourceRequest(gpus=1))
+    assert pool.take(ResourceRequest(gpus=1)) is None
+    pool.give_back(first)
+    third = pool.take(ResourceRequest(gpus=1))
     assert third is not None
     assert third.gpus[0] in first.gpus
 
 
-def test_a_gpu_is_shared_by_those_that_need_a_part() -> None:
-    machine = ResourcePool(16, ("7",))
-    shares = [machine.take(ResourceRequest(gpus=0.5)) for _ in range(3)]
-    assert [share and share.gpus for share in shares] == [("7",), ("7",), None]
+def test_a_gpu_is_shared_by_trials_that_need_a_part() -> None:
+    pool = ResourcePool(16, ("7",))
+    allocations = [pool.take(ResourceRequest(gpus=0.5)) for _ in range(3)]
+    assert [allocation and allocation.gpus for allocation in allocations] == [("7",), ("7",), None]
 
 
-def test_nothing_is_lost_or_shared_out_twice() -> None:
+def test_nothing_is_lost_or_allocated_twice() -> None:
     chance = random.Random(1)
-    machine = ResourcePool(8, ("a", "b", "c"))
+    pool = ResourcePool(8, ("a", "b", "c"))
     held: list[Allocation] = []
     for _ in range(2000):
         if held and chance.random() < 0.5:
-            machine.give_back(held.pop(chance.randrange(len(held))))
+            pool.give_back(held.pop(chance.randrange(len(held))))
             continue
-        need = ResourceRequest(
+        request = ResourceRequest(
             chance.randint(1, 4), chance.choice([0.5, 1, 2]), chance.choice([0, 0, 1])
         )
-        share = machine.take(need)
-        if share is not None:
-            held.append(share)
+        allocation = pool.take(request)
+        if allocation is not None:
+            held.append(allocation)
         if len(held) > 1:
-            assert sum(share.need.total_cpus for share in held) <= 8
-        devices = [device for share in held for device in share.gpus]
+            assert sum(allocation.request.total_cpus for allocation in held) <= 8
+        devices = [device for allocation in held for device in allocation.gpus]
         assert len(devices) == len(set(devices))
-    for share in held:
-        machine.give_back(share)
-    assert str(machine) == "0/8 CPUs, 0/3 GPUs"
+    for allocation in held:
+        pool.give_back(allocation)
+    assert str(pool) == "0/8 CPUs, 0/3 GPUs"
 
 
 @pytest.mark.parametrize(("rank", "device"), [(0, "5"), (1, "2")])

@@ -1,4 +1,4 @@
-"""A driver that is killed amid a search: restored, it goes on as if nothing had been."""
+"""A driver that is killed during a search: the restored search continues with the same results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 class Killer(tune.Callback):
-    """Kills the driver it was made in when so many trials are over."""
+    """Kills the driver that created it when a number of trials are over."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -90,24 +90,24 @@ def killed(storage: Path, scheduler: str, after: int) -> Path:
 
 
 @pytest.mark.parametrize("scheduler", ["fifo", "asha"])
-def test_the_search_goes_on_exactly(scheduler: str, tmp_path: Path) -> None:
-    whole = make_tuner(str(tmp_path), "whole", scheduler, []).fit()
+def test_a_restored_search_is_the_same(scheduler: str, tmp_path: Path) -> None:
+    uninterrupted = make_tuner(str(tmp_path), "uninterrupted", scheduler, []).fit()
     directory = killed(tmp_path, scheduler, 5)
     restored = tune.Tuner.restore(str(directory)).fit()
-    assert [r.config for r in restored] == [r.config for r in whole]
-    steps = [r.metrics["training_iteration"] for r in whole]
+    assert [r.config for r in restored] == [r.config for r in uninterrupted]
+    steps = [r.metrics["training_iteration"] for r in uninterrupted]
     assert [r.metrics["training_iteration"] for r in restored] == steps
     assert restored.num_terminated == TRIALS
     if scheduler == "asha":
         assert sum(steps) < 4 * TRIALS
 
 
-def test_a_population_goes_on(tmp_path: Path) -> None:
+def test_a_population_resumes(tmp_path: Path) -> None:
     directory = killed(tmp_path, "pbt", 1)
     restored = tune.Tuner.restore(str(directory)).fit()
     assert restored.num_terminated == 4
     assert restored.num_errors == 0
     assert (directory / "pbt_global.txt").exists()
-    # One that takes over a trial at its very end has nothing left to report.
+    # A trial that exploits another at its very end has nothing left to report.
     assert any(r.metrics["training_iteration"] == 4 for r in restored)
     assert all(r.checkpoint and r.checkpoint.to_dict()["step"] == 4 for r in restored)

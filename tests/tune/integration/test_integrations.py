@@ -33,7 +33,7 @@ def test_names_of_metrics() -> None:
     wrong: Any = [1]
     with pytest.raises(TypeError, match=r"Callback\(metrics=\[1\]\): expected names"):
         MetricsChoice("Callback", wrong)
-    with pytest.raises(ValueError, match=r"BoosterReporter\(frequency=-1\): expected a whole"):
+    with pytest.raises(ValueError, match=r"BoosterReporter\(frequency=-1\) is too small"):
         BoosterReporter(frequency=-1)
 
 

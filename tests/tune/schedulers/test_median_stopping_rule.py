@@ -85,24 +85,24 @@ def test_times_that_nobody_shares_are_compared_nearly() -> None:
 def test_a_report_costs_the_same_for_any_number_of_trials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = 0
-    mean_until = median_stopping_rule._Course.mean_until
+    calls = 0
+    mean_until = median_stopping_rule._History.mean_until
 
     def counted(self: Any, time: float) -> float:
-        nonlocal asked
-        asked += 1
+        nonlocal calls
+        calls += 1
         return mean_until(self, time)
 
-    monkeypatch.setattr(median_stopping_rule._Course, "mean_until", counted)
+    monkeypatch.setattr(median_stopping_rule._History, "mean_until", counted)
     scheduler = rule()
     rng = random.Random(2)
     costs = []
     for number in range(400):
         trial: Any = SimpleNamespace(trial_id=str(number))
-        before, at = asked, 0.0
+        before, at = calls, 0.0
         for _ in range(20):
             at += rng.uniform(0.8, 1.2)
             scheduler.on_trial_result(None, trial, {"t": at, "score": 1.0})  # type: ignore[arg-type]
-        costs.append(asked - before)
-    assert max(costs[300:]) < 1000  # of 20 reports; each would ask 300 others
+        costs.append(calls - before)
+    assert max(costs[300:]) < 1000  # of 20 reports; each could compare with 300 others
     assert sum(costs[300:]) <= 1.5 * sum(costs[200:300])

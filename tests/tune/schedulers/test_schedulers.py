@@ -88,12 +88,12 @@ def test_asha_with_another_time_and_reports_that_skip_rungs() -> None:
     assert asha.set_search_properties(None, None)
     for trial in trials:
         asha.on_trial_add(None, trial)  # type: ignore[arg-type]
-    tell = asha.on_trial_result
-    assert tell(None, trials[0], {"epoch": 20, "loss": 1.0}) == "CONTINUE"  # type: ignore[arg-type]
-    assert tell(None, trials[1], {"epoch": 17, "loss": 2.0}) == "STOP"  # type: ignore[arg-type]
-    assert tell(None, trials[2], {"epoch": 5, "loss": 2.0}) == "CONTINUE"  # type: ignore[arg-type]
-    assert tell(None, trials[2], {"epoch": 6}) == "CONTINUE"  # type: ignore[arg-type]
-    assert tell(None, trials[2], {"loss": 6.0}) == "CONTINUE"  # type: ignore[arg-type]
+    decide = asha.on_trial_result
+    assert decide(None, trials[0], {"epoch": 20, "loss": 1.0}) == "CONTINUE"  # type: ignore[arg-type]
+    assert decide(None, trials[1], {"epoch": 17, "loss": 2.0}) == "STOP"  # type: ignore[arg-type]
+    assert decide(None, trials[2], {"epoch": 5, "loss": 2.0}) == "CONTINUE"  # type: ignore[arg-type]
+    assert decide(None, trials[2], {"epoch": 6}) == "CONTINUE"  # type: ignore[arg-type]
+    assert decide(None, trials[2], {"loss": 6.0}) == "CONTINUE"  # type: ignore[arg-type]
 
 
 def test_asha_s_brackets_start_later() -> None:
@@ -166,7 +166,7 @@ def test_hyperband_lets_the_last_ones_run_on() -> None:
 
 
 def test_paused_trials_lose_nothing() -> None:
-    """A simulated trial's state counts its steps: it goes on from where it was."""
+    """A simulated trial's state counts its steps: a resumed trial continues the count."""
     done = simulate(
         lambda: HyperBandScheduler(max_t=9, reduction_factor=3), curves(9), learn, max_steps=9
     )

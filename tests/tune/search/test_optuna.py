@@ -313,19 +313,19 @@ def test_searchers_by_name() -> None:
 
 
 class Counting(Searcher):
-    """Suggests 0, 1, 2, … and keeps what it is told."""
+    """Suggests 0, 1, 2, … and keeps the completed trials."""
 
     def __init__(self) -> None:
         super().__init__("loss", "min")
         self.count = 0
-        self.told: list[tuple[str, Any, bool]] = []
+        self.completed: list[tuple[str, Any, bool]] = []
 
     def suggest(self, trial_id: str) -> Any:
         self.count += 1
         return {"n": self.count - 1} if self.count <= 4 else self.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        self.told.append((trial_id, result, error))
+        self.completed.append((trial_id, result, error))
 
 
 def test_a_limiter_makes_room_when_a_trial_ends() -> None:
@@ -342,9 +342,9 @@ def test_a_batch_waits_for_all_of_it() -> None:
     search.suggest("a"), search.suggest("b")
     search.on_trial_complete("b", {"loss": 2})
     assert search.suggest("c") is None
-    assert inner.told == []
+    assert inner.completed == []
     search.on_trial_complete("a", None, error=True)
-    assert inner.told == [("a", None, True), ("b", {"loss": 2}, False)]
+    assert inner.completed == [("a", None, True), ("b", {"loss": 2}, False)]
     assert search.suggest("c") == {"n": 2}
 
 
@@ -356,9 +356,9 @@ def test_a_repeater_tells_the_average() -> None:
     assert found[3] == {"n": 1, "__trial_index__": 0}
     search.on_trial_complete("a", {"loss": 1.0})
     search.on_trial_complete("b", None, error=True)
-    assert inner.told == []
+    assert inner.completed == []
     search.on_trial_complete("c", {"loss": 2.0})
-    assert inner.told == [("a", {"loss": 1.5}, False)]
+    assert inner.completed == [("a", {"loss": 1.5}, False)]
     assert search.num_trials(10) == 9
     assert Repeater(Counting(), 2, set_index=False).suggest("a") == {"n": 0}
 
@@ -369,4 +369,4 @@ def test_a_repeater_whose_trials_all_fail() -> None:
     for name in "ab":
         search.suggest(name)
         search.on_trial_complete(name, None, error=True)
-    assert inner.told == [("a", None, True)]
+    assert inner.completed == [("a", None, True)]

@@ -124,7 +124,7 @@ def test_several_samples_and_every_kind_of_random_state() -> None:
         (lambda: tune.quniform(0, 1, 0), ValueError, "q=0"),
         (lambda: tune.quniform(0, 1, 0.3), ValueError, "upper must be a multiple of q"),
         (lambda: tune.qloguniform(1, 2, -1), ValueError, "q=-1"),
-        (lambda: tune.randint(0, 1.5), TypeError, "whole number"),  # type: ignore[arg-type]
+        (lambda: tune.randint(0, 1.5), TypeError, "integer"),  # type: ignore[arg-type]
         (lambda: tune.randint(3, 3), ValueError, "below upper"),
         (lambda: tune.qrandint(1, 8, 2), ValueError, "lower=1"),
         (lambda: tune.lograndint(0, 4), ValueError, "lower=0"),

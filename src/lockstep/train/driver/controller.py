@@ -183,7 +183,7 @@ class Controller:
             reports=self._run.rows,
             metrics=self._run.last_metrics,
             checkpoint=newest.name if newest else None,
-            num_workers=self._group_spec.size if self._engine.name != "inprocess" else 0,
+            num_workers=0 if self._engine.in_this_process else self._group_spec.size,
             name=self._run.name,
             path=self._run.storage.uri,
             data_wait=self._run.data_wait,
@@ -260,7 +260,7 @@ class Controller:
             self._group.close()
         self._started_at = time.perf_counter()
         self._group_spec = replace(self._group_spec, size=action.size)
-        display = None if self._engine.name == "inprocess" else self._display
+        display = None if self._engine.in_this_process else self._display
         try:
             output = OutputRouter(self._run.directory, self._group_spec.size, display)
         except OSError as error:

@@ -19,7 +19,7 @@ from lockstep.config import RunConfig
 from lockstep.console import Display
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import StorageError, TrainingInterrupted
-from lockstep.train.driver.background import Background
+from lockstep.jobs import JobThread
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
@@ -59,7 +59,7 @@ def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Displ
         cleanup.callback(controller.close)
         # In this process Ctrl-C must reach the function itself, so Python's handlers stay.
         signals: Any = nullcontext()
-        if plan.engine.name != "inprocess":
+        if not plan.engine.in_this_process:
             signals = driver_signals(controller.interrupt, controller.preempt)
         with signals:
             controller.start()
@@ -88,7 +88,7 @@ def _finish(run: Run, phase: Phase, display: Display, config: RunConfig) -> None
         finish()
         return
     where, warning_s, timeout_s = run.storage.uri, config.hang_warning_s, config.storage_timeout_s
-    job = Background("lockstep-storage").submit(finish)
+    job = JobThread("lockstep-storage").submit(finish)
     try:
         left_s = timeout_s
         if warning_s is not None and (timeout_s is None or warning_s < timeout_s):

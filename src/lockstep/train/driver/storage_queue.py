@@ -10,8 +10,8 @@ from lockstep import settings
 from lockstep.config import RunConfig
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import LockstepError, StorageError
+from lockstep.jobs import JobThread
 from lockstep.retention import CheckpointRecord
-from lockstep.train.driver.background import Background
 from lockstep.train.driver.notes import unanswered_note
 from lockstep.train.record.run import Run
 
@@ -45,7 +45,7 @@ class StorageQueue:
         self._warn_once = warn_once
         self._warning_s = run_config.hang_warning_s
         self._timeout_s = run_config.storage_timeout_s
-        self._thread = Background("lockstep-storage")
+        self._thread = JobThread("lockstep-storage")
         self._last_job: Future[Any] | None = None
         self._sync_waits = False
         self._give_up: Callable[[str], None] = lambda why: None
@@ -79,7 +79,7 @@ class StorageQueue:
     def abandon(self) -> None:
         """Do not wait for what is under way, and start a new queue."""
         self._thread.abandon()
-        self._thread = Background("lockstep-storage")
+        self._thread = JobThread("lockstep-storage")
         self._last_job = None
         self._sync_waits = False
         self.abandoned = True

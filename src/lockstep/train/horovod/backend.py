@@ -18,7 +18,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class HorovodBackend(Backend):
-    """Rank 0 serves the rendezvous, a new one for each attempt, on a free port."""
+    """Rank 0 serves the rendezvous on a free port, a new one for each attempt."""
 
     def __init__(
         self, preload: tuple[str, ...], nics: tuple[str, ...], log_level: str, timeout_s: int
@@ -31,7 +31,7 @@ class HorovodBackend(Backend):
         self._thread: threading.Thread | None = None
 
     def announce(self, rank: int, address: str) -> Any:
-        """Rank 0 starts the server and says on which port."""
+        """On rank 0, start the server and announce its port."""
         gpus = settings.cuda_visible_devices()
         if rank != 0:
             return Place(address, None, gpus)
@@ -48,13 +48,13 @@ class HorovodBackend(Backend):
         return Place(address, self._server.server_address[1], gpus)
 
     def setup(self, wiring: Wiring) -> None:
-        """Set the variables; ``hvd.init()`` is the training function's."""
+        """Set the variables. The training function calls ``hvd.init()`` itself."""
         places: tuple[Place, ...] = wiring.announcements
         context = wiring.context
         layout = Layout([place.address for place in places])
         if self._server is not None:
-            # How many ranks have to be done with a scope before the server forgets it. They cannot
-            # be until this rank has joined them, so it is in time, though they may be running.
+            # How many ranks must finish a scope before the server deletes it. The other ranks may
+            # already run, but none can finish before this rank has joined, so this is in time.
             self._server.scope_size.update(layout.scope_sizes())
         rank = context.world_rank
         variables: dict[str, Any] = {
@@ -106,10 +106,10 @@ class HorovodBackend(Backend):
 
 
 def _handler() -> type[Any]:
-    """Horovod's handler, except that it counts the ranks that are done in each scope by itself.
+    """Return Horovod's handler with a separate count of finished ranks for each scope.
 
-    Horovod's forgets the counts of all scopes with the first one that is finished. When ranks are
-    not equally fast, addresses of a group that has ended then stay, for the next ``hvd.init()``.
+    Horovod's own handler drops the counts of all scopes when the first scope is finished. If some
+    ranks are slower, addresses of the ended group then remain for the next ``hvd.init()``.
     """
     from horovod.runner.http.http_server import OK, RendezvousHandler
 
@@ -133,7 +133,7 @@ def _handler() -> type[Any]:
 
 
 class Layout:
-    """Who shares a machine with whom, in Horovod's terms; ranks of one machine are neighbours."""
+    """Which ranks share a machine, in Horovod's terms."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses = addresses

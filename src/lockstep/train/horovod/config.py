@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.checks import is_number
 from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.horovod.backend import HorovodBackend
 
@@ -25,10 +26,10 @@ class HorovodConfig(BackendConfig):
         nics: names of the network interfaces that workers may use, in order of preference; by
             default loopback where all of them are on this machine.
         verbose: what Horovod logs: 0 errors, 1 warnings, 2 what it does, 3 and 4 more of it.
-        timeout_s: how long workers wait for each other in ``hvd.init()``, and later for one that
-            no longer answers. One that is only late to an operation is waited for.
-        key, ssh_port, ssh_identity_file, ssh_str, placement_group_timeout_s: what Horovod's own
-            launchers use; lockstep starts the workers itself, so giving one is an error.
+        timeout_s: how long workers wait for each other in ``hvd.init()``, and later for a worker
+            that no longer answers. A worker that is only late to an operation has no limit.
+        key, ssh_port, ssh_identity_file, ssh_str, placement_group_timeout_s: for Horovod's own
+            launchers. lockstep starts the workers itself, so each of them is an error.
     """
 
     nics: Iterable[str] | None = None
@@ -56,7 +57,7 @@ class HorovodConfig(BackendConfig):
                 f"{len(_LEVELS) - 1} (everything)."
             )
         seconds = self.timeout_s
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        number = is_number(seconds)
         if not number or not 0 < seconds < math.inf:
             raise ValueError(
                 f"HorovodConfig(timeout_s={seconds!r}): expected seconds, finite and above 0."
@@ -69,13 +70,13 @@ class HorovodConfig(BackendConfig):
                 )
 
     def make_backend(self) -> Backend:
-        """The backend to send to the workers."""
+        """Return the backend to send to the workers."""
         check_installed("HorovodTrainer")
         # The first optimizer of a process imports torch._dynamo, which takes seconds.
         torch = ("torch", "torch._dynamo", "horovod.torch") if _has_torch() else ()
-        ahead = (*torch, "horovod.runner.http.http_server", "lockstep.train.horovod")
+        preload = (*torch, "horovod.runner.http.http_server", "lockstep.train.horovod")
         seconds = math.ceil(self.timeout_s)
-        return HorovodBackend(ahead, tuple(self.nics or ()), _LEVELS[self.verbose], seconds)
+        return HorovodBackend(preload, tuple(self.nics or ()), _LEVELS[self.verbose], seconds)
 
 
 def check_installed(wanted_by: str) -> None:

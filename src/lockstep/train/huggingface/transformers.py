@@ -25,12 +25,12 @@ Trainer = TypeVar("Trainer")
 def prepare_trainer(trainer: Trainer) -> Trainer:
     """Check that the trainer trains across the run's workers; return the trainer.
 
-    Its datasets may be batches of a shard, ``get_dataset_shard(…).iter_torch_batches(…)``: they
-    are this worker's already, and taken as they come. Such a ``train_dataset`` goes on by itself
-    where a checkpoint was reported, so a resumed trainer skips nothing of it.
+    Its datasets may be batches of a shard, ``get_dataset_shard(…).iter_torch_batches(…)``, which
+    are used unchanged. Such a ``train_dataset`` resumes at the reported checkpoint by itself, so
+    a resumed trainer skips no batch of it.
 
     Raises:
-        RuntimeError: it sees another number of processes than the run has.
+        RuntimeError: the trainer sees another number of processes than the run has workers.
     """
     arguments: Any = getattr(trainer, "args", None)
     seen = getattr(arguments, "world_size", None)
@@ -105,7 +105,7 @@ class _Reporter:
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Keep what is logged for the next report."""
+        """Keep the logs for the next report."""
         self.metrics.update(logs or {})
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -118,7 +118,7 @@ class _Reporter:
         if api.local_rank() != 0 or not os.path.isdir(saved):
             api.report(metrics)
             return
-        # Links, beside the files where they are possible: only the name of the directory changes.
+        # Hard links beside the files if possible: only the directory's name differs.
         with tempfile.TemporaryDirectory(prefix=".report-", dir=args.output_dir) as directory:
             target = os.path.join(directory, self.CHECKPOINT_NAME)
             shutil.copytree(saved, target, copy_function=_link_or_copy)
@@ -126,7 +126,7 @@ class _Reporter:
 
 
 def _wait_for_all() -> None:
-    """Every rank writes some files of its own (its random state, its shard) into one directory."""
+    """Wait until every rank has written its files (random state, shard) into the directory."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -31,14 +31,14 @@ class WorkerEnvironment:
         return api.world_size()
 
     def set_world_size(self, size: int) -> None:
-        """Ignored: the run knows."""
+        """Ignore it: the run decides."""
 
     def global_rank(self) -> int:
         """This worker's rank among all."""
         return api.world_rank()
 
     def set_global_rank(self, rank: int) -> None:
-        """Ignored: the run knows."""
+        """Ignore it: the run decides."""
 
     def local_rank(self) -> int:
         """This worker's rank among those on its machine."""
@@ -53,7 +53,7 @@ class WorkerEnvironment:
         """Leaves the worker's variables as they are."""
 
 
-_THE_RUNS = ("process_group_backend", "timeout", "start_method")
+_SET_BY_THE_RUN = ("process_group_backend", "timeout", "start_method")
 
 
 class WorkerStrategy:
@@ -64,7 +64,7 @@ class WorkerStrategy:
     _environment: Any = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        unused = {name: options.pop(name) for name in _THE_RUNS if name in options}
+        unused = {name: options.pop(name) for name in _SET_BY_THE_RUN if name in options}
         if unused:
             given = ", ".join(f"{name}={value!r}" for name, value in unused.items())
             warnings.warn(
@@ -77,7 +77,7 @@ class WorkerStrategy:
 
     @property
     def cluster_environment(self) -> Any:
-        """Always lockstep's, whichever Lightning has found, once there is one."""
+        """Always lockstep's environment, whichever Lightning has found; None before that."""
         return self._environment
 
     @cluster_environment.setter
@@ -88,7 +88,7 @@ class WorkerStrategy:
 
     @property
     def root_device(self) -> Any:
-        """This worker's device, of those that Lightning has found."""
+        """This worker's device among the devices that Lightning has found."""
         device = self.parallel_devices[0]
         if device.type != "cuda":
             return device
@@ -102,10 +102,10 @@ class WorkerStrategy:
         return {"num_replicas": api.world_size(), "rank": api.world_rank()}
 
     def setup_environment(self) -> None:
-        """Take the run's process group.
+        """Use the run's process group.
 
         Raises:
-            RuntimeError: there are other workers, but no group with them.
+            RuntimeError: there are several workers, but no process group.
         """
         import torch.distributed as dist
 
@@ -153,8 +153,8 @@ class _Reporter:
     def _save(self, trainer: Any) -> Checkpoint | None:
         rank = api.world_rank()
         if trainer.world_size == 1 and rank != 0:
-            return None  # a trainer to itself: rank 0's is the run's
-        # All ranks save to the same path: a sharded checkpoint is written by all of them.
+            return None  # each rank trains alone: the run keeps rank 0's checkpoint
+        # All ranks save to the same path: each writes its part of a sharded checkpoint.
         directory = trainer.strategy.broadcast(_new_directory() if rank == 0 else None)
         os.makedirs(directory, exist_ok=True)
         trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
@@ -164,7 +164,7 @@ class _Reporter:
 
 
 def _new_directory() -> str:
-    # Beside the checkpoints where possible, so that it is moved there and not copied.
+    # Beside the checkpoints if possible, so that it is moved there instead of copied.
     parent = api.get_trial_dir()
     return tempfile.mkdtemp(
         prefix=f"{SNAPSHOT_PREFIX}lightning-", dir=parent if os.path.isdir(parent) else None
@@ -204,8 +204,8 @@ def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
         checkpoint is a directory with Lightning's own file, ``checkpoint.ckpt``.
 
         Args:
-            checkpoint_upload_mode: when to go on training, see ``report``; after the upload by
-                default.
+            checkpoint_upload_mode: when training continues, see ``report``; by default after the
+                upload.
         """
 
     made: dict[str, type] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep import settings
 from lockstep.checkpoint import Checkpoint
+from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
 from lockstep.errors import StorageError
@@ -22,6 +23,7 @@ from lockstep.records import RunRecords, existing_checkpoints, open_address, ope
 from lockstep.result import Result
 from lockstep.retention import CheckpointRecord, surplus
 from lockstep.run_layout import (
+    FORMAT_VERSION,
     JOURNAL_FILE,
     LOG_DIRECTORY,
     TRAINER_FILE,
@@ -153,7 +155,7 @@ class Run:
             )
         place.storage.make_directory("")
         header = {
-            "version": 1,
+            "version": FORMAT_VERSION,
             **place.identity,
             "trainer": trainer_name,
             "config": dict(config),
@@ -313,7 +315,7 @@ class Run:
         score = lead.score
         if score is None and attribute is not None:
             value = look_up(metrics, attribute)
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if is_number(value):
                 score = float(value)
         return CheckpointRecord(
             id=checkpoint_id,

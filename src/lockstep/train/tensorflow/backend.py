@@ -1,4 +1,4 @@
-"""TensorflowBackend: tells TensorFlow's strategies where the other workers are."""
+"""TensorflowBackend: gives TensorFlow's strategies the addresses of the workers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["TensorflowBackend"]
 
 
 class TensorflowBackend(Backend):
-    """Sets ``TF_CONFIG``, with a port for each worker that nobody else can take meanwhile.
+    """Sets ``TF_CONFIG``, with a reserved port for each worker.
 
-    TensorFlow is imported by each worker for itself: what it starts does not survive a fork. What
-    it needs besides, and what does, is imported ahead.
+    Each worker imports TensorFlow itself, because its threads do not survive a fork. The fork
+    server preloads only TensorFlow's dependencies that are safe to fork.
     """
 
     def __init__(self, preload: tuple[str, ...], variables: Mapping[str, str]) -> None:
@@ -28,13 +28,13 @@ class TensorflowBackend(Backend):
         self._reserved: socket.socket | None = None
 
     def environment(self) -> Mapping[str, str]:
-        """What the config has chosen, and ports that can be shared."""
+        """Return the config's variables, and the one that lets TensorFlow share a reserved port."""
         return {"TF_GRPC_REUSE_PORT": "true", **self._variables}
 
     def announce(self, rank: int, address: str) -> Any:
-        """Import TensorFlow, reserve a port and say where this worker will listen."""
-        # Here, because all ranks wait for each other next: one that asked for rank 0's server
-        # before it is up would ask again only a second later.
+        """Import TensorFlow, reserve a port, and announce the address of this worker."""
+        # Imported here, because all ranks wait for each other next: a rank that calls rank 0's
+        # server before it is up would retry only a second later.
         _import_tensorflow()
         # The strategy opens its server only inside the training function. Until then, and beside
         # it, this socket keeps the port: bound, never listening, and shared with this user's
@@ -57,14 +57,14 @@ class TensorflowBackend(Backend):
             os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
 
     def teardown(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None
 
 
 def _import_tensorflow() -> None:
-    """With the collector at rest: looking at all that is imported takes a quarter of the time."""
+    """Import with garbage collection off: collecting takes a quarter of the import."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -16,7 +16,7 @@ from lockstep.errors import CheckpointError
 __all__ = ["MODEL_FILE", "TensorflowCheckpoint"]
 
 MODEL_FILE = "model.keras"
-"""The file a model is kept in."""
+"""The file that contains the model."""
 
 _NAME_KEY = "_model_filename"
 _SAVED_MODEL = "saved_model.pb"
@@ -24,11 +24,11 @@ _WEIGHTS = ("model_weights", "model")
 
 
 class TensorflowCheckpoint(Checkpoint):
-    """A checkpoint with a whole Keras model, or a dict with its weights at ``"model_weights"``."""
+    """A checkpoint with a complete Keras model, or a dict with weights at ``"model_weights"``."""
 
     @classmethod
     def from_model(cls, model: Any) -> TensorflowCheckpoint:
-        """A checkpoint of the whole Keras model, its optimizer included, as it is now."""
+        """Return a checkpoint of the complete Keras model, with its optimizer."""
         if not callable(getattr(model, "save", None)):
             raise TypeError(f"TensorflowCheckpoint.from_model({model!r}): expected a Keras model.")
         with tempfile.TemporaryDirectory(prefix="lockstep-") as directory:
@@ -37,7 +37,7 @@ class TensorflowCheckpoint(Checkpoint):
 
     @classmethod
     def from_h5(cls, file_path: str | os.PathLike[str]) -> TensorflowCheckpoint:
-        """A checkpoint of a model that ``model.save("….h5")`` wrote."""
+        """Return a checkpoint of a model from ``model.save("….h5")``."""
         path = Path(file_path)
         if path.suffix != ".h5" or not path.is_file():
             raise ValueError(
@@ -50,7 +50,7 @@ class TensorflowCheckpoint(Checkpoint):
 
     @classmethod
     def from_saved_model(cls, dir_path: str | os.PathLike[str]) -> TensorflowCheckpoint:
-        """A checkpoint of a model that was saved as a SavedModel directory."""
+        """Return a checkpoint of a model that was saved as a SavedModel directory."""
         if not Path(dir_path, _SAVED_MODEL).is_file():
             raise ValueError(
                 f"TensorflowCheckpoint.from_saved_model({os.fspath(dir_path)!r}): expected a "
@@ -60,21 +60,21 @@ class TensorflowCheckpoint(Checkpoint):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> TensorflowCheckpoint:
-        """The same checkpoint, such as ``result.checkpoint``, with ``get_model``."""
+        """Return the same checkpoint, such as ``result.checkpoint``, with ``get_model``."""
         made = cls.__new__(cls)
         vars(made).update(vars(checkpoint))
         return made
 
     def get_model(self, model: Any = None) -> Any:
-        """The Keras model, loaded with the Keras it was saved with.
+        """Load the model with the version of Keras that saved it.
 
         Args:
-            model: where only weights were kept: the model to load them into, or a function that
-                makes it.
+            model: if the checkpoint has only weights, the model to load them into, or a function
+                that creates it.
 
         Raises:
-            ValueError: there are only weights, and no ``model`` to load them into.
-            CheckpointError: there is no model in this checkpoint.
+            ValueError: the checkpoint has only weights, and no ``model`` is given.
+            CheckpointError: the checkpoint has no model.
         """
         if self.is_dict:
             return self._with_weights(model)
@@ -104,11 +104,11 @@ class TensorflowCheckpoint(Checkpoint):
         return model
 
     def _model_name(self) -> str | None:
-        """The model's file, relative to the checkpoint; ``"."`` where it is all of it."""
+        """The model's file, relative to the checkpoint; ``"."`` if the model is the directory."""
         files = self.files()
-        told = self.get_metadata().get(_NAME_KEY)
-        if told in files:
-            return str(told)
+        recorded = self.get_metadata().get(_NAME_KEY)
+        if recorded in files:
+            return str(recorded)
         if _SAVED_MODEL in files:
             return "."
         return next((name for name in files if name.endswith((".keras", ".h5"))), None)
@@ -130,7 +130,7 @@ class TensorflowCheckpoint(Checkpoint):
 
 
 def _keras_for(path: str) -> Any:
-    """The Keras that can read the model: 2 and 3 do not read each other's."""
+    """Return the version of Keras that can read the model: 2 or 3."""
     if _major_version(path) >= 3:
         import keras
 

@@ -11,8 +11,8 @@ from lockstep.train.tensorflow.backend import TensorflowBackend
 
 __all__ = ["TensorflowConfig", "check_installed", "legacy_keras"]
 
-# What importing TensorFlow imports, without anything of its own: heavy, and safe to fork.
-_AHEAD = (
+# TensorFlow's heavy dependencies that are safe to fork.
+_PRELOAD = (
     "numpy",
     "pandas",
     "h5py",
@@ -32,16 +32,16 @@ _AHEAD = (
 
 @dataclass(frozen=True)
 class TensorflowConfig(BackendConfig):
-    """How TensorFlow is set up: there is nothing to choose, ports are free ones."""
+    """How TensorFlow is set up. There is nothing to choose: ports are chosen automatically."""
 
     def make_backend(self) -> Backend:
-        """The backend to send to the workers."""
+        """Return the backend to send to the workers."""
         check_installed("TensorflowTrainer")
-        ahead = tuple(name for name in _AHEAD if _is_installed(name.partition(".")[0]))
+        preload = tuple(name for name in _PRELOAD if _is_installed(name.partition(".")[0]))
         variables = {"TF_CPP_MIN_LOG_LEVEL": settings.tensorflow_log_level()}
         if legacy_keras():
             variables["TF_USE_LEGACY_KERAS"] = "1"
-        return TensorflowBackend(ahead, variables)
+        return TensorflowBackend(preload, variables)
 
 
 def check_installed(wanted_by: str) -> None:

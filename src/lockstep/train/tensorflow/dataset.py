@@ -8,10 +8,10 @@ __all__ = ["prepare_dataset_shard"]
 
 
 def prepare_dataset_shard(tf_dataset_shard: Any) -> Any:
-    """The dataset, marked as this worker's own share: no strategy splits it once more.
+    """Return the dataset, marked as this worker's shard: no strategy shards it again.
 
-    Without this ``MultiWorkerMirroredStrategy`` shards what it is given, and a worker that was
-    given its shard already would train on a part of it only.
+    Without this mark ``MultiWorkerMirroredStrategy`` shards every dataset: a worker that already
+    has its shard would train on only a part of it.
 
     Args:
         tf_dataset_shard: a ``tf.data.Dataset`` with this worker's rows.

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
+from lockstep.checks import is_int
 from lockstep.run_layout import SNAPSHOT_PREFIX
 from lockstep.train import api
 from lockstep.train.tensorflow.checkpoint import MODEL_FILE
@@ -30,10 +31,10 @@ _EVENTS = (
 
 
 class ReportCheckpointCallback:
-    """Reports what Keras logs, and a checkpoint of the model, at the events it is told.
+    """Reports Keras's logs, and a checkpoint of the model, at the given events.
 
-    An instance is a ``tf.keras.callbacks.Callback``, of the Keras that ``tf.keras`` is where the
-    instance is made. Make it inside the training function, and give it to ``model.fit`` on every
+    An instance is a ``tf.keras.callbacks.Callback`` of the version of Keras that is in use where
+    it is created. Create it inside the training function, and pass it to ``model.fit`` on every
     rank. The checkpoint is a directory with ``model.keras``;
     ``TensorflowCheckpoint.from_checkpoint(checkpoint).get_model()`` loads it.
 
@@ -68,13 +69,13 @@ class ReportCheckpointCallback:
         super().__init__()
 
     def _become_callback(self) -> None:
-        # Keras is chosen, and imported, no sooner than here; and it calls, and prepares logs for,
-        # only the hooks that a class has.
+        # Keras is chosen and imported only now. It prepares logs only for the hooks that a class
+        # has, so the class gets just those.
         cls: Any = type(self)
         self.__class__ = _on_keras(cls, self._report_on.union(self._every))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The class under Keras's is told again where it is loaded, maybe with another Keras.
+        # The class is built again where the object is loaded, maybe with another Keras.
         state = {name: value for name, value in vars(self).items() if name not in _OF_A_FIT}
         return _again, (type(self).__mro__[1], state)
 
@@ -100,7 +101,8 @@ class ReportCheckpointCallback:
 
     def _save_and_report(self, metrics: dict[str, Any]) -> None:
         # Every rank saves, because a strategy may have to combine variables across them for that;
-        # rank 0's is the run's. Beside the checkpoints where possible, so that it is moved there.
+        # only rank 0's is reported. Saved beside the checkpoints if possible, so that it is moved
+        # there instead of copied.
         parent = api.get_trial_dir()
         directory = tempfile.mkdtemp(
             prefix=f"{SNAPSHOT_PREFIX}keras-", dir=parent if os.path.isdir(parent) else None
@@ -117,7 +119,7 @@ class ReportCheckpointCallback:
 
 
 class Callback(ReportCheckpointCallback):
-    """The callback of earlier releases: at the events it is told, metrics and maybe a checkpoint.
+    """The callback of earlier releases: reports metrics, and maybe a checkpoint, at events.
 
     Args:
         metrics: see :class:`ReportCheckpointCallback`.
@@ -151,7 +153,7 @@ def _again(cls: type[ReportCheckpointCallback], state: dict[str, Any]) -> Report
 
 @cache
 def _on_keras(cls: Any, events: frozenset[str]) -> Any:
-    """The class over one with the hooks of these events, over Keras's own."""
+    """Return a subclass of ``cls`` and of Keras's callback, with hooks for these events."""
     check_installed("ReportCheckpointCallback")
     import tensorflow as tf
 
@@ -184,10 +186,10 @@ def _events(argument: str, given: str | Sequence[str]) -> list[str]:
 
 def _frequencies(given: int | Sequence[int], count: int, least: int) -> list[int]:
     every = [given] * count if isinstance(given, int) else list(given)
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= least for n in every)
+    whole = all(is_int(n) and n >= least for n in every)
     if not whole or len(every) != count or isinstance(given, bool):
         raise ValueError(
-            f"ReportCheckpointCallback(frequency={given!r}): expected a whole number above "
+            f"ReportCheckpointCallback(frequency={given!r}): expected an integer above "
             f"{least - 1}, or one for each of the {count} event(s) of checkpoint_on."
         )
     return every

@@ -29,7 +29,7 @@ class TensorflowTrainer(DataParallelTrainer):
     """Runs a TensorFlow training function on every worker, with ``TF_CONFIG`` set.
 
     Inside the function ``tf.distribute.MultiWorkerMirroredStrategy()`` spans the workers, and
-    ``tf.keras`` is Keras 2, the one that it works with.
+    ``tf.keras`` is Keras 2, which the strategy needs.
 
     Args:
         train_loop_per_worker: the training function, with no argument or one, the config.
@@ -79,20 +79,20 @@ class TensorflowTrainer(DataParallelTrainer):
         )
 
     def payload(self) -> TrainerPayload:
-        """Internal: also warns of a function that brings the driver's Keras to the workers."""
-        package = super().payload()
-        if not legacy_keras() or package.scaling.largest < 2:
-            return package
-        found = _KERAS_3.search(package.setup["function"])
+        """Internal: also warn about a training function that refers to the driver's Keras 3."""
+        payload = super().payload()
+        if not legacy_keras() or payload.scaling.largest < 2:
+            return payload
+        found = _KERAS_3.search(payload.setup["function"])
         if found is None:
-            return package
+            return payload
         text = (
             f"the training function uses Keras 3 ({found[0].decode()}), which tf.keras is in this "
             "process, and which MultiWorkerMirroredStrategy does not work with: import Keras "
             "inside the function, or set TF_USE_LEGACY_KERAS=1 before this process imports "
             "TensorFlow (0: Keras 3 is what you want)."
         )
-        return replace(package, warnings=[*package.warnings, text])
+        return replace(payload, warnings=[*payload.warnings, text])
 
     def _group_spec(self, engine: Engine, backend: Backend, scaling: ScalingPolicy) -> GroupSpec:
         spec = super()._group_spec(engine, backend, scaling)

@@ -10,11 +10,11 @@ from lockstep.train.torch.amp import (
 from lockstep.train.torch.checkpoint import TorchCheckpoint
 from lockstep.train.torch.config import TorchConfig
 from lockstep.train.torch.data_loader import prepare_data_loader
-from lockstep.train.torch.device import get_device, get_devices
 from lockstep.train.torch.model import prepare_model
 from lockstep.train.torch.profiler import TorchTensorboardProfilerCallback, TorchWorkerProfiler
 from lockstep.train.torch.reproducibility import enable_reproducibility
 from lockstep.train.torch.trainer import TorchTrainer
+from lockstep.train.worker.torch_device import get_device, get_devices
 
 __all__ = [
     "TorchCheckpoint",

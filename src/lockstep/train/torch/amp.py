@@ -1,6 +1,6 @@
 """Automatic mixed precision: ``accelerate``, ``prepare_optimizer``, ``backward``, ``unscale``.
 
-What ``accelerate`` chose holds for one run of the training function, in this worker.
+The choice made by ``accelerate`` holds in this worker, for one run of the training function.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockstep.train.torch.device import get_device
 from lockstep.train.torch.nested import map_leaves
 from lockstep.train.worker import session as sessions
+from lockstep.train.worker.torch_device import get_device
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +25,12 @@ __all__ = [
     "Acceleration",
     "accelerate",
     "acceleration",
+    "autocast_forward",
     "backward",
     "get_grad_scaler",
     "prepare_optimizer",
     "share_scaler",
     "unscale",
-    "wrap",
 ]
 
 _DTYPES = {
@@ -47,12 +47,12 @@ class Acceleration:
     """The mixed precision of one run."""
 
     dtype: torch.dtype | None = None
-    """What autocast computes in; None: no mixed precision."""
+    """The type in which autocast computes; None: no mixed precision."""
     scaler: torch.amp.GradScaler | None = None
     chosen: bool = False
     """Whether ``accelerate`` was called."""
     used_by: str | None = None
-    """The first helper that relied on it."""
+    """The first helper that depended on the choice."""
     stepped: bool = False
     """Whether an optimizer has stepped since the scaler was last updated."""
 
@@ -61,7 +61,7 @@ _by_session: weakref.WeakKeyDictionary[sessions.Session, Acceleration] = weakref
 
 
 def acceleration(user: str | None = None) -> Acceleration:
-    """What holds for the current run; ``user`` names the helper that goes by it from now on."""
+    """Return the current run's mixed precision; ``user`` names a helper that depends on it."""
     session = sessions.current()
     if session is None:
         return Acceleration()
@@ -80,12 +80,12 @@ def accelerate(amp: bool = False, amp_dtype: torch.dtype | str | None = None) ->
     Args:
         amp: whether to use mixed precision.
         amp_dtype: ``torch.float16`` or ``torch.bfloat16`` (or ``"fp16"``, ``"bf16"``). By default
-            float16 on a GPU, bfloat16 on a CPU, which is the only one there.
+            float16 on a GPU and bfloat16 on a CPU, which supports no other.
 
     Raises:
         RuntimeError: called a second time, after a ``prepare_…`` function, or outside a training
             function.
-        ValueError: this device does not train in that type.
+        ValueError: this device cannot train in that type.
     """
     if sessions.current() is None:
         raise RuntimeError("accelerate() was called outside a training function; call it in one.")
@@ -97,7 +97,7 @@ def accelerate(amp: bool = False, amp_dtype: torch.dtype | str | None = None) ->
         )
     if state.used_by is not None:
         raise RuntimeError(
-            f"accelerate() was called after {state.used_by}(), which goes by it; call it first."
+            f"accelerate() was called after {state.used_by}(), which depends on it; call it first."
         )
     if amp_dtype is not None and not amp:
         raise ValueError(f"accelerate(amp_dtype={amp_dtype!r}) needs amp=True.")
@@ -111,29 +111,29 @@ def accelerate(amp: bool = False, amp_dtype: torch.dtype | str | None = None) ->
     state.chosen = True
 
 
-def _dtype(wanted: torch.dtype | str | None, device: torch.device) -> torch.dtype:
+def _dtype(requested: torch.dtype | str | None, device: torch.device) -> torch.dtype:
     import torch
 
-    if wanted is None:
+    if requested is None:
         return torch.bfloat16 if device.type == "cpu" else torch.float16
-    dtype = getattr(torch, _DTYPES.get(wanted, "")) if wanted in _DTYPES else wanted
+    dtype = getattr(torch, _DTYPES.get(requested, "")) if requested in _DTYPES else requested
     if dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(
-            f"accelerate(amp_dtype={wanted!r}): expected torch.float16 or torch.bfloat16."
+            f"accelerate(amp_dtype={requested!r}): expected torch.float16 or torch.bfloat16."
         )
     if device.type == "cpu" and dtype is torch.float16:
         raise ValueError(
-            f"accelerate(amp_dtype={wanted!r}): a CPU trains in torch.bfloat16 only; "
+            f"accelerate(amp_dtype={requested!r}): a CPU trains in torch.bfloat16 only; "
             "leave amp_dtype out or give the worker a GPU."
         )
     return dtype
 
 
 def share_scaler(device: torch.device) -> None:
-    """Let the ranks skip a step together, where each has but a shard of the gradients to look at.
+    """Make all ranks skip the same steps, although each sees only a shard of the gradients.
 
-    ``DistributedDataParallel`` gives all of them the same, and the tensors of ``fully_shard`` see
-    to it by themselves.
+    Needed for ``FullyShardedDataParallel`` only: with ``DistributedDataParallel`` all ranks have
+    the same gradients, and the tensors of ``fully_shard`` agree by themselves.
     """
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
@@ -145,31 +145,32 @@ def share_scaler(device: torch.device) -> None:
 
 
 def prepare_optimizer(optimizer: _Optimizer) -> _Optimizer:
-    """Make the optimizer undo the scaling that ``backward`` applies, where there is one.
+    """Make the optimizer undo the scaling that ``backward`` applies, if any.
 
-    It is the same object: its state, parameter groups and schedulers are untouched. A step whose
-    gradients overflowed is skipped.
+    The same object is returned: its state, parameter groups and schedulers are unchanged. A step
+    whose gradients overflowed is skipped.
 
     Raises:
-        TypeError: it has no ``step``.
+        TypeError: the optimizer has no ``step``.
     """
     if not callable(getattr(optimizer, "step", None)):
         raise TypeError(f"prepare_optimizer({optimizer!r}): expected a torch.optim.Optimizer.")
     scaled = acceleration("prepare_optimizer").scaler is not None
     if scaled and not hasattr(optimizer.step, "_lockstep_unscaled"):
         step = _scaled_step(_Unscaled(optimizer))
-        # A bound method, as learning-rate schedulers expect.
+        # A bound method, as learning-rate schedulers expect. Replacing ``step`` on the object,
+        # instead of wrapping the object, keeps ``isinstance`` and every attribute as they are.
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     return optimizer
 
 
 def backward(loss: torch.Tensor) -> None:
-    """``loss.backward()``, scaled where mixed precision needs that.
+    """Call ``loss.backward()``, with a scaled loss where mixed precision needs it.
 
-    With float16, gradients are scaled between this and ``optimizer.step()``.
+    With float16, the gradients are scaled until ``optimizer.step()``.
 
     Raises:
-        TypeError: the loss is something else than a tensor, such as what ``item()`` returns.
+        TypeError: the loss is not a tensor, such as a number from ``item()``.
     """
     import torch
 
@@ -180,20 +181,20 @@ def backward(loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         return
     if state.stepped:
-        # Not in step(): a second optimizer's step belongs to the same scale.
+        # Updated here, not in step(): the step of a second optimizer needs the same scale.
         state.scaler.update()
         state.stepped = False
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
 
 def unscale(optimizer: torch.optim.Optimizer) -> None:
-    """Undo the scaling of the gradients now, to look at them or clip them before the step.
+    """Undo the scaling of the gradients now, to read or clip them before the step.
 
-    Call it after the last ``backward`` of a step; ``step`` does not do it again. Without scaling
-    (bfloat16, or no mixed precision) it does nothing, so that the same code runs everywhere.
+    Call it after the last ``backward`` of a step; ``step`` does not repeat it. Without scaling
+    (bfloat16, or no mixed precision) it does nothing, so the same code runs everywhere.
 
     Raises:
-        ValueError: the optimizer did not come from ``prepare_optimizer``.
+        ValueError: the optimizer was not passed through ``prepare_optimizer``.
     """
     scaler = acceleration("unscale").scaler
     if scaler is None:
@@ -208,20 +209,23 @@ def unscale(optimizer: torch.optim.Optimizer) -> None:
 
 
 def get_grad_scaler() -> torch.amp.GradScaler | None:
-    """What scales the loss, None where nothing does: its ``state_dict()`` belongs in a checkpoint
-    that is to go on exactly as before."""
+    """Return the object that scales the loss, or None.
+
+    Save its ``state_dict()`` in a checkpoint if training must resume exactly.
+    """
     state = acceleration("get_grad_scaler")
     if state.scaler is not None and state.stepped:
-        # A scale that is due for a change would be saved as it was.
+        # backward() updates the scale late, see there: a checkpoint needs the new scale.
         state.scaler.update()
         state.stepped = False
     return state.scaler
 
 
 class _Unscaled:
-    """The optimizer as a GradScaler sees it: with the step it had before.
+    """The optimizer with its original ``step``, for the GradScaler.
 
-    All else is the optimizer's own: a fused one unscales by itself, by what the scaler sets on it.
+    Everything else is the optimizer's own: a fused optimizer unscales gradients itself, with
+    attributes that the scaler sets on it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -242,19 +246,20 @@ def _scaled_step(unscaled: _Unscaled) -> Callable[..., Any]:
         state = acceleration()
         assert state.scaler is not None
         state.stepped = True
-        # The one of now: a model that is sharded later brings another.
+        # Read at each step: share_scaler() may have replaced the scaler.
         return state.scaler.step(unscaled, *args, **kwargs)  # type: ignore[arg-type]
 
-    # Among its attributes is the mark by which a scheduler made earlier knows its optimizer.
+    # The copied attributes include the mark that an existing scheduler has put on the step.
     vars(step).update(unscaled.step.__dict__, _lockstep_unscaled=unscaled)
     return step
 
 
-def wrap(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Make the model's ``forward`` compute under autocast, in place.
+def autocast_forward(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Make the model's ``forward`` run under autocast, in place.
 
-    The model gets a subclass of its class, which it sheds when it is pickled: what is saved loads
-    without lockstep. A model whose ``forward`` is an attribute, a compiled one, keeps its class.
+    The model's class becomes a subclass, but pickling names the original class: a saved model
+    loads without lockstep. A model whose ``forward`` is an attribute (a compiled model) keeps its
+    class.
     """
     if hasattr(type(model), "_lockstep_plain"):
         return
@@ -270,7 +275,8 @@ def _autocasting(plain: Any, device: torch.device, dtype: torch.dtype) -> type[A
         return _run(plain.forward, device, dtype, (self, *args), kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        # Protocol 1 names the class as an argument; later ones insist on the object's own.
+        # Protocol 1 has the class among the arguments, where it can be replaced; later protocols
+        # use the object's own class.
         function, arguments, *rest = plain.__reduce_ex__(self, 1)
         return (function, tuple(plain if value is made else value for value in arguments), *rest)
 
@@ -280,7 +286,7 @@ def _autocasting(plain: Any, device: torch.device, dtype: torch.dtype) -> type[A
         function, arguments, state = reduce(self, 1)
         copied = memo[id(self)] = function(*arguments)
         copied.__setstate__(copy.deepcopy(state, memo))
-        wrap(copied, device, dtype)
+        autocast_forward(copied, device, dtype)
         return copied
 
     members = {

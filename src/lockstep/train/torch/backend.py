@@ -1,4 +1,4 @@
-"""TorchBackend: wires ``torch.distributed`` between workers."""
+"""TorchBackend: connects workers with ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TorchBackend"]
 
 
 class TorchBackend(Backend):
-    """Initialises the default process group, over a store that rank 0 serves on a free port."""
+    """Initialises the default process group with a store that rank 0 serves on a free port."""
 
     # The first optimizer or DDP model of a process imports torch._dynamo, which takes seconds.
     preload = ("torch", "torch.distributed", "torch._dynamo", "lockstep.train.torch")
@@ -28,16 +28,16 @@ class TorchBackend(Backend):
         self._store: Any = None
 
     def announce(self, rank: int, address: str) -> Place:
-        """Rank 0 opens the store and says on which port."""
+        """On rank 0, open the store and announce its port."""
         if rank == 0 and self._url:
-            _forget_rendezvous(self._url)
+            _remove_rendezvous_file(self._url)
         port = None if rank != 0 or self._url else self._open_store(address)
         return Place(address, port, settings.cuda_visible_devices())
 
     def _open_store(self, address: str) -> int:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        # Bound here and handed over, so that no one else can take the port in between.
+        # Bound here and passed on, so that no other process can take the port in between.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.bind((address, 0))
         listener.listen()
@@ -53,15 +53,16 @@ class TorchBackend(Backend):
         return port
 
     def setup(self, wiring: Wiring) -> None:
-        """Set the usual variables and join the group."""
+        """Set torch's variables and join the group."""
         import torch
         import torch.distributed as dist
 
-        # Imported later, its functions' default arguments would hold this group for good.
+        # Imported now: its functions have the default group as default argument. An import after
+        # init_process_group would keep this group alive for the life of the process.
         import torch.distributed.nn
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        from lockstep.train.torch import device as devices
+        from lockstep.train.worker import torch_device as devices
 
         context = wiring.context
         variables = {
@@ -79,18 +80,19 @@ class TorchBackend(Backend):
             variables["MASTER_PORT"] = port
         os.environ.update({name: str(value) for name, value in variables.items()})
         if wiring.master_address == "127.0.0.1":
-            # Gloo looks up the host's name otherwise, which may be slow, wrong or unreachable.
+            # Otherwise Gloo resolves the host's name, which may be slow, wrong or unreachable.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
         threads = settings.omp_threads()
         if threads is not None:
-            torch.set_num_threads(threads)  # torch was imported before this worker had a share
+            # The fork server imported torch before this worker had its share of the CPUs.
+            torch.set_num_threads(threads)
         if wiring.use_gpu:
             devices.see_all(*machine_gpus(places, context.world_rank))
         use_cuda = wiring.use_gpu and torch.cuda.is_available()
         if use_cuda:
             torch.cuda.set_device(devices.own()[0])
         else:
-            # Accelerate (and with it Transformers) takes a group of CPU workers only when told.
+            # Accelerate, and so Transformers, uses a group of CPU workers only with this variable.
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         arguments: dict[str, Any] = {}
         if port is None:
@@ -108,11 +110,11 @@ class TorchBackend(Backend):
         )
 
     def teardown(self) -> None:
-        """Leave the group, and torch as it was."""
+        """Leave the group, and restore torch's settings."""
         import torch.distributed as dist
 
-        from lockstep.train.torch import device as devices
         from lockstep.train.torch import reproducibility
+        from lockstep.train.worker import torch_device as devices
 
         reproducibility.restore()
         devices.see_all([], [])
@@ -122,8 +124,8 @@ class TorchBackend(Backend):
         self._store = None
 
 
-def _forget_rendezvous(url: str) -> None:
-    """Remove a rendezvous' file: an attempt that failed has left it, with its addresses in it."""
+def _remove_rendezvous_file(url: str) -> None:
+    """Remove the file of a failed attempt, which has that attempt's addresses."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         Path(parts.path).unlink(missing_ok=True)

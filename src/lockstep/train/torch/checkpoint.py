@@ -25,16 +25,16 @@ _PREFIX = "module."
 class TorchCheckpoint(Checkpoint):
     """A dict checkpoint with the model, or its state dict, at ``"model"``.
 
-    Also reads a directory with a ``model.pt`` that ``torch.save`` wrote. Tensors are kept as CPU
-    tensors, without what ``DistributedDataParallel`` adds.
+    Also reads a directory with a ``model.pt`` from ``torch.save``. Tensors are stored as CPU
+    tensors, without the wrapper and prefix of ``DistributedDataParallel``.
     """
 
     @classmethod
     def from_model(cls, model: torch.nn.Module) -> TorchCheckpoint:
-        """A checkpoint of the whole model; where it is read its class must be importable.
+        """Return a checkpoint of the complete model; its class must be importable where it is read.
 
         Raises:
-            ValueError: this worker has but a shard of it.
+            ValueError: this worker has only a shard of the model.
         """
         import torch
 
@@ -50,10 +50,10 @@ class TorchCheckpoint(Checkpoint):
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Any]) -> TorchCheckpoint:
-        """A checkpoint of what ``model.state_dict()`` returned.
+        """Return a checkpoint of a state dict from ``model.state_dict()``.
 
         Raises:
-            ValueError: this worker has but a shard of it.
+            ValueError: this worker has only a shard of the model.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(
@@ -64,17 +64,17 @@ class TorchCheckpoint(Checkpoint):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> TorchCheckpoint:
-        """The same checkpoint, such as ``result.checkpoint``, with ``get_model``."""
+        """Return the same checkpoint, such as ``result.checkpoint``, with ``get_model``."""
         made = cls.__new__(cls)
         vars(made).update(vars(checkpoint))
         return made
 
     def get_model(self, model: torch.nn.Module | None = None) -> torch.nn.Module:
-        """The model. Where only a state dict was kept, it is loaded into ``model``, in place.
+        """Return the model. A state dict is loaded into ``model``, in place.
 
         Raises:
-            ValueError: there is only a state dict, and no ``model`` to load it into.
-            CheckpointError: there is no model in this checkpoint.
+            ValueError: the checkpoint has only a state dict, and no ``model`` is given.
+            CheckpointError: the checkpoint has no model.
         """
         import torch
 
@@ -82,8 +82,8 @@ class TorchCheckpoint(Checkpoint):
         if isinstance(saved, torch.nn.Module):
             if model is not None:
                 warnings.warn(
-                    "get_model(model=…): the checkpoint holds a whole model, which is returned; "
-                    "the given one is not used.",
+                    "get_model(model=…): the checkpoint has a complete model, which is returned; "
+                    "the given model is not used.",
                     stacklevel=2,
                 )
             return saved
@@ -117,9 +117,9 @@ def _without_prefix(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_shards(maker: str, state_dict: Mapping[str, Any]) -> None:
-    """Of the dicts of all ranks one is kept: the other ranks' shards would be lost."""
+    """Refuse shards: only one rank's dict is kept, so the other ranks' shards would be lost."""
     for name, value in state_dict.items():
-        # A DTensor or a ShardedTensor, whose modules are not the same in every torch.
+        # A DTensor or a ShardedTensor: where their modules are depends on torch's version.
         if hasattr(value, "full_tensor") or hasattr(value, "local_shards"):
             raise _shard_error(maker, name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lockstep.checks import is_number
 from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.torch.backend import TorchBackend
 
@@ -19,7 +20,7 @@ class TorchConfig(BackendConfig):
         backend: ``"gloo"``, ``"nccl"``, …; by default nccl with GPUs, gloo without.
         init_method: ``"env"`` or ``"tcp"`` (rank 0 listens on a free port), or a URL that
             ``torch.distributed`` takes, such as ``"file:///shared/rendezvous"``.
-        timeout_s: of the group's operations.
+        timeout_s: after how many seconds an operation of the group fails.
     """
 
     backend: str | None = None
@@ -36,13 +37,13 @@ class TorchConfig(BackendConfig):
                 f"TorchConfig(init_method={self.init_method!r}): expected 'env', 'tcp' or a URL."
             )
         seconds = self.timeout_s
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        number = is_number(seconds)
         if not number or not 0 < seconds < math.inf:
             raise ValueError(
                 f"TorchConfig(timeout_s={seconds!r}): expected seconds, finite and above 0."
             )
 
     def make_backend(self) -> Backend:
-        """The backend to send to the workers."""
+        """Return the backend to send to the workers."""
         url = self.init_method if "://" in self.init_method else None
         return TorchBackend(self.backend, url, self.timeout_s)

@@ -1,4 +1,4 @@
-"""``prepare_data_loader``: each worker's share of the data, on its device."""
+"""``prepare_data_loader``: each worker's shard of the data, on its device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.train import api
 from lockstep.train.torch import amp, reproducibility
-from lockstep.train.torch.device import get_device
 from lockstep.train.torch.nested import move, tensors_in
+from lockstep.train.worker.torch_device import get_device
 
 if TYPE_CHECKING:
     import torch
@@ -25,17 +25,17 @@ def prepare_data_loader(
     move_to_device: bool = True,
     auto_transfer: bool = True,
 ) -> DataLoader[Any]:
-    """A copy of the loader that yields this worker's share of the data, on this worker's device.
+    """Return a copy of the loader that yields this worker's shard, on this worker's device.
 
-    Every option of the loader is kept. What it shuffled stays shuffled, in another order at every
-    iteration; ``set_epoch(n)``, on the loader or on its sampler, chooses the order of the next. A
-    loader over an iterable dataset, or with a ``DistributedSampler``, keeps what it has.
+    Every option of the loader is kept. A loader that shuffles still does, in another order at every
+    iteration; ``set_epoch(n)``, on the loader or on its sampler, chooses the order of the next
+    iteration. A loader with an iterable dataset or a ``DistributedSampler`` keeps its samples.
 
     Args:
         data_loader: any ``DataLoader``.
         add_dist_sampler: whether to divide the data between the workers, if there are several.
-        move_to_device: whether to move the batches, of whatever nesting, to the device.
-        auto_transfer: on a GPU, move the next batch while this one is worked on.
+        move_to_device: whether to move the batches to the device; they may be nested.
+        auto_transfer: on a GPU, copy the next batch during the work on the current batch.
     """
     from torch.utils.data import DataLoader
 
@@ -46,7 +46,7 @@ def prepare_data_loader(
         return data_loader
     kind: type = type(data_loader)
     loader: DataLoader[Any] = object.__new__(_mixed(PreparedLoader, kind))
-    # Past DataLoader.__setattr__, which guards a loader in use: this copy is not in use yet.
+    # Bypasses DataLoader.__setattr__, which refuses changes to a loader that was constructed.
     fields = vars(loader)
     fields.update(vars(data_loader))
     fields["_iterator"] = None
@@ -59,20 +59,20 @@ def prepare_data_loader(
     if device is not None and device.type == "cpu":
         device = None
     if device is not None and auto_transfer and loader.num_workers > 0:
-        fields["pin_memory"] = True  # by the loader's own thread
+        fields["pin_memory"] = True  # the loader's own thread pins, not the training loop
     fields["_lockstep_device"] = device
-    fields["_lockstep_ahead"] = auto_transfer
+    fields["_lockstep_prefetches"] = auto_transfer
     return loader
 
 
 class PreparedLoader:
-    """Mixed into the class of a loader that was prepared; what it adds to a ``DataLoader``."""
+    """Mixed into the class of a prepared loader: what is added to a ``DataLoader``."""
 
     _lockstep_device: torch.device | None
-    _lockstep_ahead: bool
+    _lockstep_prefetches: bool
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next iteration; those after it count on from there."""
+        """Choose the order of the next iteration; later iterations count up from there."""
         loader: Any = self
         for part in (loader.sampler, loader.batch_sampler, loader.dataset):
             if hasattr(part, "set_epoch"):
@@ -86,16 +86,16 @@ class PreparedLoader:
         device = self._lockstep_device
         if device is None:
             return batches
-        if self._lockstep_ahead:
-            return _one_ahead(batches, device)
+        if self._lockstep_prefetches:
+            return _prefetch_to_device(batches, device)
         return (move(batch, device) for batch in batches)
 
 
 class _Epochs:
-    """Mixed into a DistributedSampler: every iteration of the loader is an epoch of its own."""
+    """Mixed into a DistributedSampler: every iteration of the loader is a new epoch."""
 
     epoch: int
-    _fresh = True
+    _fresh = True  # no iteration has used this epoch yet
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)  # type: ignore[misc]
@@ -108,7 +108,7 @@ class _Epochs:
 
 
 def _distributed(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What has to be replaced in a loader so that each worker gets its share."""
+    """Return the fields to replace in a loader so that each worker gets its shard."""
     from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
     if isinstance(loader.dataset, IterableDataset):
@@ -128,15 +128,15 @@ def _distributed(loader: DataLoader[Any]) -> dict[str, Any]:
             return {}
     if isinstance(sampler, DistributedSampler):
         return {}
-    share = _share(loader, sampler)
+    shard = _sampler(loader, sampler)
     if batches is None:
-        return {"sampler": share}
+        return {"sampler": shard}
     batch_size: int = batches.batch_size  # type: ignore[attr-defined]
     drop_last: bool = batches.drop_last  # type: ignore[attr-defined]
-    return {"sampler": share, "batch_sampler": BatchSampler(share, batch_size, drop_last)}
+    return {"sampler": shard, "batch_sampler": BatchSampler(shard, batch_size, drop_last)}
 
 
-def _share(loader: DataLoader[Any], sampler: Any) -> DistributedSampler[Any]:
+def _sampler(loader: DataLoader[Any], sampler: Any) -> DistributedSampler[Any]:
     from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
     shuffle = not isinstance(sampler, SequentialSampler)
@@ -167,7 +167,7 @@ def _share(loader: DataLoader[Any], sampler: Any) -> DistributedSampler[Any]:
 def _generator(seed: int) -> torch.Generator:
     import torch
 
-    # Of each rank's own: loaders' workers on two ranks must not draw the same augmentations.
+    # Differs by rank: loader processes of two ranks must not draw the same augmentations.
     return torch.Generator().manual_seed(seed + api.world_rank())
 
 
@@ -179,8 +179,11 @@ def _mixed(mixin: type, base: type) -> type[Any]:
 _END = object()
 
 
-def _one_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """The batches on the device; each transfer runs beside the work on the batch before it."""
+def _prefetch_to_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Yield the batches on the device, one transfer before they are needed.
+
+    A second CUDA stream copies the next batch while the training loop computes on its own stream.
+    """
     import torch
 
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -190,21 +193,23 @@ def _one_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         batch = next(batches, _END)
         if batch is _END:
             return _END
-        if not recorded:  # memory given back may still be worked on: no copy into it before
+        if not recorded:  # a freed batch may still be in use: do not copy into its memory yet
             stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             return move(batch, device, pin=True)
 
     batch = fetch()
     while batch is not _END:
-        working = torch.cuda.current_stream(device)
-        working.wait_stream(stream)
+        computing = torch.cuda.current_stream(device)
+        computing.wait_stream(stream)
         for tensor in tensors_in(batch):
             if tensor.is_cuda:
                 try:
-                    tensor.record_stream(working)  # its memory belongs to the other stream
-                except NotImplementedError:  # a sparse one
+                    # The allocator must not reuse the memory, which belongs to the copying
+                    # stream, before the computing stream is done with it.
+                    tensor.record_stream(computing)
+                except NotImplementedError:  # a sparse tensor
                     recorded = False
-        ahead = fetch()
+        following = fetch()
         yield batch
-        batch = ahead
+        batch = following

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.train import api
 from lockstep.train.torch import amp
-from lockstep.train.torch.device import get_device
+from lockstep.train.worker.torch_device import get_device
 
 if TYPE_CHECKING:
     import torch
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 __all__ = ["prepare_model", "unwrap_model"]
 
 _STRATEGIES = ("ddp", "fsdp", None)
-_UNSAID: Any = object()
+_NOT_GIVEN: Any = object()
 
 
 def prepare_model(
     model: torch.nn.Module,
     move_to_device: bool | torch.device = True,
-    wrap_ddp: bool | str | None = _UNSAID,
+    wrap_ddp: bool | str | None = _NOT_GIVEN,
     ddp_kwargs: Mapping[str, Any] | None = None,
     parallel_strategy: str | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
-    """Move the model to this worker's device and make it train together with the other workers'.
+    """Move the model to this worker's device, and train it in parallel with the other workers.
 
-    With one worker nothing is wrapped.
+    With one worker the model is not wrapped.
 
     Args:
-        model: the model; the same object comes back where nothing wraps it.
-        move_to_device: whether to move it, or a device to move it to.
-        wrap_ddp: ``False`` is an older ``parallel_strategy=None``; a strategy's name, or None, is
-            taken for one, so that the third argument means the same in every version of the API.
+        model: the model; returned itself if it is not wrapped.
+        move_to_device: whether to move the model, or the device to move it to.
+        wrap_ddp: ``False`` is the older form of ``parallel_strategy=None``. A strategy's name or
+            None is also accepted: the third argument is the strategy in newer versions of the API.
         ddp_kwargs: the older name of ``parallel_strategy_kwargs``.
         parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for
             ``fully_shard`` (FSDP2), or None.
-        parallel_strategy_kwargs: handed to the strategy. With those of
-            ``FullyShardedDataParallel``, such as ``auto_wrap_policy``, ``"fsdp"`` is that, as it is
-            where torch has no ``fully_shard``.
+        parallel_strategy_kwargs: arguments of the strategy. ``"fsdp"`` uses
+            ``FullyShardedDataParallel`` if one of these arguments, such as ``auto_wrap_policy``,
+            belongs to it, or if torch has no ``fully_shard``.
 
     Raises:
-        TypeError: it is no model.
-        ValueError: the strategy is unknown, or older and newer arguments contradict.
+        TypeError: ``model`` is not a ``torch.nn.Module``.
+        ValueError: the strategy is unknown, or older and newer arguments contradict each other.
     """
     import torch
 
@@ -57,7 +57,7 @@ def prepare_model(
     if device is not None:
         model = model.to(device)
     if precision.dtype is not None:
-        amp.wrap(model, device or get_device(), precision.dtype)
+        amp.autocast_forward(model, device or get_device(), precision.dtype)
     if api.world_size() == 1:
         return model
     if strategy == "ddp":
@@ -68,7 +68,7 @@ def prepare_model(
 
 
 def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside of ``DistributedDataParallel``, or the model itself."""
+    """Return the model inside ``DistributedDataParallel``, or the model itself."""
     from torch.nn.parallel import DistributedDataParallel
 
     while isinstance(model, DistributedDataParallel):
@@ -92,7 +92,7 @@ def _strategy(
 ) -> tuple[str | None, dict[str, Any]]:
     if isinstance(wrap_ddp, str):
         strategy, kwargs, ddp_kwargs = wrap_ddp, kwargs or ddp_kwargs, None
-        wrap_ddp = _UNSAID
+        wrap_ddp = _NOT_GIVEN
     if strategy not in _STRATEGIES:
         raise ValueError(
             f"prepare_model(parallel_strategy={strategy!r}): expected 'ddp', 'fsdp' or None."
@@ -104,8 +104,8 @@ def _strategy(
         )
     if ddp_kwargs and kwargs:
         raise ValueError(
-            "prepare_model() got ddp_kwargs and parallel_strategy_kwargs, two names of the same; "
-            "give the second only."
+            "prepare_model() got ddp_kwargs and parallel_strategy_kwargs, two names of one "
+            "argument; give only the second."
         )
     if ddp_kwargs and strategy == "fsdp":
         raise ValueError(
@@ -130,14 +130,14 @@ def _fsdp(model: torch.nn.Module, device: torch.device, options: dict[str, Any])
     from torch.distributed import fsdp
 
     older = fsdp.FullyShardedDataParallel
-    wants_older = options.keys() & inspect.signature(older).parameters.keys()
-    if wants_older or not hasattr(fsdp, "fully_shard"):  # which came with torch 2.6
+    needs_older = options.keys() & inspect.signature(older).parameters.keys()
+    if needs_older or not hasattr(fsdp, "fully_shard"):  # new in torch 2.6
         amp.share_scaler(device)
         return older(model, **{"device_id": device, **options})
     from torch.distributed.device_mesh import init_device_mesh
 
     if "mesh" not in options:
-        # torch would take the GPU's, even for workers that were given none.
+        # The default mesh is on GPUs, also for workers that have none.
         options["mesh"] = init_device_mesh(device.type, (api.world_size(),))
     fsdp.fully_shard(model, **options)  # in place
     return model

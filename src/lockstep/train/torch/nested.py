@@ -1,4 +1,4 @@
-"""Batches and outputs of any shape: applies a function to what is inside of containers."""
+"""Nested batches and outputs: applies a function to every leaf of their containers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["map_leaves", "move", "tensors_in"]
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any], stop: Callable[[Any], bool]) -> Any:
-    """The same containers with ``change(leaf)`` in them; the original is not touched.
+    """Return the same containers with ``change(leaf)`` in them; the original is not changed.
 
-    Containers are mappings, lists, tuples, named tuples and dataclasses, unless ``stop`` says that
-    one is a leaf. Their classes are kept.
+    Containers are mappings, lists, tuples, named tuples and dataclasses, unless ``stop`` returns
+    True for one: then it is a leaf. The containers' classes are kept.
     """
     if stop(value):
         return change(value)
     if isinstance(value, Mapping):
         items = {key: map_leaves(inner, change, stop) for key, inner in value.items()}
-        # torch.compile follows this into plain containers, but not into copy().
+        # torch.compile can trace plain containers, but not copy().
         if type(value) is dict or not isinstance(value, MutableMapping):
             return items
         copied: Any = copy.copy(value)
@@ -44,17 +44,17 @@ def map_leaves(value: Any, change: Callable[[Any], Any], stop: Callable[[Any], b
         copied = copy.copy(value)
         for field in dataclasses.fields(value):
             inner = map_leaves(getattr(value, field.name), change, stop)
-            object.__setattr__(copied, field.name, inner)  # also where it is frozen
+            object.__setattr__(copied, field.name, inner)  # works for frozen ones, too
         return copied
     return change(value)
 
 
 def move(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
-    """The batch on a device: its tensors, and whatever else has a ``to`` method.
+    """Return the batch on a device: its tensors, and other objects with a ``to`` method.
 
     Args:
-        batch: anything; what cannot be moved stays as it is.
-        device: where to.
+        batch: anything; leaves that cannot be moved stay unchanged.
+        device: the target.
         pin: copy tensors to pinned memory first, so that the transfer is asynchronous.
     """
     import torch
@@ -68,7 +68,7 @@ def move(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
         if _has_to(leaf):
             try:
                 return leaf.to(device, non_blocking=True)
-            except TypeError:  # a method of the user's own, without that option
+            except TypeError:  # the user's own method, without that option
                 return leaf.to(device)
         return leaf
 
@@ -76,7 +76,7 @@ def move(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Every tensor in the containers, and in the attributes of objects that have ``to``."""
+    """Return every tensor in the containers, and in the attributes of objects with ``to``."""
     import torch
 
     found: list[torch.Tensor] = []

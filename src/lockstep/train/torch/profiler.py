@@ -1,4 +1,4 @@
-"""Traces of ``torch.profiler``, kept with the run in ``pytorch_profiler/``."""
+"""Traces of ``torch.profiler``, stored in the run directory's ``pytorch_profiler/``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchTensorboardProfilerCallback", "TorchWorkerProfiler"]
 
-"""Where in the run directory the traces are; TensorBoard's profiler plugin reads it."""
-
 _kept: weakref.WeakKeyDictionary[sessions.Session, Counter[str]] = weakref.WeakKeyDictionary()
-"""How many traces of a name this run has: a profile without steps is always at its first."""
+"""How many traces of each name this run has. A profile without steps always has step 0."""
 
 
 class TorchWorkerProfiler:
-    """Keeps this worker's traces: ``torch.profiler.profile(on_trace_ready=p.trace_handler)``.
+    """Stores this worker's traces: ``torch.profiler.profile(on_trace_ready=p.trace_handler)``.
 
     Args:
-        trace_dir: keep them here instead of in the run directory.
+        trace_dir: where to store them; by default in the run directory.
     """
 
     def __init__(self, trace_dir: str | None = None) -> None:
@@ -36,7 +34,7 @@ class TorchWorkerProfiler:
         self._outside: Counter[str] = Counter()
 
     def trace_handler(self, profile: torch.profiler.profile) -> None:
-        """Keep the trace that the profiler has ready."""
+        """Store the trace that the profiler has ready."""
         session = sessions.current()
         rank = 0 if session is None else session.context.world_rank
         stem = f"worker_{rank}_epoch_{profile.step_num}"
@@ -49,8 +47,8 @@ class TorchWorkerProfiler:
             profile.export_chrome_trace(str(Path(self._trace_dir, name)))
         elif session is None:
             raise RuntimeError(
-                "TorchWorkerProfiler keeps traces with a run, and there is none outside a training "
-                "function; give it a trace_dir."
+                "TorchWorkerProfiler stores traces with a run, and outside a training function "
+                "there is none; give it a trace_dir."
             )
         else:
             with tempfile.TemporaryDirectory() as directory:
@@ -60,7 +58,7 @@ class TorchWorkerProfiler:
         self._names.append(name)
 
     def get_and_clear_profile_traces(self) -> dict[str, Any]:
-        """The names of the traces since the last call, as a metric to report."""
+        """Return the names of the traces since the last call, as a metric to report."""
         names, self._names = self._names, []
         return {"profiler_traces": names}
 
@@ -74,5 +72,5 @@ class TorchTensorboardProfilerCallback(Callback):
     def on_trial_start(
         self, iteration: int, trials: Any, trial: TrialSnapshot, **info: Any
     ) -> None:
-        """Notes the run directory."""
+        """Record the run directory."""
         self.logdir = Path(trial.path, TRACE_DIRECTORY)

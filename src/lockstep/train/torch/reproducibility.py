@@ -1,4 +1,4 @@
-"""``enable_reproducibility``: as little chance as PyTorch allows."""
+"""``enable_reproducibility``: seeds, and deterministic algorithms where PyTorch has them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,29 @@ from numbers import Integral
 __all__ = ["enable_reproducibility", "restore", "seed"]
 
 _TOO_LARGE = 2**62
-"""torch takes 64 bits; ranks and epochs are added to a seed."""
+"""torch takes 64 bits, and ranks and epochs are added to the seed."""
 
 _seed: int | None = None
 _undo: list[Callable[[], object]] = []
 
 
 def enable_reproducibility(seed: int = 0) -> None:
-    """Make runs repeat each other. Call it at the top of the training function.
+    """Make runs repeatable. Call it at the top of the training function.
 
-    Seeds torch, numpy and ``random`` in the same way on every worker, as well as the loaders that
-    are prepared afterwards, with their worker processes; has torch use deterministic algorithms
-    only. That may be slower, and an operation that has none raises. PyTorch does not promise equal
-    results across its versions, platforms, or a CPU and a GPU.
+    Seeds torch, numpy and ``random`` equally on every worker, and the data loaders that are
+    prepared afterwards with their worker processes. Makes torch use only deterministic algorithms:
+    that may be slower, and an operation without one raises. PyTorch does not promise equal results
+    across its versions, across platforms, or between CPU and GPU.
 
     Raises:
-        ValueError: the seed is no whole number, or too large for torch.
+        ValueError: the seed is not an integer, or too large for torch.
     """
     global _seed
     import numpy
     import torch
 
     if isinstance(seed, bool) or not isinstance(seed, Integral) or abs(seed) >= _TOO_LARGE:
-        raise ValueError(
-            f"enable_reproducibility(seed={seed!r}): expected a whole number below 2**62."
-        )
+        raise ValueError(f"enable_reproducibility(seed={seed!r}): expected an integer below 2**62.")
     seed = int(seed)
     _keep_for_restore()
     torch.manual_seed(seed)
@@ -43,18 +41,18 @@ def enable_reproducibility(seed: int = 0) -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-    # Read when a CUDA context opens its first cuBLAS handle; without it, cuBLAS operations raise.
+    # cuBLAS reads this when a CUDA context first uses it; without it, its operations raise.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     _seed = seed
 
 
 def seed() -> int | None:
-    """The seed that was chosen; None without ``enable_reproducibility``."""
+    """Return the seed; None without ``enable_reproducibility``."""
     return _seed
 
 
 def restore() -> None:
-    """Put torch's switches back: an in-process run leaves its process as it was."""
+    """Restore torch's settings: an in-process run must not change its process."""
     global _seed
     while _undo:
         _undo.pop()()

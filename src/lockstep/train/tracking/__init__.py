@@ -1,4 +1,4 @@
-"""Tracking from inside the training function: connect, begin the run, end it, on rank 0."""
+"""Tracking from inside the training function: open the tracker's run on rank 0, and close it."""
 
 from __future__ import annotations
 

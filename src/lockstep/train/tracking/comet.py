@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.trackers.comet import comet_arguments, end_experiment, open_experiment
 from lockstep.trackers.credentials import check_comet_key, read_key, require
-from lockstep.trackers.values import Outcome, parameters_in, run_key
+from lockstep.trackers.values import Outcome, flat_parameters, run_key
 from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
 
 __all__ = ["setup_comet"]
@@ -24,28 +24,28 @@ def setup_comet(
     rank_zero_only: bool = True,
     **experiment_kwargs: Any,
 ) -> Any:
-    """Begin this run at Comet, or go on with it after a restart.
+    """Create this run's experiment at Comet, or resume it after a restart.
 
-    Returns Comet's experiment, and on the other ranks a stand-in that does nothing. Its key is made
-    from the trial's id. It is ended when the training function ends, with how that went in its
-    ``status``, unless you call ``end()`` yourself.
+    Returns Comet's experiment, and on the other ranks a stand-in that does nothing. The key is made
+    from the trial's id. When the training function ends, the experiment is ended and its
+    ``status`` is the outcome, unless you have called ``end()`` yourself.
 
     Args:
         config: logged as parameters.
         online: False writes an archive for ``comet upload`` instead.
-        api_key, api_key_file: the key; without: ``COMET_API_KEY``, or what ``comet login`` stored.
+        api_key, api_key_file: the key; by default ``COMET_API_KEY``, or that of ``comet login``.
         tags: added to the experiment.
         rank_zero_only: False gives every rank an experiment of its own.
         **experiment_kwargs: for Comet, such as ``project_name``, ``workspace`` and, offline,
-            ``offline_directory``; else those of its ``ExperimentConfig``.
+            ``offline_directory``; all others are arguments of ``ExperimentConfig``.
 
     Raises:
         ImportError: comet_ml is not installed.
         TypeError: Comet does not know an argument.
-        ValueError: there is no key, and one is needed.
+        ValueError: a key is needed, and there is none.
     """
     require("comet_ml", "comet", "setup_comet()")
-    parameters = parameters_in(checked_config(config, "setup_comet"))
+    parameters = flat_parameters(checked_config(config, "setup_comet"))
     if isinstance(tags, str):
         raise TypeError(f"setup_comet(tags={tags!r}): expected a list.")
     named = comet_arguments("setup_comet", experiment_kwargs)
@@ -64,7 +64,7 @@ def setup_comet(
     experiment = open_experiment(
         online=online,
         key=run_key(worker.experiment_name or "", worker.trial_id) if worker.trial_id else None,
-        goes_on=worker.restarted,
+        exists=worker.restarted,
         api_key=key,
         **arguments,
     )

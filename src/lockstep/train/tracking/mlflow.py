@@ -34,27 +34,27 @@ def setup_mlflow(
     tags: Mapping[str, Any] | None = None,
     rank_zero_only: bool = True,
 ) -> Any:
-    """Connect to MLflow and begin this run there, or go on with it after a restart.
+    """Connect to MLflow and create this run there, or resume it after a restart.
 
     Returns the ``mlflow`` module, with the run active, and on the other ranks a stand-in that does
-    nothing. The run is ended when the training function ends, with how that went, unless you call
-    ``mlflow.end_run()`` yourself.
+    nothing. When the training function ends, the run is ended with the outcome as its status,
+    unless you have called ``mlflow.end_run()`` yourself.
 
     Args:
         config: logged as parameters.
-        tracking_uri, registry_uri: the server or store; MLflow's own defaults without.
-        experiment_id, experiment_name: the id counts if both are given; MLflow's default
-            experiment without.
+        tracking_uri, registry_uri: the server or store; MLflow's own defaults if None.
+        experiment_id, experiment_name: if both are given, the id is used; if neither is, MLflow's
+            default experiment.
         tracking_token: sets ``MLFLOW_TRACKING_TOKEN`` in this worker.
-        artifact_location: where the artifacts of an experiment go that is made here.
-        run_name: the trial's name without.
-        create_experiment_if_not_exists: make the experiment if there is none of that name.
+        artifact_location: where artifacts go, if the experiment is created here.
+        run_name: by default the trial's name.
+        create_experiment_if_not_exists: create the experiment if it does not exist.
         tags: set on the run.
         rank_zero_only: False gives every rank a run of its own.
 
     Raises:
         ImportError: mlflow is not installed.
-        ValueError: there is no such experiment, or no login for ``databricks``.
+        ValueError: the experiment does not exist, or there is no login for ``databricks``.
     """
     require("mlflow", "mlflow", "setup_mlflow()")
     parameters = mlflow_parameters(checked_config(config, "setup_mlflow"))
@@ -89,7 +89,7 @@ def setup_mlflow(
         )
     else:
         run = mlflow.start_run(run_id=earlier.info.run_id)
-    # A parameter cannot change in MLflow: what an earlier attempt has logged stays.
+    # MLflow's parameters cannot change: those that an earlier attempt logged stay.
     known = {} if earlier is None else earlier.data.params
     new = {key: value for key, value in parameters.items() if key not in known}
     if new:
@@ -99,10 +99,10 @@ def setup_mlflow(
     def finish(outcome: Outcome) -> None:
         active = mlflow.active_run()
         if active is None or active.info.run_id != run_id:
-            return  # the function has ended it
+            return  # the training function has ended the run
         status = MLFLOW_STATUS[outcome]
-        # MLflow keeps the active run for each thread; once the server has answered, ending it here
-        # does not hang.
+        # set_terminated may hang, so it runs in another thread. The active run belongs to this
+        # thread, so end_run must run here; it does not hang once the server has answered.
         if within_time(lambda: client.set_terminated(run_id, status), "MLflow"):
             mlflow.end_run(status)
 

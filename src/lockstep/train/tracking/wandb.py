@@ -21,21 +21,21 @@ def setup_wandb(
     rank_zero_only: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Begin this run at Weights & Biases, or go on with it after a restart.
+    """Create this run at Weights & Biases, or resume it after a restart.
 
-    Returns the wandb run, and on the other ranks a stand-in that does nothing. Its id is the
-    trial's. It is finished when the training function ends, with how that went, unless you call
-    ``finish()`` yourself.
+    Returns the wandb run, and on the other ranks a stand-in that does nothing. The run's id is the
+    trial's id. When the training function ends, the run is finished with the outcome as its exit
+    code, unless you have called ``finish()`` yourself.
 
     Args:
         config: the run's config.
-        api_key, api_key_file: the key; without: ``WANDB_API_KEY``, or what ``wandb login`` stored.
+        api_key, api_key_file: the key; by default ``WANDB_API_KEY``, or that of ``wandb login``.
         rank_zero_only: False gives every rank a run of its own.
         **kwargs: for ``wandb.init``, such as ``project``, ``mode="offline"``, ``dir``.
 
     Raises:
         ImportError: wandb is not installed.
-        ValueError: there is no key, and one is needed.
+        ValueError: a key is needed, and there is none.
     """
     require("wandb", "wandb", "setup_wandb()")
     described = checked_config(config, "setup_wandb")

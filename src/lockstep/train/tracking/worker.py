@@ -1,4 +1,4 @@
-"""What the helpers share: who this worker is to a tracker, a silent stand-in, a bounded end."""
+"""What the ``setup_…`` helpers share: the worker's identity, a silent stand-in, a bounded end."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["StandIn", "Tracked", "checked_config", "tracked_worker", "within_tim
 
 
 class StandIn:
-    """Takes every call and does nothing: what the ranks get that do not log.
+    """Accepts every call and does nothing. Ranks that do not log get one.
 
-    ``with`` works, attributes and items can be read, called and set, and it is false.
+    ``with`` works; attributes and items can be read, called and set; it is false.
     """
 
     def __getattr__(self, name: str) -> StandIn:
         if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)  # copy, pickle and the like ask for protocols
+            raise AttributeError(name)  # copy and pickle look for their protocols
         return self
 
     def __setattr__(self, name: str, value: object) -> None:
         pass
 
     def __call__(self, *args: Any, **kwargs: Any) -> StandIn:
-        """Nothing happens."""
+        """Do nothing."""
         return self
 
     def __getitem__(self, key: object) -> StandIn:
@@ -57,13 +57,13 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Tracked:
-    """This worker as a tracker sees it. Outside a training function nothing has a name."""
+    """This worker's identity for a tracker. Outside a training function every name is None."""
 
     trial_id: str | None = None
     name: str | None = None
     experiment_name: str | None = None
     restarted: bool = False
-    """An earlier attempt may have begun the tracker's run."""
+    """An earlier attempt may have created the tracker's run."""
 
     def at_end(self, finish: Callable[[Outcome], None]) -> None:
         """Call ``finish`` when the training function has ended."""
@@ -73,7 +73,7 @@ class Tracked:
 
 
 def tracked_worker(rank_zero_only: bool) -> Tracked | None:
-    """Who this worker is, None if it is not to log."""
+    """Return this worker's identity; None if this rank does not log."""
     session = sessions.current()
     if session is None:
         return Tracked()
@@ -90,10 +90,10 @@ def tracked_worker(rank_zero_only: bool) -> Tracked | None:
 
 
 def checked_config(config: Mapping[str, Any] | None, caller: str) -> dict[str, Any]:
-    """The config as a dict.
+    """Return the config as a dict.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the config is not a dict.
     """
     if config is not None and not isinstance(config, Mapping):
         raise TypeError(f"{caller}(config={config!r}): expected a dict.")
@@ -101,9 +101,9 @@ def checked_config(config: Mapping[str, Any] | None, caller: str) -> dict[str, A
 
 
 def within_time(action: Callable[[], None], tracker: str) -> bool:
-    """Do what may hang on a network, but wait for it no longer than for a callback.
+    """Run an action that may hang on the network, with the time limit of callbacks.
 
-    Says what went wrong, once, in this worker's output; True if nothing did.
+    Returns True if it succeeded; otherwise the worker prints what went wrong.
     """
     problems: list[str] = []
 

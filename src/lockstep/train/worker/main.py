@@ -20,6 +20,7 @@ from lockstep.train.function import config_like, takes_config
 from lockstep.train.protocol import Exit, Failed, Finished, Hello, Interrupted, Launch, WorkerSetup
 from lockstep.train.worker import session as sessions
 from lockstep.train.worker.shards import Shards
+from lockstep.train.worker.torch_device import get_device
 
 __all__ = ["main"]
 
@@ -76,7 +77,7 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
         launch.checkpoint,
         launch.reported,
         pickle.loads(setup.faults) if setup.faults else None,
-        Shards(setup.datasets, context.world_rank, context.world_size, launch.positions)
+        Shards(setup.datasets, context.world_rank, context.world_size, launch.positions, get_device)
         if setup.datasets
         else None,
     )

@@ -19,6 +19,7 @@ from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import Channel
 from lockstep.error_record import pack_error
 from lockstep.errors import CheckpointError, StopTraining
+from lockstep.jobs import JobThread
 from lockstep.metrics import normalise
 from lockstep.records import address_from
 from lockstep.run_layout import snapshot_prefix
@@ -42,9 +43,11 @@ from lockstep.train.protocol import (
 )
 from lockstep.train.reduction import check_reduce
 from lockstep.train.worker.shards import Shards
-from lockstep.train.worker.uploads import Uploader
 
 __all__ = ["Session", "activate", "current"]
+
+MAX_UPLOADS = 2
+"""How many uploads may run or wait in the background; the next report waits."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -71,7 +74,7 @@ class Session:
         self._storage = storage
         self._score_attribute = score_attribute
         self._faults = faults
-        self._uploader = Uploader(self._upload_failed)
+        self._uploads = JobThread("lockstep-upload", MAX_UPLOADS, self._upload_failed)
         self._lock = threading.Lock()
         self._number = 0
         self._stopped = False
@@ -179,7 +182,7 @@ class Session:
 
     def finish(self) -> bool:
         """Wait for uploads; False if one failed (and has been reported)."""
-        return self._uploader.drain()
+        return self._uploads.drain()
 
     def _check_process(self, caller: str) -> None:
         if os.getpid() != self._pid:
@@ -259,7 +262,7 @@ class Session:
                 job = partial(self._upload, order, source, True, fingerprints)
         # Sent before the upload begins: the driver must not get ``Saved`` before ``Snapshotted``.
         self._channel.send(Snapshotted(order.name))
-        self._uploader.submit(job)
+        self._uploads.submit(job)
 
     def _may_take(self, checkpoint: Checkpoint) -> bool:
         committed = (self.checkpoint, *(known for known, _ in self.reported_checkpoints))
@@ -322,7 +325,7 @@ class Session:
             _remove_empty(checkpoint)
         return Checkpoint(aside)
 
-    def _upload_failed(self, error: Exception) -> None:
+    def _upload_failed(self, error: BaseException) -> None:
         self._channel.send(Failed(pack_error(error)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep.train.protocol import DataReport
@@ -15,7 +15,14 @@ __all__ = ["Shards"]
 
 
 class Shards:
-    """One worker's shards of the trainer's datasets."""
+    """One worker's shards of the trainer's datasets.
+
+    Args:
+        plans: dataset → its pickled plan.
+        rank, world_size: which worker this is.
+        positions: dataset → where to resume; None: at the beginning.
+        device: returns this worker's device, for ``iter_torch_batches(device="auto")``.
+    """
 
     def __init__(
         self,
@@ -23,11 +30,13 @@ class Shards:
         rank: int,
         world_size: int,
         positions: Mapping[str, Any] | None,
+        device: Callable[[], Any] | None = None,
     ) -> None:
         self._plans = plans
         self._rank = rank
         self._world_size = world_size
         self._positions = positions or {}
+        self._device = device
         self._shards: dict[str, DataShard] = {}
         self._waited_s = 0.0
 
@@ -49,7 +58,7 @@ class Shards:
             plan, split = pickle.loads(self._plans[name])
             rank, size = (self._rank, self._world_size) if split else (0, 1)
             shard = plan.resized(size).shard(rank, self._positions.get(name))
-            shard.auto_device = _own_device
+            shard.auto_device = self._device
             self._shards[name] = shard
         return self._shards[name]
 
@@ -66,9 +75,3 @@ class Shards:
         share = (waited - self._waited_s) / seconds if seconds > 0 else 0.0
         self._waited_s = waited
         return DataReport(positions, round(min(max(share, 0.0), 1.0), 4))
-
-
-def _own_device() -> Any:
-    from lockstep.train.torch import get_device
-
-    return get_device()

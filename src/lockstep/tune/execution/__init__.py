@@ -1,4 +1,4 @@
-"""Running an experiment's trials: which starts next, when it stops, how its run ends."""
+"""Running an experiment's trials: which one starts next, when it stops, how its run ends."""
 
 from __future__ import annotations
 

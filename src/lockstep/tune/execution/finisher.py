@@ -1,4 +1,4 @@
-"""Putting runs away in threads, so that copying and flushing hold no other trial up."""
+"""Finishing runs in threads, so that copying and flushing delay no other trial."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _THREADS = 4
 
 
 class RunFinisher:
-    """Ends runs whose workers are gone. Used from the loop's thread; its own do the work.
+    """Finishes runs whose workers have ended. Called from the loop's thread, works in its own.
 
     Attributes:
-        uploading: trial id → the run that is being copied to remote storage; what becomes of the
-            trial is settled after that.
+        uploading: trial id → the trial whose run is being copied to remote storage. Its outcome is
+            applied after that.
     """
 
     def __init__(
@@ -43,28 +43,28 @@ class RunFinisher:
         self.uploading: dict[str, RunningTrial] = {}
 
     @property
-    def under_way(self) -> bool:
-        """Whether there is something that the loop will hear of."""
+    def busy(self) -> bool:
+        """Whether a job is in progress whose end the loop waits for."""
         return bool(self.uploading or self._finishing)
 
-    def upload(self, live: RunningTrial, then: Callable[[], None]) -> None:
-        """Copy a run to remote storage, close it, and call ``then``."""
-        self.uploading[live.trial.trial_id] = live
+    def upload(self, ended: RunningTrial, then: Callable[[], None]) -> None:
+        """Copy a run to remote storage, close it, and call ``then`` in the loop's thread."""
+        self.uploading[ended.trial.trial_id] = ended
 
         def done(problem: str | None) -> None:
-            del self.uploading[live.trial.trial_id]
-            self._notices.problem(live.trial, problem)
+            del self.uploading[ended.trial.trial_id]
+            self._notices.problem(ended.trial, problem)
             then()
 
         def upload() -> None:
-            problem = live.put_away()
+            problem = ended.flush_and_close()
             self._loop.call_soon(lambda: done(problem))
 
         # The last rows have to be in the trackers' files before these are copied.
         self._callbacks.after_files(lambda: self.submit(upload))
 
     def finish(self, trial: Trial) -> None:
-        """Let the run of a trial that is not running say that it has finished."""
+        """Record the end of the run of a trial that is over and not running."""
         self._finishing += 1
 
         def done(problem: str | None) -> None:
@@ -81,11 +81,11 @@ class RunFinisher:
 
         self.submit(finish)
 
-    def submit(self, call: Callable[[], object]) -> None:
-        """Call it in a thread."""
-        with suppress(RuntimeError):  # everything is being put away
-            self._threads.submit(call)
+    def submit(self, job: Callable[[], object]) -> None:
+        """Call a function in a thread."""
+        with suppress(RuntimeError):  # after shutdown()
+            self._threads.submit(job)
 
     def shutdown(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the jobs in progress."""
         self._threads.shutdown()

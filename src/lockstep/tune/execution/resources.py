@@ -1,4 +1,4 @@
-"""What trials share: CPUs and GPUs, counted once for trials and their workers together."""
+"""The CPUs and GPUs that trials share, counted once for trials and their workers together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """What one trial takes: all of its workers at once."""
+    """What one trial needs for all of its workers."""
 
     workers: int = 1
     cpus: float = 1.0
@@ -36,49 +36,54 @@ class ResourceRequest:
 class Allocation:
     """What a running trial holds."""
 
-    need: ResourceRequest
+    request: ResourceRequest
     gpus: tuple[str, ...]
     """The devices, worker by worker."""
 
 
 @dataclass
 class ResourcePool:
-    """Hands out shares. A trial gets all it needs or nothing, so none waits half started.
+    """Allocates to a trial all that it requests, or nothing: no trial waits half started.
 
-    What needs more than there is runs alone, if it has the GPUs.
+    A request for more than the pool has is allocated when no other trial runs.
     """
 
     cpus: float
     gpus: Sequence[str] = ()
     _used_cpus: float = 0.0
     _used_gpus: dict[str, float] = field(default_factory=dict)
-    _shares: int = 0
+    _allocations: int = 0
 
-    def too_large(self, need: ResourceRequest) -> bool:
-        """Whether it is more than the whole machine."""
-        return need.total_cpus > self.cpus + _ROUNDING or self._devices(need, empty=True) is None
+    def too_large(self, request: ResourceRequest) -> bool:
+        """Whether the request is for more than the complete pool."""
+        too_many_cpus = request.total_cpus > self.cpus + _ROUNDING
+        return too_many_cpus or self._devices(request, {}) is None
 
-    def take(self, need: ResourceRequest) -> Allocation | None:
-        """A share, None if it does not fit now."""
-        devices = self._devices(need)
-        alone = self._shares == 0
-        if not alone and (
-            self._used_cpus + need.total_cpus > self.cpus + _ROUNDING or devices is None
-        ):
+    def fits(self, request: ResourceRequest) -> bool:
+        """Whether ``take`` would return an allocation now."""
+        if self._allocations == 0:
+            return True
+        if self._used_cpus + request.total_cpus > self.cpus + _ROUNDING:
+            return False
+        return self._devices(request, self._used_gpus) is not None
+
+    def take(self, request: ResourceRequest) -> Allocation | None:
+        """Allocate; None if the request does not fit now."""
+        if not self.fits(request):
             return None
-        share = Allocation(need, tuple(devices or ()))
-        self._shares += 1
-        self._used_cpus += need.total_cpus
-        for device in share.gpus:
-            self._used_gpus[device] = self._used_gpus.get(device, 0.0) + min(need.gpus, 1.0)
-        return share
+        allocation = Allocation(request, tuple(self._devices(request, self._used_gpus) or ()))
+        self._allocations += 1
+        self._used_cpus += request.total_cpus
+        for device in allocation.gpus:
+            self._used_gpus[device] = self._used_gpus.get(device, 0.0) + min(request.gpus, 1.0)
+        return allocation
 
-    def give_back(self, share: Allocation) -> None:
-        """It is free again."""
-        self._shares -= 1
-        self._used_cpus -= share.need.total_cpus
-        for device in share.gpus:
-            self._used_gpus[device] -= min(share.need.gpus, 1.0)
+    def give_back(self, allocation: Allocation) -> None:
+        """Free an allocation."""
+        self._allocations -= 1
+        self._used_cpus -= allocation.request.total_cpus
+        for device in allocation.gpus:
+            self._used_gpus[device] -= min(allocation.request.gpus, 1.0)
 
     def __str__(self) -> str:
         text = f"{self._used_cpus:g}/{self.cpus:g} CPUs"
@@ -86,11 +91,11 @@ class ResourcePool:
             text += f", {sum(self._used_gpus.values()):g}/{len(self.gpus)} GPUs"
         return text
 
-    def _devices(self, need: ResourceRequest, *, empty: bool = False) -> list[str] | None:
-        """A device for each whole GPU of each worker, None if there are too few."""
-        used = {} if empty else dict(self._used_gpus)
-        each = min(need.gpus, 1.0)
-        count = need.workers * (int(need.gpus) if need.gpus >= 1 else bool(need.gpus))
+    def _devices(self, request: ResourceRequest, used: dict[str, float]) -> list[str] | None:
+        """A device for each GPU, or part of one, of each worker; None if too few are free."""
+        used = dict(used)
+        each = min(request.gpus, 1.0)
+        count = request.workers * (int(request.gpus) if request.gpus >= 1 else bool(request.gpus))
         chosen: list[str] = []
         for device in self.gpus:
             while len(chosen) < count and used.get(device, 0.0) + each <= 1 + _ROUNDING:

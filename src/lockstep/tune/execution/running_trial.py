@@ -1,7 +1,8 @@
-"""A trial whose run is under way: its controller, what it holds, and how its run is put away."""
+"""Trials whose runs are in progress: their controllers, what they hold, how their runs end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from lockstep.config import StopCondition
@@ -13,10 +14,10 @@ from lockstep.train.driver.failure import WorkerFailure, describe, error_records
 from lockstep.train.record.run import Run
 from lockstep.train.trainer import TrainerPayload
 from lockstep.tune.execution.listener import TrialListener
-from lockstep.tune.execution.resources import Allocation
+from lockstep.tune.execution.resources import Allocation, ResourcePool
 from lockstep.tune.experiment.trial import Trial
 
-__all__ = ["Outcome", "RunningTrial"]
+__all__ = ["Outcome", "RunningTrial", "RunningTrials"]
 
 Outcome = Literal["TERMINATED", "ERROR", "PAUSED", "UNFINISHED"]
 
@@ -25,19 +26,21 @@ class RunningTrial:
     """One trial's run, from its start to its end.
 
     Attributes:
-        stopped: it was told to stop for good: by a condition, the scheduler or the budget.
-        pausing: it was told to stop for now.
-        error: what it failed of, where its run does not call that a failure.
+        stopped: the trial ends at its next report: a condition, the scheduler or the budget.
+        pausing: the trial pauses at its next report.
+        error: why the trial failed, where its run does not count that as a failure.
     """
 
-    def __init__(self, trial: Trial, run: Run, share: Allocation, listener: TrialListener) -> None:
+    def __init__(
+        self, trial: Trial, run: Run, allocation: Allocation, listener: TrialListener
+    ) -> None:
         self.trial = trial
         self.run = run
-        self.share = share
+        self.allocation = allocation
         self.listener = listener
         self.controller: Controller | None = None
         self.payload: TrainerPayload | None = None
-        """Holds the tables that its workers have mapped."""
+        """Kept alive here, because the workers have mapped its tables."""
         self.stop_condition: StopCondition | None = None
         self.stopped = False
         self.pausing = False
@@ -45,20 +48,20 @@ class RunningTrial:
 
     @property
     def phase(self) -> Phase:
-        """Where its run is."""
+        """The phase of the run."""
         assert self.controller is not None
         return self.controller.state.phase
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left to do in it."""
+        """Whether the controller has nothing left to do."""
         return self.controller is not None and self.controller.ended
 
     def outcome(self, *, leave_unfinished: bool) -> Outcome:
-        """What becomes of the trial, now that its run has ended.
+        """The trial's outcome, after its run has ended.
 
-        A run that was interrupted is unfinished where the experiment is to go on later, and over
-        where it was stopped on purpose.
+        The trial of an interrupted run is unfinished if the experiment can be restored later, and
+        terminated if it was stopped on purpose.
         """
         if self.phase is Phase.FAILED or self.error is not None:
             return "ERROR"
@@ -71,15 +74,15 @@ class RunningTrial:
         return "UNFINISHED" if leave_unfinished else "TERMINATED"
 
     def why_failed(self) -> str:
-        """In one sentence."""
+        """Why the trial failed, in one sentence."""
         if self.error is not None:
             return self.error
         assert self.controller is not None
         state = self.controller.state
         return describe(state.failures, state.attempt, state.world_size)
 
-    def fail(self) -> None:
-        """Its function raised KeyboardInterrupt in its worker, which nobody had asked for."""
+    def fail_by_interrupt(self) -> None:
+        """Record a failure: the worker was interrupted, and not by the driver."""
         error = LockstepError(
             "the training function raised KeyboardInterrupt, or its process got a SIGINT; Ctrl-C "
             "belongs to the driver, so raise another exception to let a trial fail."
@@ -92,12 +95,12 @@ class RunningTrial:
             self.run.record_failure(state.attempt, error_records(failures), self.error, retry=False)
         except LockstepError as worse:
             self.error = f"{self.error} ({worse})"
-        self.listener.failed()
+        self.listener.mark_failed()
 
-    def write_end(self, outcome: Outcome) -> str | None:
-        """The last line of its journal; returns what went wrong. ``put_away`` does the rest.
+    def record_end(self, outcome: Outcome) -> str | None:
+        """Write the last line of the run's journal; returns what went wrong.
 
-        What may go on keeps a checkpoint to go on from.
+        ``flush_and_close`` must follow. A run that may resume keeps a checkpoint to resume from.
         """
         phase = self.phase
         if outcome == "TERMINATED":
@@ -110,10 +113,13 @@ class RunningTrial:
             not_cleared = self.run.end(phase.value, flush=False)
         except LockstepError as error:
             return str(error)
-        return None if not_cleared is None else f"Could not clear away checkpoints: {not_cleared}"
+        return None if not_cleared is None else f"Could not delete old checkpoints: {not_cleared}"
 
-    def put_away(self) -> str | None:
-        """Flush, copy to remote storage, close; returns what went wrong. In any thread."""
+    def flush_and_close(self) -> str | None:
+        """Flush the run, copy it to remote storage and close it; returns what went wrong.
+
+        In any thread.
+        """
         try:
             self.run.flush()
             self.run.finish_copy()
@@ -124,7 +130,57 @@ class RunningTrial:
         return None
 
     def close(self) -> None:
-        """Kill what is left of it. Idempotent."""
+        """Kill the workers and close the run. Idempotent."""
         if self.controller is not None:
             self.controller.close()
         self.run.close()
+
+
+class RunningTrials:
+    """Every running trial, and the pool from which each holds an allocation.
+
+    Args:
+        pool: the resources that the trials share.
+        limit: how many trials may run at the same time; None: as many as fit.
+    """
+
+    def __init__(self, pool: ResourcePool, limit: int | None) -> None:
+        self.pool = pool
+        self._limit = limit
+        self._trials: dict[str, RunningTrial] = {}
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def __iter__(self) -> Iterator[RunningTrial]:
+        return iter(self._trials.values())
+
+    def get(self, trial_id: str) -> RunningTrial | None:
+        """The running trial with this id."""
+        return self._trials.get(trial_id)
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether no other trial may start, whatever it requests."""
+        return self._limit is not None and len(self._trials) >= self._limit
+
+    def controllers(self) -> list[Controller]:
+        """The controllers of all trials."""
+        return [each.controller for each in self if each.controller is not None]
+
+    def add(self, running: RunningTrial) -> None:
+        """A trial starts, with its allocation."""
+        self._trials[running.trial.trial_id] = running
+
+    def remove(self, running: RunningTrial) -> None:
+        """A trial's run has ended: free the allocation."""
+        del self._trials[running.trial.trial_id]
+        assert running.controller is not None
+        running.controller.close()
+        self.pool.give_back(running.allocation)
+
+    def close(self) -> None:
+        """Kill the workers that are left."""
+        for running in self:
+            running.close()
+        self._trials.clear()

@@ -1,4 +1,4 @@
-"""Making trials and opening their runs: new, gone on with, or failed before they began."""
+"""Creating trials and opening their runs: new ones, resumed ones, and ones that cannot start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.run_layout import run_directory
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.failure import WorkerFailure, describe, error_records
 from lockstep.train.record.run import Run, RunPlace
-from lockstep.tune.execution.adopt import adopt_checkpoint
+from lockstep.tune.execution.donor import copy_donor_checkpoint
 from lockstep.tune.execution.launch import Launcher
 from lockstep.tune.experiment.experiment import Experiment
 from lockstep.tune.experiment.trial import Trial
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["TrialStarter"]
 
-_DIRECTORY_TAG = 100
+_MAX_TAG = 100
+"""How many characters of the tag are in the directory's name."""
 
 
 class TrialStarter:
-    """Makes trials of one experiment. Used from the loop's thread.
+    """Creates the trials of one experiment and opens their runs. Used from the loop's thread.
 
     Args:
-        exploits: trial id → the checkpoint of another trial that it is to go on from.
+        donor_checkpoints: trial id → the other trial's checkpoint from which the trial will
+            continue. The donor's run keeps that checkpoint until the trial has copied it.
     """
 
     def __init__(
@@ -41,16 +43,16 @@ class TrialStarter:
         launcher: Launcher,
         tune_config: TuneConfig,
         space: Mapping[str, Any],
-        exploits: dict[str, str],
+        donor_checkpoints: dict[str, str],
     ) -> None:
         self._experiment = experiment
         self._launcher = launcher
         self._config = tune_config
         self._space = space
-        self._exploits = exploits
+        self._donor_checkpoints = donor_checkpoints
 
     def new_trial(self, index: int, config: dict[str, Any]) -> Trial:
-        """A trial with a place of its own; it is in the journal."""
+        """Create a trial: choose its directory, and record it in the journal."""
         trial = Trial(
             self._experiment.trial_id(index),
             index,
@@ -61,76 +63,74 @@ class TrialStarter:
             directory="",
             path="",
         )
-        self.place(trial)
+        self.choose_directory(trial)
         self._experiment.record_trial(trial)
         return trial
 
-    def place(self, trial: Trial) -> None:
-        """Choose its directory."""
+    def choose_directory(self, trial: Trial) -> None:
+        """Choose the directory of a trial's run.
+
+        Raises:
+            ValueError: the user's function returned something that is no name.
+            LockstepError: the user's function raised.
+        """
         creator = self._config.trial_dirname_creator
         if creator is not None:
-            wanted = _asked("trial_dirname_creator", creator, trial)
-            if not wanted or wanted.strip(".") == "" or "/" in wanted or "\0" in wanted:
+            name = _created_name("trial_dirname_creator", creator, trial)
+            if not name or name.strip(".") == "" or "/" in name or "\0" in name:
                 raise ValueError(
-                    f"TuneConfig(trial_dirname_creator=…) returned {wanted!r}; return the name of "
+                    f"TuneConfig(trial_dirname_creator=…) returned {name!r}; return the name of "
                     "a directory, without slashes."
                 )
         else:
-            tag = trial.experiment_tag[:_DIRECTORY_TAG]
-            wanted = run_directory(trial.trainable_name, trial.trial_id, tag)
-        trial.directory = self._experiment.free_directory(wanted, trial.trial_id)
+            tag = trial.experiment_tag[:_MAX_TAG]
+            name = run_directory(trial.trainable_name, trial.trial_id, tag)
+        trial.directory = self._experiment.free_directory(name, trial.trial_id)
         trial.path = self._experiment.storage.path(trial.directory)
 
     def source(self, checkpoint: Checkpoint, trials: Sequence[Trial]) -> str:
-        """``<directory of a trial>/<name>``: how this experiment calls a trial's checkpoint.
+        """A trial's checkpoint as ``<directory of the trial>/<name of the checkpoint>``.
 
         Raises:
-            ValueError: it is no trial's.
+            ValueError: the checkpoint belongs to no trial.
         """
         storage = self._experiment.storage
         path = str(checkpoint.path)
         inside = path.removeprefix(storage.path("").rstrip("/") + "/")
         if inside != path and inside.partition("/")[0] in {one.directory for one in trials}:
             return inside
-        # One that was never uploaded may lie somewhere else.
+        # A checkpoint that was never uploaded may be anywhere on this machine.
         for donor in trials:
             if donor.checkpoint is checkpoint:
                 place = address_from(storage.child(donor.directory), checkpoint)
                 return f"{donor.directory}/{place.removeprefix('./')}"
         raise ValueError(f"exploit({checkpoint!r}): it is not the newest checkpoint of a trial.")
 
-    def change(self, trial: Trial, config: Mapping[str, Any], source: str | None) -> None:
-        """Let a trial that is being paused go on with this config, from that checkpoint.
-
-        The run that has it keeps it until then.
-        """
+    def replace_config(self, trial: Trial, config: Mapping[str, Any], source: str | None) -> None:
+        """Let a trial that is being paused continue with this config, from a donor's checkpoint."""
         self._experiment.record_exploit(trial, config, source)
         trial.config = dict(config)
         trial.evaluated_params = evaluated_params(self._space, config)
         if source is not None:
-            self._exploits[trial.trial_id] = source
+            self._donor_checkpoints[trial.trial_id] = source
 
-    def release(self, trial: Trial) -> str | None:
-        """It waits for no other trial's checkpoint any more; returns for which it did."""
-        return self._exploits.pop(trial.trial_id, None)
-
-    def waits_for(self, trial: Trial) -> str | None:
-        """The other trial's checkpoint that it is to go on from."""
-        return self._exploits.get(trial.trial_id)
+    def release_donor(self, trial: Trial) -> str | None:
+        """The donor need not keep a checkpoint for the trial any more; returns which it kept."""
+        return self._donor_checkpoints.pop(trial.trial_id, None)
 
     def open_run(self, trial: Trial) -> Run:
-        """Its run: begun, or gone on with from its newest checkpoint."""
+        """Open a trial's run: a new one, or the earlier one with its newest checkpoint."""
         if not trial.begun:
             creator = self._config.trial_name_creator
             name = str(trial)
             if creator is not None:
-                name = _asked("trial_name_creator", creator, trial)
+                name = _created_name("trial_name_creator", creator, trial)
             return self._begin_run(trial, name)
         run = self._reopen_run(trial)
-        source = self.waits_for(trial)
+        source = self._donor_checkpoints.get(trial.trial_id)
         if source is not None:
             try:
-                adopt_checkpoint(run, self._experiment.storage, source)
+                copy_donor_checkpoint(run, self._experiment.storage, source)
             except BaseException:
                 run.close()
                 raise
@@ -149,18 +149,18 @@ class TrialStarter:
         return self._protected(run, trial)
 
     def _protected(self, run: Run, trial: Trial) -> Run:
-        """A run that keeps what other trials are to go on from."""
-        directory, wanted = trial.directory, self._exploits
+        """Let a run keep the checkpoints from which other trials will continue."""
+        directory, donor_checkpoints = trial.directory, self._donor_checkpoints
 
         def is_protected(record: CheckpointRecord) -> bool:
-            name = record.name.removeprefix("./")  # as ``source`` calls it
-            return f"{directory}/{name}" in tuple(wanted.values())
+            name = record.name.removeprefix("./")  # as in ``source``
+            return f"{directory}/{name}" in tuple(donor_checkpoints.values())
 
         run.is_protected = is_protected
         return run
 
     def finish_run(self, trial: Trial) -> None:
-        """A trial is over that is not running: its run says that it has finished. In any thread."""
+        """Record the end of the run of a trial that is over and not running. In any thread."""
         run = self._reopen_run(trial)
         try:
             run.end(Phase.FINISHED.value)
@@ -169,7 +169,7 @@ class TrialStarter:
             run.close()
 
     def record_failure(self, trial: Trial, run: Run | None, error: Exception) -> None:
-        """A trial that could not start is a run all the same, with its error."""
+        """Record the error of a trial that could not start, in a run of its own or in ``run``."""
         if run is None:
             run = self._reopen_run(trial) if trial.begun else self._begin_run(trial, str(trial))
         try:
@@ -182,7 +182,7 @@ class TrialStarter:
             run.close()
 
 
-def _asked(name: str, creator: Callable[[Trial], str], trial: Trial) -> str:
+def _created_name(name: str, creator: Callable[[Trial], str], trial: Trial) -> str:
     try:
         return str(creator(trial))
     except Exception as error:

@@ -1,44 +1,114 @@
-"""Asking what users may write themselves: searchers, schedulers, stoppers, functions of a trial."""
+"""Calls of code that users may write: searchers, schedulers, stoppers, naming functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lockstep.tune.experiment.trial import Trial
+from lockstep.tune.schedulers import TrialScheduler
+from lockstep.tune.schedulers.trial_scheduler import TuneController
 from lockstep.tune.search import Searcher
 
-__all__ = ["GuardedCalls", "checked_choice", "checked_suggestion"]
+__all__ = ["UserCalls"]
 
 
-class GuardedCalls:
-    """Calls them. One that raises ends the experiment, which may be gone on with later.
+class UserCalls:
+    """Calls user code. The first exception in it ends the experiment, which can be restored.
 
     Args:
-        give_up: called with what happened, in a few words.
+        searcher, scheduler: both are called through this object only.
+        tune_controller: what the scheduler is given.
+        abandon: called with the reason, in a few words, when user code has raised.
 
     Attributes:
-        failure: what the first of them raised.
-        culprit: which of them that was.
+        failure: the first exception.
+        culprit: the code that raised it.
     """
 
-    def __init__(self, give_up: Callable[[str], None]) -> None:
-        self._give_up = give_up
+    def __init__(
+        self,
+        searcher: Searcher,
+        scheduler: TrialScheduler,
+        tune_controller: TuneController,
+        abandon: Callable[[str], None],
+    ) -> None:
+        self._searcher = searcher
+        self._scheduler = scheduler
+        self._controller = tune_controller
+        self._abandon = abandon
+        self._searcher_name = f"the searcher {type(searcher).__name__}"
+        self._scheduler_name = f"the scheduler {type(scheduler).__name__}"
         self.failure: Exception | None = None
         self.culprit = ""
 
-    def __call__(self, whom: str, question: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer, None if there is none because it raised."""
+    def guard(self, culprit: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's result; None if it raised."""
         try:
-            return question(*arguments)
+            return function(*arguments)
         except Exception as error:
             if self.failure is None:
-                self.failure, self.culprit = error, whom
-            self._give_up(f"{self.culprit} raised {type(error).__name__}")
+                self.failure, self.culprit = error, culprit
+            self._abandon(f"{self.culprit} raised {type(error).__name__}")
             return None
 
+    def suggest(self, trial_id: str) -> Any:
+        """The searcher's next config, ``Searcher.FINISHED``, or None for nothing now."""
+        suggest = self._searcher.suggest
+        return self.guard(self._searcher_name, lambda: _checked_suggestion(suggest(trial_id)))
 
-def checked_suggestion(suggestion: Any) -> Any:
-    """What ``suggest`` returned, if it is something it may return."""
+    def complete_config(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        """The config with the scheduler's own values."""
+        completed: dict[str, Any] | None = self.guard(
+            self._scheduler_name, self._scheduler.complete_config, config
+        )
+        return completed
+
+    def choose_trial(self) -> Trial | None:
+        """The trial that the scheduler wants to run next."""
+        choose = self._scheduler.choose_trial_to_run
+        chosen: Trial | None = self.guard(
+            self._scheduler_name, lambda: _checked_choice(choose(self._controller))
+        )
+        return chosen
+
+    def scheduler_note(self) -> str:
+        """The scheduler's line for the display."""
+        return str(self.guard(self._scheduler_name, self._scheduler.debug_string) or "")
+
+    def trial_added(self, trial: Trial) -> None:
+        """Notify the scheduler of a new trial."""
+        added = self._scheduler.on_trial_add
+        self.guard(self._scheduler_name, added, self._controller, trial)
+
+    def trial_reported(self, trial: Trial, row: dict[str, Any]) -> Any:
+        """Notify searcher and scheduler of a report; returns the scheduler's decision."""
+        self.guard(self._searcher_name, self._searcher.on_trial_result, trial.trial_id, row)
+        decide = self._scheduler.on_trial_result
+        return self.guard(self._scheduler_name, decide, self._controller, trial, row)
+
+    def trial_completed(self, trial: Trial) -> None:
+        """Notify both of a trial that has finished, or was stopped at a report."""
+        self._complete_search(trial, error=False)
+        complete, result = self._scheduler.on_trial_complete, trial.last_result or None
+        self.guard(self._scheduler_name, complete, self._controller, trial, result)
+
+    def trial_failed(self, trial: Trial) -> None:
+        """Notify both of a trial that has failed."""
+        self._complete_search(trial, error=True)
+        self.guard(self._scheduler_name, self._scheduler.on_trial_error, self._controller, trial)
+
+    def trial_removed(self, trial: Trial) -> None:
+        """Notify both of a trial that was ended while it was pending or paused."""
+        self._complete_search(trial, error=False)
+        self.guard(self._scheduler_name, self._scheduler.on_trial_remove, self._controller, trial)
+
+    def _complete_search(self, trial: Trial, *, error: bool) -> None:
+        complete, result = self._searcher.on_trial_complete, trial.last_result or None
+        self.guard(self._searcher_name, complete, trial.trial_id, result, error)
+
+
+def _checked_suggestion(suggestion: Any) -> Any:
     if suggestion is None or suggestion == Searcher.FINISHED or isinstance(suggestion, Mapping):
         return suggestion
     raise TypeError(
@@ -47,8 +117,7 @@ def checked_suggestion(suggestion: Any) -> Any:
     )
 
 
-def checked_choice(chosen: Any) -> Any:
-    """What ``choose_trial_to_run`` returned, if that can be run."""
+def _checked_choice(chosen: Any) -> Any:
     if chosen is None or chosen.status in ("PENDING", "PAUSED"):
         return chosen
     raise ValueError(

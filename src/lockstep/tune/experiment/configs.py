@@ -1,8 +1,8 @@
-"""Configs as JSON, for the journal, and back.
+"""Configs as JSON for the journal, and back.
 
-What JSON cannot hold (a class, an activation function, a ``ScalingConfig``) is kept as its place
-among the values of the ``param_space``, which the experiment keeps apart: no user code gets into
-the journal.
+A value that JSON cannot hold (a class, an activation function, a ``ScalingConfig``) is encoded as
+its position among the values of the ``param_space``, which is pickled in a file of its own. So the
+journal never contains user code.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from lockstep.tune.search.space import is_grid
 __all__ = ["decode_config", "encode_config"]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
-_PLACE, _TUPLE, _ITEMS, _TEXT = "$value", "$tuple", "$items", "$repr"
+_POSITION, _TUPLE, _ITEMS, _TEXT = "$value", "$tuple", "$items", "$repr"
 
 
 def encode_config(config: Any, space: Any) -> Any:
-    """``config`` as plain JSON; ``space`` is what it was drawn from."""
+    """``config`` as plain JSON; ``space`` is the space it was drawn from."""
     if type(config) in _PLAIN:
         return config
     if isinstance(config, Mapping):
@@ -34,19 +34,19 @@ def encode_config(config: Any, space: Any) -> Any:
     if type(config) in (list, tuple):
         values = [encode_config(value, _below(space, i)) for i, value in enumerate(config)]
         return values if type(config) is list else {_TUPLE: values}
-    for place, value in enumerate(_values(space)):
+    for position, value in enumerate(_values(space)):
         if value is config or _equal(value, config):
-            return {_PLACE: place}
+            return {_POSITION: position}
     if type(config).__module__ == "numpy" and hasattr(config, "tolist"):
         return encode_config(config.tolist(), space)
     return {_TEXT: repr(config)}
 
 
 def decode_config(encoded: Any, space: Any, name: str = "") -> Any:
-    """What ``encode_config`` was given.
+    """The config that ``encode_config`` was given.
 
     Raises:
-        ValueError: a value could not be kept, or is not in ``space`` any more; names it.
+        ValueError: a value could not be encoded, or is not in ``space`` any more; names it.
     """
     if isinstance(encoded, list):
         return [decode_config(v, _below(space, i), f"{name}/{i}") for i, v in enumerate(encoded)]
@@ -57,11 +57,11 @@ def decode_config(encoded: Any, space: Any, name: str = "") -> Any:
     if _ITEMS in encoded:
         pairs = [(decode_config(key, (), name), value) for key, value in encoded[_ITEMS]]
         return {k: decode_config(v, _below(space, k), f"{name}/{k}") for k, v in pairs}
-    if _PLACE in encoded:
-        for place, value in enumerate(_values(space)):
-            if place == encoded[_PLACE]:
+    if _POSITION in encoded:
+        for position, value in enumerate(_values(space)):
+            if position == encoded[_POSITION]:
                 return value
-    if _PLACE in encoded or _TEXT in encoded:
+    if _POSITION in encoded or _TEXT in encoded:
         raise ValueError(
             f"the value of {name.lstrip('/')!r} cannot be restored: "
             f"{encoded.get(_TEXT, 'it is not in param_space any more')}"
@@ -70,7 +70,7 @@ def decode_config(encoded: Any, space: Any, name: str = "") -> Any:
 
 
 def _below(space: Any, key: Any) -> Any:
-    """The part of the space a key of the config is from; of a choice, all of it."""
+    """The part of the space that a key of the config is from; of a choice, the complete choice."""
     if is_grid(space) or isinstance(space, Categorical):
         return space
     try:
@@ -97,5 +97,5 @@ def _values(space: Any) -> Iterator[Any]:
 def _equal(one: Any, other: Any) -> bool:
     try:
         return type(one) is type(other) and bool(one == other)
-    except Exception:  # an array, say, which has no single answer
+    except Exception:  # an array, for example, compares element by element
         return False

@@ -1,13 +1,13 @@
-"""An experiment's directory: its journal, its trials' runs, and the code to go on with it.
+"""Writing an experiment's directory: its journal, the directories of its runs, the saved tuner.
 
     <storage>/<name>/
-        experiment.jsonl                 which trials there are and what was decided, a line each
+        experiment.jsonl                 the journal; ``records`` lists its events
         tuner.pkl                        trainable, space, configs and callbacks, for restore
-        callbacks/                       what their ``get_state`` gave, where they have one
+        callbacks/                       the states that callbacks' ``get_state`` returned
         <trainable>_<trial id>_<tag>_<date>/    one run a trial, with its own journal
 
-What trials reported is in their own journals and nowhere else. A second experiment of the same
-name lies beside the first: ``experiment_2.jsonl``, ``tuner_2.pkl``.
+A second experiment of the same name has its files beside the first one's: ``experiment_2.jsonl``,
+``tuner_2.pkl``. On remote storage the journal is written to a local spool and copied from there.
 """
 
 from __future__ import annotations
@@ -19,134 +19,21 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.journal import Journal, parse_line, read_lines
-from lockstep.records import RunRecords
-from lockstep.run_layout import EXPERIMENT_SPOOL_PREFIX, experiment_file, experiment_number
+from lockstep.journal import Journal
+from lockstep.run_layout import EXPERIMENT_SPOOL_PREFIX, FORMAT_VERSION, experiment_file
 from lockstep.storage import Storage
 from lockstep.storage.base import join
 from lockstep.tune.experiment.configs import encode_config
+from lockstep.tune.experiment.records import ExperimentRecords, TrialRecord, experiment_numbers
 from lockstep.tune.experiment.trial import Trial
 
-__all__ = ["Experiment", "ExperimentRecords", "TrialRecord", "experiment_numbers"]
-
-
-def experiment_numbers(storage: Storage) -> list[int]:
-    """The experiments in a directory, by number, oldest first."""
-    numbers = map(experiment_number, storage.listdir(""))
-    return sorted(number for number in numbers if number is not None)
-
-
-@dataclass
-class TrialRecord:
-    """What the journal says of one trial."""
-
-    trial_id: str
-    index: int
-    config: Any
-    """As ``encode_config`` made it."""
-    tag: str
-    directory: str
-    time: float
-    status: str = "PENDING"
-    changes: list[tuple[float, str]] = field(default_factory=list)
-    """When it got which status."""
-    exploit: dict[str, Any] | None = None
-    """With which config and checkpoint it goes on, where a scheduler has changed them."""
-    error: str | None = None
-
-
-def _as_added(trial: TrialRecord) -> dict[str, Any]:
-    names = ("trial_id", "index", "config", "tag", "directory", "time")
-    return {name: getattr(trial, name) for name in names}
-
-
-class ExperimentRecords:
-    """An experiment's journal, read.
-
-    Raises:
-        FileNotFoundError: there is no experiment.
-    """
-
-    def __init__(self, storage: Storage, number: int | None = None) -> None:
-        self.storage = storage
-        numbers = experiment_numbers(storage) if number is None else [number]
-        if not numbers:
-            raise FileNotFoundError(
-                f"{storage.uri} is not the directory of an experiment: there is no "
-                f"{experiment_file('journal', 1)} in it."
-            )
-        self.number = numbers[-1]
-        self.header: dict[str, Any] = {}
-        self.trials: dict[str, TrialRecord] = {}
-        self.adopted: list[TrialRecord] = []
-        """Those of them that only their own runs tell of."""
-        self.state = "unfinished"
-        for line in read_lines(storage.read(experiment_file("journal", self.number))):
-            self._take(parse_line(line))
-        if not self.header:
-            raise FileNotFoundError(
-                f"{storage.path(experiment_file('journal', self.number))} records no experiment; "
-                "the driver may have been killed as it began."
-            )
-        if not storage.is_local:
-            self._adopt()
-
-    @property
-    def saved(self) -> bytes | None:
-        """What ``Experiment.create`` was given to keep; None if it is not there."""
-        try:
-            return self.storage.read(experiment_file("tuner", self.number))
-        except FileNotFoundError:
-            return None
-
-    def run_storage(self, trial: TrialRecord) -> Storage:
-        """The directory of a trial's run."""
-        return self.storage.child(trial.directory)
-
-    def _take(self, record: dict[str, Any]) -> None:
-        event = record.pop("event")
-        if event == "experiment":
-            self.header = record
-        elif event == "restore":
-            self.state = "unfinished"
-        elif event == "end":
-            self.state = record["state"]
-        elif event == "trial":
-            self.trials[record["trial_id"]] = TrialRecord(**record)
-        elif event == "status":
-            trial = self.trials[record["trial_id"]]
-            trial.status = record["status"]
-            trial.changes.append((record["time"], record["status"]))
-            trial.error = record.get("error")
-            trial.directory = record.get("directory", trial.directory)
-            if trial.status == "RUNNING" and trial.exploit is not None:
-                trial.exploit["checkpoint"] = None  # it is the trial's own by now
-        elif event == "exploit":
-            self.trials[record["trial_id"]].exploit = record
-
-    def _adopt(self) -> None:
-        """Take trials that began after the journal was last copied to remote storage."""
-        known = {trial.directory for trial in self.trials.values()}
-        found: list[dict[str, Any]] = []
-        for name in self.storage.listdir(""):
-            if name in known or not self.storage.is_directory(name):
-                continue
-            with suppress(FileNotFoundError):
-                run = RunRecords(self.storage.child(name)).run
-                if run["experiment_id"] == self.header["experiment_id"]:
-                    found.append({**run["trial"], "trial_id": run["trial_id"], "directory": name})
-        for record in sorted(found, key=lambda record: int(record["index"])):
-            if record["trial_id"] not in self.trials:
-                self.trials[record["trial_id"]] = trial = TrialRecord(**record)
-                self.adopted.append(trial)
+__all__ = ["Experiment"]
 
 
 class Experiment:
-    """An experiment that is being driven. Used from the driver's thread, except ``sync``."""
+    """An experiment that this process drives. Used from the driver's thread, except ``sync``."""
 
     def __init__(self, storage: Storage, number: int, *, space: Any) -> None:
         self.storage = storage
@@ -157,7 +44,7 @@ class Experiment:
         self._states = experiment_file("callbacks", number)
         directory = self._spool or storage.root
         self.callback_states = os.path.join(directory, self._states)
-        """A directory on this machine for what callbacks want to have kept."""
+        """A directory on this machine for the states of callbacks."""
         try:
             if self._spool is not None and storage.exists(self._name):
                 storage.get(self._name, os.path.join(directory, self._name))
@@ -172,17 +59,17 @@ class Experiment:
 
     @classmethod
     def create(
-        cls, storage: Storage, header: Mapping[str, Any], saved: bytes, space: Any
+        cls, storage: Storage, header: Mapping[str, Any], saved_tuner: bytes, space: Any
     ) -> Experiment:
-        """A new one, beside those that are there."""
+        """Create an experiment, beside the others of the directory."""
         storage.make_directory("")
         number = max(experiment_numbers(storage), default=0) + 1
         experiment = cls(storage, number, space=space)
         try:
-            # Before the journal says that there is an experiment: one that is there restores.
-            storage.write(experiment_file("tuner", number), saved)
-            identity = {"prefix": uuid.uuid4().hex[:5], "experiment_id": uuid.uuid4().hex}
-            experiment.header = {"version": 1, **identity, **header, "time": time.time()}
+            # The tuner before the journal: an experiment that has a journal can be restored.
+            storage.write(experiment_file("tuner", number), saved_tuner)
+            ids = {"trial_id_prefix": uuid.uuid4().hex[:5], "experiment_id": uuid.uuid4().hex}
+            experiment.header = {"version": FORMAT_VERSION, **ids, **header, "time": time.time()}
             experiment._journal.append("experiment", **experiment.header)
             experiment.sync()
         except BaseException:
@@ -191,17 +78,19 @@ class Experiment:
         return experiment
 
     @classmethod
-    def reopen(cls, records: ExperimentRecords, saved: bytes | None, space: Any) -> Experiment:
-        """Go on with one; ``saved`` replaces what was kept, if it is given."""
+    def reopen(
+        cls, records: ExperimentRecords, saved_tuner: bytes | None, space: Any
+    ) -> Experiment:
+        """Resume an experiment; ``saved_tuner`` replaces the stored one, if it is given."""
         experiment = cls(records.storage, records.number, space=space)
         try:
             experiment.header = records.header
             experiment._directories |= {trial.directory for trial in records.trials.values()}
-            if saved is not None:
-                experiment.storage.write(experiment_file("tuner", records.number), saved)
+            if saved_tuner is not None:
+                experiment.storage.write(experiment_file("tuner", records.number), saved_tuner)
             experiment._journal.append("restore", time=time.time())
-            for trial in records.adopted:
-                experiment._journal.append("trial", **_as_added(trial))
+            for trial in records.found_in_runs:
+                experiment._journal.append("trial", **trial.added())
         except BaseException:
             experiment.close()
             raise
@@ -209,18 +98,18 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
+        """The name of the directory."""
         return str(self.header["name"])
 
     def trial_id(self, index: int) -> str:
         """The id of the trial with this number."""
-        return f"{self.header['prefix']}_{index:05d}"
+        return f"{self.header['trial_id_prefix']}_{index:05d}"
 
-    def free_directory(self, wanted: str, trial_id: str) -> str:
-        """A name for a run's directory that is not in use, here or by another experiment."""
-        names = (f"{wanted}_{trial_id}_{number}" for number in itertools.count(2))
-        for name in itertools.chain((wanted, f"{wanted}_{trial_id}"), names):
-            # On remote storage what was there at the beginning is known, and that is enough.
+    def free_directory(self, preferred: str, trial_id: str) -> str:
+        """A name for a run's directory that neither this nor another experiment uses."""
+        names = (f"{preferred}_{trial_id}_{number}" for number in itertools.count(2))
+        for name in itertools.chain((preferred, f"{preferred}_{trial_id}"), names):
+            # Remote storage was listed once, at the start: asking for each trial is slow.
             taken = self.storage.is_local and self.storage.exists(name)
             if name not in self._directories and not taken:
                 break
@@ -228,7 +117,7 @@ class Experiment:
         return name
 
     def identity(self, trial: Trial, name: str) -> dict[str, Any]:
-        """What the trial's run says of itself."""
+        """The ids that a trial's run records; ``trial`` among them repeats the ``trial`` event."""
         return {
             "trial_id": trial.trial_id,
             "experiment_id": self.header["experiment_id"],
@@ -238,26 +127,25 @@ class Experiment:
             "trial": {
                 "index": trial.index,
                 "config": encode_config(trial.config, self._space),
-                "tag": trial.experiment_tag,
+                "experiment_tag": trial.experiment_tag,
                 "time": time.time(),
             },
         }
 
     def record_trial(self, trial: Trial) -> None:
-        """There is a trial."""
-        config = encode_config(trial.config, self._space)
+        """Record a new trial."""
         record = TrialRecord(
             trial.trial_id,
             trial.index,
-            config,
+            encode_config(trial.config, self._space),
             trial.experiment_tag,
             trial.directory,
             time.time(),
         )
-        self._journal.append("trial", **_as_added(record))
+        self._journal.append("trial", **record.added())
 
     def record_status(self, trial: Trial, **more: Any) -> None:
-        """Its status has changed."""
+        """Record a trial's new status."""
         self._journal.append(
             "status", trial_id=trial.trial_id, status=trial.status, time=time.time(), **more
         )
@@ -265,7 +153,7 @@ class Experiment:
     def record_exploit(
         self, trial: Trial, config: Mapping[str, Any], checkpoint: str | None
     ) -> None:
-        """It goes on with another config, from another trial's checkpoint."""
+        """Record that a trial continues with another config, and from a donor's checkpoint."""
         self._journal.append(
             "exploit",
             trial_id=trial.trial_id,
@@ -275,23 +163,23 @@ class Experiment:
         )
 
     def record_end(self, state: str) -> None:
-        """It is over: finished, or interrupted."""
+        """Record how the experiment ended: ``"finished"`` or ``"interrupted"``."""
         self._journal.append("end", state=state, time=time.time())
         self._journal.flush()
         self.sync()
 
     def sync(self) -> None:
-        """Copy the journal to remote storage. May run in another thread."""
+        """Copy the journal and the callbacks' states to remote storage. In any thread."""
         if self._spool is None:
             return
         states = os.listdir(self.callback_states) if os.path.isdir(self.callback_states) else []
-        whole = [join(self._states, state) for state in states if state.endswith(".pkl")]
-        for name in (self._name, *whole):
+        complete = [join(self._states, state) for state in states if state.endswith(".pkl")]
+        for name in (self._name, *complete):
             with open(os.path.join(self._spool, name), "rb") as file:
                 self.storage.write(name, file.read())
 
     def close(self) -> None:
-        """Release the journal. Idempotent."""
+        """Close the journal and delete the spool. Idempotent."""
         self._journal.close()
         self._remove_spool()
 

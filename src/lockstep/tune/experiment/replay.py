@@ -1,7 +1,14 @@
-"""Bringing an experiment back: its trials, and what searcher and scheduler have to be told again.
+"""Restoring an experiment: its trials, and the events to replay to searcher and scheduler.
 
-Nothing of a searcher or scheduler is kept. They are made anew and told what had happened, in the
-order it happened: which configs there were, what each trial reported, how it ended.
+A searcher's or scheduler's state is never stored. Both are recreated, and everything that had
+happened is replayed to them, in the order in which it happened:
+
+    of each trial:   added ─▶ reported, … ─▶ paused ─▶ reported, … ─▶ completed | failed
+    of all trials:   merged by time, so that the trials interleave as they did
+
+Reports are replayed up to the checkpoint from which a trial resumes. Later ones are skipped: the
+trial runs from that checkpoint and reports them again. A trial that is over has all its reports
+replayed, and a trial that restarts from the beginning has none.
 """
 
 from __future__ import annotations
@@ -16,20 +23,19 @@ from typing import Any, NamedTuple
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
 from lockstep.tune.experiment.configs import decode_config
-from lockstep.tune.experiment.experiment import ExperimentRecords, TrialRecord
+from lockstep.tune.experiment.records import ExperimentRecords, TrialRecord, final_status
 from lockstep.tune.experiment.trial import Trial
-from lockstep.tune.result_grid import ResultGrid
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.search.space import evaluated_params
 from lockstep.tune.stopper import Stopper
 
-__all__ = ["RestoredTrials", "Resumption", "outcome", "read_grid", "read_run", "revive"]
+__all__ = ["RestoredTrials", "Resumption", "restore_trials"]
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """What ``Tuner.restore`` was told to go on with."""
+    """Which trials ``Tuner.restore`` resumes or restarts."""
 
     unfinished: bool = True
     errored: bool = False
@@ -38,62 +44,23 @@ class Resumption:
 
 @dataclass
 class RestoredTrials:
-    """The trials of an experiment, as they stood."""
+    """The trials of an experiment when its driver ended or died; empty for a new experiment."""
 
     trials: list[Trial] = field(default_factory=list)
-    exploits: dict[str, str] = field(default_factory=dict)
-    """Of those that are to go on from another trial's checkpoint: which."""
+    donor_checkpoints: dict[str, str] = field(default_factory=dict)
+    """Trial id → the other trial's checkpoint from which the trial continues."""
     restarted: list[Trial] = field(default_factory=list)
-    """They need a directory of their own again."""
+    """Trials that start from the beginning, in a new directory."""
     stopped: list[Trial] = field(default_factory=list)
-    """The scheduler had said so at their last report, and the driver died before their end."""
-    given_up: list[Trial] = field(default_factory=list)
-    """They were not over, and are not gone on with."""
-    lost: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    """Numbers and configs of trials that left nothing but a gap between the others."""
+    """Trials whose last report got the decision STOP before the driver died."""
+    abandoned: list[Trial] = field(default_factory=list)
+    """Unfinished trials that are not resumed."""
+    unrecorded: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """(number, config) of trials that were suggested, and left no line in the journal."""
     problems: list[str] = field(default_factory=list)
 
 
-def read_run(records: ExperimentRecords, trial: TrialRecord) -> RunRecords | None:
-    """The journal of a trial's run, None if it has none yet.
-
-    Raises:
-        StorageError: it cannot be read, or is damaged.
-    """
-    with suppress(FileNotFoundError):
-        return RunRecords(records.run_storage(trial))
-    return None
-
-
-def outcome(trial: TrialRecord, run: RunRecords | None) -> str:
-    """How a trial stands: its run's word counts where the driver was killed before its own."""
-    if trial.status in ("TERMINATED", "ERROR"):
-        return trial.status
-    if run is not None and run.state == "finished":
-        return "TERMINATED"
-    if run is not None and run.state == "failed":
-        return "ERROR"
-    return "PAUSED" if trial.status == "PAUSED" else "PENDING"
-
-
-def read_grid(records: ExperimentRecords, metric: Any, mode: Any) -> ResultGrid:
-    """What an experiment has achieved so far."""
-    directories: list[str] = []
-    failed: list[int] = []
-    terminated = 0
-    for trial in records.trials.values():
-        run = read_run(records, trial)
-        if run is None:
-            continue
-        how = outcome(trial, run)
-        if how == "ERROR":
-            failed.append(len(directories))
-        terminated += how == "TERMINATED"
-        directories.append(trial.directory)
-    return ResultGrid(records.storage, directories, failed, terminated, metric, mode)
-
-
-def revive(
+def restore_trials(
     records: ExperimentRecords,
     searcher: Searcher,
     scheduler: TrialScheduler,
@@ -104,113 +71,113 @@ def revive(
     metric: str | None,
     resumption: Resumption,
 ) -> RestoredTrials:
-    """The experiment's trials; ``searcher`` and ``scheduler`` have been told of them."""
-    revived = RestoredTrials()
-    past = _Past(records, revived, searcher, scheduler, stopper, metric)
+    """Restore the trials, and replay their events to searcher, scheduler and stopper."""
+    restored = RestoredTrials()
 
-    def bring_back(record: TrialRecord) -> _Back:
-        run = read_run(records, record)
-        kept = _newest(records, record, run)
-        trial = _trial(records, record, run, space, trainable_name, revived)
-        if kept is not None:
-            trial.checkpoint = open_checkpoint(records.run_storage(record), kept)
-        ended = outcome(record, run)
-        final = ended
-        again = ended == "ERROR" and (resumption.errored or resumption.restart_errored)
+    def restore_trial(record: TrialRecord) -> _RestoredTrial:
+        run = records.read_run(record)
+        newest = _newest_checkpoint(records, record, run)
+        trial = _make_trial(records, record, run, space, trainable_name, restored)
+        if newest is not None:
+            trial.checkpoint = open_checkpoint(records.run_storage(record), newest)
+        status = final_status(record, run)
+        again = status == "ERROR" and (resumption.errored or resumption.restart_errored)
         if trial.error and not record.error:
-            final = "ERROR"  # its config is lost
+            status = "ERROR"  # the config cannot be restored
         elif again:
-            final, trial.error = "PENDING", None
-        elif not resumption.unfinished and ended in ("PENDING", "PAUSED"):
-            final = "TERMINATED"
-            revived.given_up.append(trial)
+            status, trial.error = "PENDING", None
+        elif not resumption.unfinished and status in ("PENDING", "PAUSED"):
+            status = "TERMINATED"
+            restored.abandoned.append(trial)
         if again and resumption.restart_errored:
             trial.begun, trial.checkpoint, trial.reports = False, None, 0
-            revived.restarted.append(trial)
+            restored.restarted.append(trial)
             run = None
-        suggested = _suggested(record, trial, space)
-        return _Back(trial, run, suggested, final, 0 if kept is None else kept.index)
+        suggested = _suggested_config(record, trial, space)
+        return _RestoredTrial(trial, run, suggested, status, 0 if newest is None else newest.index)
 
-    stories = [past.story(record, bring_back) for record in records.trials.values()]
-    # Each story goes on when its time has come, and tells what happened then.
-    for _ in heapq.merge(*stories):
+    replay = _Replay(records, restored, searcher, scheduler, stopper, metric)
+    events = [replay.events(record, restore_trial) for record in records.trials.values()]
+    # merge() takes the trial whose next event is the earliest and advances its generator. Advancing
+    # replays that event, so nothing is left to do in the loop's body.
+    for _ in heapq.merge(*events):
         pass
     order = {trial_id: place for place, trial_id in enumerate(records.trials)}
-    revived.trials.sort(key=lambda trial: order[trial.trial_id])
-    return revived
+    restored.trials.sort(key=lambda trial: order[trial.trial_id])
+    return restored
 
 
-def _trial(
+def _make_trial(
     records: ExperimentRecords,
     record: TrialRecord,
     run: RunRecords | None,
     space: Any,
     trainable_name: str,
-    revived: RestoredTrials,
+    restored: RestoredTrials,
 ) -> Trial:
     error = record.error
-    changed = record.exploit or {}
+    exploit = record.exploit or {}
     try:
-        config = decode_config(changed.get("config", record.config), space)
+        config = decode_config(exploit.get("config", record.config), space)
     except ValueError as lost:
         config = dict(run.run["config"]) if run is not None else {}
         if record.status not in ("TERMINATED", "ERROR"):
-            error = f"trial {record.trial_id} cannot go on: {lost}"
-            revived.problems.append(error)
+            error = f"trial {record.trial_id} cannot resume: {lost}"
+            restored.problems.append(error)
     trial = Trial(
         record.trial_id,
         record.index,
         config,
         trainable_name=trainable_name,
-        experiment_tag=record.tag,
+        experiment_tag=record.experiment_tag,
         evaluated_params=evaluated_params(space, config),
         directory=record.directory,
         path=records.storage.path(record.directory),
     )
     trial.error = error
     trial.begun = run is not None
-    if changed.get("checkpoint"):
-        revived.exploits[trial.trial_id] = changed["checkpoint"]
+    if exploit.get("checkpoint"):
+        restored.donor_checkpoints[trial.trial_id] = exploit["checkpoint"]
     return trial
 
 
-def _newest(
+def _newest_checkpoint(
     records: ExperimentRecords, record: TrialRecord, run: RunRecords | None
 ) -> CheckpointRecord | None:
-    """What a trial goes on from, if it does."""
+    """The checkpoint from which a trial would resume."""
     if run is None or record.status == "TERMINATED":
         return None
     found = existing_checkpoints(records.run_storage(record), run.checkpoints)
     return found[-1] if found else None
 
 
-def _suggested(record: TrialRecord, trial: Trial, space: Any) -> dict[str, Any]:
-    """What the searcher had suggested, whatever a scheduler has made of it."""
+def _suggested_config(record: TrialRecord, trial: Trial, space: Any) -> dict[str, Any]:
+    """The config that the searcher suggested, before a scheduler replaced it."""
     if record.exploit is not None:
         with suppress(ValueError):
             return dict(decode_config(record.config, space))
     return trial.config
 
 
-class _Back(NamedTuple):
-    """A trial that is back, and what there is to tell of it."""
+class _RestoredTrial(NamedTuple):
+    """A trial, and what the replay of its events needs."""
 
     trial: Trial
     run: RunRecords | None
     suggested: dict[str, Any]
-    final: str
-    """What it is from now on."""
-    told: int
-    """The report of the checkpoint that it goes on from, if it does."""
+    status: str
+    """The status from now on."""
+    checkpoint_report: int
+    """The number of the report that the newest checkpoint belongs to; 0 without a checkpoint."""
 
 
-class _Past:
-    """Tells searcher, scheduler and stopper what had happened. The scheduler's tune_controller."""
+class _Replay:
+    """Replays events to searcher, scheduler and stopper. The scheduler's ``tune_controller``."""
 
     def __init__(
         self,
         records: ExperimentRecords,
-        revived: RestoredTrials,
+        restored: RestoredTrials,
         searcher: Searcher,
         scheduler: TrialScheduler,
         stopper: Any,
@@ -222,52 +189,53 @@ class _Past:
         self._searcher = searcher
         self._scheduler = scheduler
         self._stopper = stopper if isinstance(stopper, Stopper) else None
-        self._revived = revived
-        self._known: dict[str, Trial] = {}
+        self._restored = restored
+        self._added: dict[str, Trial] = {}
 
     def get_trials(self) -> Sequence[Trial]:
-        """Every trial there had been by then."""
-        return list(self._known.values())
+        """Every trial that had been added by then."""
+        return list(self._added.values())
 
     def get_live_trials(self) -> Sequence[Trial]:
-        """Those that were not over then."""
-        return [trial for trial in self._known.values() if not trial.over]
+        """The trials that were not over by then."""
+        return [trial for trial in self._added.values() if not trial.over]
 
     def stop_trial(self, trial: Trial) -> None:
-        """It was, then."""
+        """Nothing: the end of the trial is an event of its own."""
 
     def exploit(self, trial: Trial, config: Mapping[str, Any], checkpoint: Any) -> bool:
-        """It did, then."""
+        """Nothing: the journal has the config and the checkpoint that the trial got."""
         return False
 
-    def story(
-        self, record: TrialRecord, bring_back: Callable[[TrialRecord], _Back]
+    def events(
+        self, record: TrialRecord, restore_trial: Callable[[TrialRecord], _RestoredTrial]
     ) -> Iterator[tuple[float, int]]:
-        """What happened to a trial, in order: yields when, and tells it when asked to go on.
+        """Yield the time of each event of a trial, and replay the event when advanced.
 
-        Its journal is read when its time has come, and once, so that only those of trials that ran
-        side by side are in memory. What a trial reported after the checkpoint that it goes on from,
-        it will report again.
+        A run's journal is read when the trial is added, and once. So only the journals of trials
+        that ran at the same time are in memory together.
         """
         now, index = record.time, record.index
         yield now, index
-        trial, run, suggested, final, told = bring_back(record)
-        self._revived.trials.append(trial)
-        self._fill_gaps(record)
-        self._known[trial.trial_id] = trial
+        trial, run, suggested, status, checkpoint_report = restore_trial(record)
+        self._restored.trials.append(trial)
+        self._suggest_gaps(record)
+        self._added[trial.trial_id] = trial
         self._searcher.recall(trial.trial_id, suggested)
         self._scheduler.on_trial_add(self, trial)
 
         decision: str = TrialScheduler.CONTINUE
-        pauses = [when for when, status in record.changes if status == "PAUSED"]
+        pauses = [when for when, changed in record.status_changes if changed == "PAUSED"]
         for report in run.reports() if run is not None else ():
             assert run is not None
-            if final == "PENDING" and report["index"] > told:
-                break
+            if status == "PENDING" and report["index"] > checkpoint_report:
+                break  # the trial resumes before this report and repeats it
+            # A scheduler that pauses trials sees the pause before the report that followed it.
             while pauses and pauses[0] <= report["time"]:
                 now = max(now, pauses.pop(0))
                 yield now, index
                 trial.status = "PAUSED"
+            # max(): the clock may have been set back, and merge() needs growing times.
             now = max(now, report["time"])
             yield now, index
             row = run.row(report)
@@ -279,25 +247,32 @@ class _Past:
             if self._stopper is not None:
                 self._stopper(trial.trial_id, row)
 
-        yield max([now, *pauses, *(when for when, _ in record.changes[-1:])]), index
-        trial.status = final  # type: ignore[assignment]
+        yield max([now, *pauses, *(when for when, _ in record.status_changes[-1:])]), index
+        self._replay_end(trial, status, decision)
+
+    def _replay_end(self, trial: Trial, status: str, decision: str) -> None:
+        trial.status = status  # type: ignore[assignment]
         result = trial.last_result or None
-        if final == "ERROR":
+        if status == "ERROR":
             self._searcher.on_trial_complete(trial.trial_id, result, error=True)
             self._scheduler.on_trial_error(self, trial)
-        elif final == "TERMINATED":
+        elif status == "TERMINATED":
             self._searcher.on_trial_complete(trial.trial_id, result)
             self._scheduler.on_trial_complete(self, trial, result)
-        elif final == "PENDING" and decision == TrialScheduler.STOP:
-            self._revived.stopped.append(trial)
+        elif status == "PENDING" and decision == TrialScheduler.STOP:
+            self._restored.stopped.append(trial)
         if trial.over:
             trial.trim(self._metric)
 
-    def _fill_gaps(self, record: TrialRecord) -> None:
-        """Let the searcher suggest what was suggested before this trial and left no trace."""
+    def _suggest_gaps(self, record: TrialRecord) -> None:
+        """Let the searcher suggest again the trials before this one that the journal lacks.
+
+        Remote storage gets the journal now and then, so the newest lines may be lost. A searcher
+        that is called as often as before returns the same suggestions.
+        """
         prefix = record.trial_id.rpartition("_")[0]
         while self._gaps and self._gaps[0] < record.index:
             index = self._gaps.popleft()
             config = self._searcher.suggest(f"{prefix}_{index:05d}")
             if isinstance(config, dict):
-                self._revived.lost.append((index, config))
+                self._restored.unrecorded.append((index, config))

@@ -1,4 +1,4 @@
-"""A tuner kept with its experiment: the code and the configs to go on with it, never state."""
+"""A tuner stored with its experiment: the code and the configs for a restore, never state."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["load_tuner", "pack_tuner"]
 def pack_tuner(
     trainable: Any, param_space: Any, tune_config: TuneConfig, run_config: RunConfig
 ) -> bytes:
-    """The arguments of a Tuner, each pickled by itself; what cannot be is left out.
+    """The arguments of a Tuner, each pickled by itself; those that cannot be pickled are left out.
 
-    Searcher and scheduler are kept as they are now, before they have seen anything.
+    Searcher and scheduler are pickled before their first use.
 
     Raises:
         TypeError: the trainable cannot be pickled.
@@ -35,34 +35,34 @@ def pack_tuner(
     def packed(value: Any, name: str) -> bytes:
         return dump(value, name, by_value=True, like=like)
 
-    kept: dict[str, Any] = {"trainable": packed(trainable, "trainable")}
-    # Its place is the experiment's own, and a filesystem may hold credentials.
-    place: dict[str, Any] = {"storage_path": None, "storage_filesystem": None, "callbacks": ()}
+    stored: dict[str, Any] = {"trainable": packed(trainable, "trainable")}
+    # The storage is where the experiment is, and a filesystem may hold credentials.
+    not_stored: dict[str, Any] = {"storage_path": None, "storage_filesystem": None, "callbacks": ()}
     parts = {
         "param_space": param_space,
-        "run_config": replace(run_config, **place),
+        "run_config": replace(run_config, **not_stored),
         "tune_config": replace(tune_config, search_alg=None, scheduler=None),
         "search_alg": tune_config.search_alg,
         "scheduler": tune_config.scheduler,
     }
     for name, value in parts.items():
         with suppress(TypeError):
-            kept[name] = packed(value, name)
+            stored[name] = packed(value, name)
     callbacks = []
     for callback in run_config.callbacks:
-        with suppress(TypeError):  # it holds a connection or a file; give it to restore() again
+        with suppress(TypeError):  # it holds a connection or a file; restore() takes a new one
             callbacks.append(packed(callback, "callback"))
-    return pickle.dumps({**kept, "callbacks": callbacks})
+    return pickle.dumps({**stored, "callbacks": callbacks})
 
 
 def load_tuner(saved: bytes | None, where: str, given: Container[str]) -> dict[str, Any]:
-    """What ``pack_tuner`` was given, without what is ``given`` anew.
+    """The arguments that ``pack_tuner`` stored, without those that are ``given`` now.
 
     Raises:
-        ValueError: a part of it could not be kept, or cannot be loaded here; names it.
+        ValueError: an argument could not be stored, or cannot be loaded here; names it.
     """
-    kept: dict[str, Any] = {} if saved is None else pickle.loads(saved)
-    callbacks = kept.pop("callbacks", [])
+    stored: dict[str, Any] = {} if saved is None else pickle.loads(saved)
+    callbacks = stored.pop("callbacks", [])
     inner = {"search_alg": "tune_config", "scheduler": "tune_config"}
     loaded: dict[str, Any] = {}
     for name in (
@@ -76,12 +76,12 @@ def load_tuner(saved: bytes | None, where: str, given: Container[str]) -> dict[s
         argument = inner.get(name, name)
         if argument in given:
             continue
-        if name not in kept:
+        if name not in stored:
             raise ValueError(
-                f"Tuner.restore({where!r}): the experiment's {name} could not be kept; give "
+                f"Tuner.restore({where!r}): the experiment's {name} could not be stored; give "
                 f"{argument}=… to restore()."
             )
-        loaded[name] = _load(kept[name], argument, where)
+        loaded[name] = _load(stored[name], argument, where)
     if "tune_config" in loaded:
         parts = {name: loaded.pop(name) for name in inner}
         loaded["tune_config"] = replace(loaded["tune_config"], **parts)

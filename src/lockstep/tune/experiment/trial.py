@@ -1,4 +1,4 @@
-"""A trial: what the driver knows of one config and its run, small enough to keep for thousands."""
+"""A trial: what the driver knows of one config and its run. Small, for thousands of trials."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Trial", "TrialSnapshots"]
 
-_SHOWN = ("training_iteration", "time_total_s")
+_SHOWN_KEYS = ("training_iteration", "time_total_s")
 
 
 class Trial:
-    """One config and what became of it. Changed by the loop only; schedulers read it.
+    """One config and its progress. Only the loop changes it; schedulers read it.
 
     Attributes:
         trial_id: unique in the experiment and the same after a restore: ``4913f_00007``.
-        index: its number, from 0.
-        config: what the searcher suggested.
-        directory: the name of its run's directory in the experiment's.
+        index: the trial's number, from 0.
+        config: the searcher's suggestion, or the scheduler's replacement of it.
+        directory: the name of the run's directory inside the experiment's.
         status: ``PENDING``, ``RUNNING``, ``PAUSED``, ``TERMINATED`` or ``ERROR``.
-        last_result: the newest row; of one that is over, only what tables show.
+        last_result: the newest row; of a trial that is over, only the values that tables show.
         checkpoint: the newest committed checkpoint.
-        error: what it failed of, in one line.
-        begun: its run has a directory already.
+        error: why the trial failed, in one line.
+        begun: whether the run's directory exists.
+        reports: the number of reports.
     """
 
     __slots__ = (
@@ -82,26 +83,26 @@ class Trial:
 
     @property
     def over(self) -> bool:
-        """Whether it will not run again."""
+        """Whether the trial will not run again."""
         return self.status in ("TERMINATED", "ERROR")
 
     @property
     def logdir(self) -> str:
-        """Its run's directory."""
+        """The run's directory."""
         return self.path
 
     local_path = logdir
 
     def trim(self, metric: str | None) -> None:
-        """It is over: keep only what tables show of its last row."""
+        """Drop the parts of the last row that no table shows, after the trial's end."""
         row, kept = self.last_result, {}
-        for name in (metric, *_SHOWN):
+        for name in (metric, *_SHOWN_KEYS):
             if name is not None and (value := look_up(row, name)) is not None:
                 kept[name] = value
         self.last_result = kept
 
     def snapshot(self) -> TrialSnapshot:
-        """What a callback is given of it."""
+        """The trial as callbacks see it."""
         return TrialSnapshot(
             trial_id=self.trial_id,
             trainable_name=self.trainable_name,
@@ -121,7 +122,7 @@ class Trial:
 
 
 class _FinishedTrial(TrialSnapshot):
-    """A trial that is over, whose last row is read from its directory when it is asked for."""
+    """A trial that is over; its last row is read from its directory on access."""
 
     @cached_property
     def last_result(self) -> dict[str, Any]:
@@ -129,17 +130,17 @@ class _FinishedTrial(TrialSnapshot):
         storage: Storage = vars(self)["storage"]
         try:
             records = RunRecords(storage)
-        except (FileNotFoundError, LockstepError):  # it never began, or was deleted
+        except (FileNotFoundError, LockstepError):  # the trial never started, or was deleted
             return {}
         return {} if records.last_report is None else records.row(parse_line(records.last_report))
 
 
 class TrialSnapshots(Sequence[TrialSnapshot]):
-    """All trials as callbacks see them: each is copied when it is looked at, not before.
+    """All trials as callbacks see them. A trial is copied on access, not before.
 
     Args:
-        trials: them.
-        experiment: the directory that their runs are in.
+        trials: the trials.
+        experiment: the directory that contains their runs.
     """
 
     def __init__(self, trials: Sequence[Trial], experiment: Storage) -> None:

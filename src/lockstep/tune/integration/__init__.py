@@ -1,4 +1,4 @@
-"""Trackers and trainers under the names of their Tune modules."""
+"""Callbacks for other libraries, under the names of their Tune modules."""
 
 from __future__ import annotations
 

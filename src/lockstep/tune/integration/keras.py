@@ -1,4 +1,4 @@
-"""Keras in a trial: its callback under the names of its Tune module."""
+"""Keras in a trial: the callback under the names of its Tune module."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["TuneReportCallback", "TuneReportCheckpointCallback"]
 
 
 class TuneReportCheckpointCallback(ReportCheckpointCallback):
-    """Reports what Keras logs, and the model. See ``ReportCheckpointCallback``."""
+    """Reports Keras's logs, and the model. See ``ReportCheckpointCallback``."""
 
 
 class TuneReportCallback(ReportCheckpointCallback):
-    """Reports what Keras logs, and no model.
+    """Reports Keras's logs, and no model.
 
     Args:
         metrics: which of Keras's logs: a name, names, or a dict from the name to report to Keras's.

@@ -1,11 +1,11 @@
-"""LightGBM in a trial: what it evaluates is reported after each iteration, with the model.
+"""LightGBM in a trial: callbacks report the evaluations of each iteration, and the model.
 
     def trial(config):
         lightgbm.train(
             config, data, valid_sets=[data], callbacks=[TuneReportCheckpointCallback()]
         )
 
-LightGBM itself is imported by the function.
+The training function imports LightGBM.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["TuneReportCallback", "TuneReportCheckpointCallback"]
 
 
 class TuneReportCheckpointCallback(BoosterReporter):
-    """Reports after each iteration, and the model as a checkpoint. See ``BoosterReporter``.
+    """Reports each iteration, with the model as a checkpoint. See ``BoosterReporter``.
 
-    LightGBM does not say when it stops early: give a ``frequency`` then, to have the model saved.
+    LightGBM does not report that it stops early: give a ``frequency`` to save the model then.
     """
 
     default_filename = "model.txt"
 
     def __call__(self, env: Any) -> None:
-        """LightGBM calls it after each iteration."""
+        """Report an iteration; called by LightGBM."""
         found: dict[str, Any] = {}
         for data, metric, value, _, *deviation in env.evaluation_result_list:
             if deviation:
@@ -52,4 +52,4 @@ class TuneReportCheckpointCallback(BoosterReporter):
 
 
 class TuneReportCallback(WithoutModel, TuneReportCheckpointCallback):
-    """Reports after each iteration, and no model."""
+    """Reports each iteration, without the model."""

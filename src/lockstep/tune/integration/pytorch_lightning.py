@@ -3,8 +3,8 @@
     def trial(config):
         Trainer(callbacks=[TuneReportCheckpointCallback({"loss": "val_loss"})]).fit(Model(config))
 
-The classes are callbacks of the package in use, as in ``lockstep.train.lightning``: naming one
-imports it.
+The classes inherit from the package in use, as in ``lockstep.train.lightning``: accessing one
+imports that package.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Reporter:
             report to Lightning's; by default all of them.
         filename: the file in the checkpoint.
         save_checkpoints: False: report metrics only.
-        on: Lightning's hook or hooks at which to report, without ``on_``.
+        on: the name or names of Lightning's hooks at which to report, without ``on_``.
     """
 
     CHECKPOINT_NAME: str
@@ -55,12 +55,12 @@ class _Reporter:
                     f"{name}(on={on!r}): Lightning has no hook on_{event}; expected the name of "
                     "one without 'on_', such as 'validation_end'."
                 )
-            setattr(self, f"on_{event}", self._happened)
+            setattr(self, f"on_{event}", self._report)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Nothing, unless ``on`` says so."""
+        """Nothing, unless ``on`` names this hook."""
 
-    def _happened(self, trainer: Any, *_: Any) -> None:
+    def _report(self, trainer: Any, *_: Any) -> None:
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         metrics = {} if trainer.sanity_checking else self._choice.of(found)
         if metrics:
@@ -73,7 +73,7 @@ class _Reporter:
 
 
 class _MetricsReporter(_Reporter):
-    """Reports Lightning's metrics, and no checkpoint; arguments as above."""
+    """Reports Lightning's metrics, and no checkpoint."""
 
     def __init__(
         self, metrics: Metrics | None = None, on: str | Sequence[str] = "validation_end"

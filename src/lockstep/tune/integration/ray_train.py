@@ -1,4 +1,4 @@
-"""A trainer inside a trial: what its workers report becomes what the trial reports.
+"""A trainer inside a trial: the trainer's reports become the trial's reports.
 
     def trial(config):
         TorchTrainer(
@@ -9,7 +9,7 @@
 
     Tuner(trial, param_space=…).fit()
 
-Handing the trainer itself to ``Tuner`` needs less, and counts its workers as the trial's.
+Passing the trainer itself to ``Tuner`` is simpler, and counts its workers as the trial's.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["TuneReportCallback"]
 
 CHECKPOINT_PATH_KEY = "checkpoint_path"
-"""The metric that says where the inner run's checkpoint lies."""
+"""The metric with the path of the inner run's checkpoint."""
 
 
 class TuneReportCallback(UserCallback):
     """Passes rank 0's reports on to the trial that the trainer runs in.
 
     A checkpoint stays with the inner run; its path is the metric ``checkpoint_path``. When the
-    trial is told to stop, the inner run is interrupted, with its newest checkpoint kept.
+    trial is stopped, the inner run is interrupted and keeps its newest checkpoint.
     """
 
     def after_report(
@@ -51,5 +51,5 @@ class TuneReportCallback(UserCallback):
         try:
             report(row)
         except StopTraining:
-            # This is a callback's thread; the trainer is driven by the main one.
+            # This is a callback's thread; the main thread drives the trainer.
             os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What the callbacks for other libraries share: which metrics to report, and when to save."""
+"""Shared by the callbacks for other libraries: which metrics to report, when to save."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
+from lockstep.checks import check_int
 from lockstep.train import api
 from lockstep.train.worker import session
 
@@ -19,15 +20,15 @@ Metrics = str | Sequence[str] | Mapping[str, str]
 
 
 class MetricsChoice:
-    """Which of a library's metrics to report, under which names; None: all of them.
+    """Which of a library's metrics to report, and under which names; None: all of them.
 
     Raises:
-        TypeError: they are not names.
+        TypeError: ``metrics`` are not names.
     """
 
     def __init__(self, owner: str, metrics: Metrics | None) -> None:
         self._owner = owner
-        self._missed: set[str] = set()
+        self._warned: set[str] = set()
         self._names: dict[str, str] | None = None
         if metrics is not None:
             if isinstance(metrics, Mapping):
@@ -39,12 +40,12 @@ class MetricsChoice:
                 raise TypeError(f"{owner}(metrics={metrics!r}): expected names of metrics.")
 
     def of(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """What to report of these. One that is not there is left out, with one warning."""
+        """The metrics to report. A missing one is left out, with one warning."""
         if self._names is None:
             return dict(found)
-        missing = {name for name in self._names.values() if name not in found} - self._missed
+        missing = {name for name in self._names.values() if name not in found} - self._warned
         if missing:
-            self._missed |= missing
+            self._warned |= missing
             warnings.warn(
                 f"{self._owner}(metrics=…): there is no {sorted(missing)[0]!r} yet, only "
                 f"{sorted(found)}; it is not reported.",
@@ -61,9 +62,9 @@ class BoosterReporter:
             (the data's name and the metric's), a list of names, or a dict from the name to report
             to that; by default all of them.
         filename: the model's file in the checkpoint.
-        frequency: save the model at every so many iterations; 0: not before the end.
-        checkpoint_at_end: save it after the last iteration, too.
-        results_postprocessing_fn: makes what is reported from the evaluation results.
+        frequency: save the model after every n-th iteration; 0: at the end only.
+        checkpoint_at_end: also save the model after the last iteration.
+        results_postprocessing_fn: turns the evaluation results into the metrics to report.
     """
 
     default_filename = "model"
@@ -80,11 +81,7 @@ class BoosterReporter:
         name = type(self).__name__
         self._choice = MetricsChoice(name, metrics)
         self._filename = filename or self.default_filename
-        if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 0:
-            raise ValueError(
-                f"{name}(frequency={frequency!r}): expected a whole number; 0: at the end only."
-            )
-        self._frequency = frequency
+        self._frequency = check_int(f"{name}(frequency={frequency!r})", frequency)
         self._at_end = checkpoint_at_end
         self._postprocess = results_postprocessing_fn or dict
         self._is_saved = False
@@ -92,7 +89,7 @@ class BoosterReporter:
     def report(
         self, iteration: int, found: dict[str, Any], save: Callable[[str], Any] | None
     ) -> None:
-        """The iteration, from 0, is over; ``save`` writes the model, if it is one, to a path."""
+        """Report an iteration, from 0; ``save`` writes the model to a path, if there is one."""
         metrics = self._choice.of(self._postprocess(found))
         self._is_saved = self._frequency > 0 and (iteration + 1) % self._frequency == 0
         if save is None or not self._is_saved or api.world_rank() != 0:
@@ -103,7 +100,7 @@ class BoosterReporter:
             api.report(metrics, checkpoint=Checkpoint(directory))
 
     def end(self, save: Callable[[str], Any] | None) -> None:
-        """That was the last one: the model belongs to the last report."""
+        """Save the model after the last iteration; it belongs to the last report."""
         current = session.current()
         if save is None or current is None or self._is_saved or not self._at_end:
             return
@@ -113,7 +110,7 @@ class BoosterReporter:
 
 
 class WithoutModel(BoosterReporter):
-    """The part of a callback that reports metrics only."""
+    """A base class for callbacks that report metrics only."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
-"""XGBoost in a trial: what it evaluates is reported after each iteration, with the model.
+"""XGBoost in a trial: callbacks report the evaluations of each iteration, and the model.
 
     def trial(config):
         xgboost.train(
             config, data, evals=[(data, "train")], callbacks=[TuneReportCheckpointCallback()]
         )
 
-XGBoost is imported when a callback is made.
+XGBoost is imported when a callback is created.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["TuneReportCallback", "TuneReportCheckpointCallback"]
 
 
 class TuneReportCheckpointCallback(BoosterReporter):
-    """Reports after each iteration, and the model as a checkpoint. See ``BoosterReporter``.
+    """Reports each iteration, with the model as a checkpoint. See ``BoosterReporter``.
 
     An instance is an ``xgboost.callback.TrainingCallback``.
     """
@@ -33,15 +33,15 @@ class TuneReportCheckpointCallback(BoosterReporter):
     default_filename = "model.ubj"
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        """One that XGBoost takes for a callback of its own."""
+        """An instance of a subclass that also inherits from XGBoost's callback class."""
         own: Any = cls
         return super().__new__(_on_xgboost(own))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self).__mro__[1], vars(self))
+        return _recreate, (type(self).__mro__[1], vars(self))
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        """Report; False: go on."""
+        """Report; False: continue."""
         found = {
             f"{data}-{metric}": values[-1][0] if isinstance(values[-1], tuple) else values[-1]
             for data, results in evals_log.items()
@@ -65,16 +65,16 @@ class TuneReportCheckpointCallback(BoosterReporter):
 
 
 class TuneReportCallback(WithoutModel, TuneReportCheckpointCallback):
-    """Reports after each iteration, and no model."""
+    """Reports each iteration, without the model."""
 
 
 def _save_of(model: Any) -> Callable[[str], Any] | None:
-    return getattr(model, "save_model", None)  # those of a cross-validation have none
+    return getattr(model, "save_model", None)  # the models of a cross-validation have none
 
 
 @cache
 def _on_xgboost(cls: Any) -> Any:
-    """The class over one of XGBoost's own."""
+    """A subclass that also inherits from XGBoost's callback class."""
     try:
         base = importlib.import_module("xgboost.callback").TrainingCallback
     except ImportError:
@@ -85,7 +85,7 @@ def _on_xgboost(cls: Any) -> Any:
     return type(cls.__name__, (cls, base), named)
 
 
-def _again(cls: Any, state: dict[str, Any]) -> Any:
-    made = cls.__new__(cls)
-    vars(made).update(state)
-    return made
+def _recreate(cls: Any, state: dict[str, Any]) -> Any:
+    callback = cls.__new__(cls)
+    vars(callback).update(state)
+    return callback

@@ -1,4 +1,4 @@
-"""What an experiment shows its user while it runs."""
+"""What an experiment shows while it runs: the table of trials, messages, output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an experiment stands: counts, the best trial so far, the rows of its table."""
+"""The progress of an experiment: counts, the best trial so far, the rows of its table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.console.experiment import ExperimentStatus, TrialLine
 from lockstep.metrics import AUTOMATIC_KEYS, look_up
 from lockstep.tune.experiment.trial import Trial
@@ -19,7 +20,7 @@ _SHOWN = 64
 
 
 class ExperimentProgress:
-    """Kept up to date by the loop, a few dict operations a report."""
+    """Updated by the loop, at the cost of a few dict operations a report."""
 
     def __init__(
         self,
@@ -30,8 +31,7 @@ class ExperimentProgress:
         path: str,
     ) -> None:
         self._metric = tune_config.first_metric
-        mode = tune_config.mode
-        self._mode = mode if isinstance(mode, str) or mode is None else mode[0]
+        self._mode = tune_config.first_mode
         self._budget = tune_config.budget_seconds
         self._total = total
         self._name, self._path = name, path
@@ -45,11 +45,11 @@ class ExperimentProgress:
         self.resources = ""
         self.note = ""
         for trial in trials:
-            self.changed(trial)
-            self._consider(trial)
+            self.status_changed(trial)
+            self._update_best(trial)
 
-    def changed(self, trial: Trial) -> None:
-        """Its status has."""
+    def status_changed(self, trial: Trial) -> None:
+        """Count a trial's new status."""
         before = self._counted.get(trial.trial_id)
         if before is not None:
             self.counts[before] -= 1
@@ -63,18 +63,18 @@ class ExperimentProgress:
         else:
             self._running.pop(trial.trial_id, None)
 
-    def reported(self, trial: Trial) -> None:
-        """It has a new row."""
+    def trial_reported(self, trial: Trial) -> None:
+        """Count a report, and compare it with the best."""
         self._reports += 1
-        self._consider(trial)
+        self._update_best(trial)
 
-    def over(self, trial: Trial) -> None:
-        """It will not run again: only what tables show stays of its last row."""
-        self.changed(trial)
+    def trial_over(self, trial: Trial) -> None:
+        """Count a trial's final status, and drop the parts of its last row that no table shows."""
+        self.status_changed(trial)
         trial.trim(self._metric)
 
     def status(self) -> ExperimentStatus:
-        """For the display."""
+        """A snapshot for the display."""
         best = None if self.best is None else self.best[1]
         running = list(self._running.values())[:_SHOWN]
         return ExperimentStatus(
@@ -97,11 +97,11 @@ class ExperimentProgress:
             note=self.note,
         )
 
-    def _consider(self, trial: Trial) -> None:
+    def _update_best(self, trial: Trial) -> None:
         if self._metric is None:
             return
         value = look_up(trial.last_result, self._metric)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        if not is_number(value) or math.isnan(value):
             return
         better = self.best is None or (
             value > self.best[0] if self._mode == "max" else value < self.best[0]

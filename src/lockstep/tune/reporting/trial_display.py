@@ -1,4 +1,4 @@
-"""One trial's part of what the experiment shows: its lines, with its name before them."""
+"""One trial's messages and output on the experiment's display, with the trial's id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TrialDisplay"]
 
 
 class TrialDisplay(Display):
-    """Passes messages and output on; the table itself is the experiment's."""
+    """Passes messages and output on. The table belongs to the experiment."""
 
     def __init__(self, trial: Trial, display: Display) -> None:
         self._id = trial.trial_id
@@ -32,23 +32,23 @@ class TrialDisplay(Display):
         """The table is drawn by the experiment."""
 
     def message(self, text: str, level: Level = "info") -> None:
-        """Shows the line with the trial's id."""
+        """Show the line with the trial's id."""
         self._display.message(f"Trial {self._id}: {text}", level)
 
     def output(self, ranks: tuple[int, ...], world_size: int, line: str) -> None:
-        """Shows the line with the trial's id, and its ranks where there are several."""
+        """Show the line with the trial's id, and the ranks if the trial has several workers."""
         if world_size == 1:
             self.labelled(f"[{self._id}]", line)
         else:
             self.labelled(f"[{self._id} {ranks_label(ranks, world_size)[1:]}", line)
 
     def labelled(self, label: str, line: str) -> None:
-        """Shows the line."""
+        """Show the line."""
         self._display.labelled(label, line)
 
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
-        """Shows the report with the trial's id."""
+        """Show the report with the trial's id."""
         self._display.report(index, {"trial": self._id, **metrics})
 
-    def finish(self, status: RunStatus, summary: str | None = None) -> None:
+    def finish(self, status: RunStatus) -> None:
         """The table is drawn by the experiment."""

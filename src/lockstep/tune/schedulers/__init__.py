@@ -1,9 +1,10 @@
-"""What decides which trials go on."""
+"""Schedulers: they decide which trials continue, pause or stop."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lockstep.tune.missing import raise_missing_name
 from lockstep.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
 from lockstep.tune.schedulers.hyperband import HyperBandScheduler
 from lockstep.tune.schedulers.median_stopping_rule import MedianStoppingRule
@@ -37,10 +38,16 @@ _BY_NAME: dict[str, type[TrialScheduler]] = {
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
-    """The scheduler of that name, made with these arguments."""
+    """Create the scheduler of this name with these arguments."""
     found = _BY_NAME.get(scheduler.lower()) if isinstance(scheduler, str) else None
     if found is None:
         raise ValueError(
             f"create_scheduler({scheduler!r}): unknown; expected one of {', '.join(_BY_NAME)}."
         )
     return found(**kwargs)
+
+
+if not TYPE_CHECKING:  # a type checker would accept every name then
+
+    def __getattr__(name: str) -> Any:
+        raise_missing_name(__name__, name)

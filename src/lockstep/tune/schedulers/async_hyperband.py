@@ -1,4 +1,4 @@
-"""Asynchronous successive halving: at each rung, only the best part of the trials goes on."""
+"""Asynchronous successive halving: at each rung, only the best part of the trials continues."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.checks import check_int
 from lockstep.tune.schedulers.scoring import check_positive, quantile, read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
 
@@ -15,19 +16,19 @@ __all__ = ["ASHAScheduler", "AsyncHyperBandScheduler"]
 
 
 class AsyncHyperBandScheduler(TrialScheduler):
-    """Stops trials that are not among the best of those that came as far.
+    """Stops trials that are not among the best at their rung.
 
-    The rungs are at ``grace_period``, and then each ``reduction_factor`` times as far, below
-    ``max_t``. A trial that reaches a rung goes on if it is not worse than the best
-    ``1 / reduction_factor`` of those that were there before; nobody waits for anybody.
+    The rungs are at ``grace_period``, and then each at ``reduction_factor`` times the one before,
+    below ``max_t``. A trial that reaches a rung continues if it is among the best
+    ``1 / reduction_factor`` of the trials that reached the rung before. No trial waits for another.
 
     Args:
-        time_attr: what counts how far a trial is; it must grow.
-        metric, mode: what is compared; by default the ``TuneConfig``'s.
-        max_t: where every trial ends.
-        grace_period: how far every trial may come.
-        reduction_factor: the share that goes on is one over this.
-        brackets: spread the trials over so many sets of rungs, each beginning one rung later.
+        time_attr: the result that measures a trial's progress; it must grow.
+        metric, mode: how trials are compared; by default the ``TuneConfig``'s.
+        max_t: every trial ends here.
+        grace_period: no trial ends before this.
+        reduction_factor: one in this many trials continues at each rung.
+        brackets: the number of sets of rungs, each starting one rung later; each trial is in one.
         stop_last_trials: end trials at ``max_t``.
     """
 
@@ -56,12 +57,9 @@ class AsyncHyperBandScheduler(TrialScheduler):
         if reduction_factor <= 1:
             raise ValueError(
                 f"ASHAScheduler(reduction_factor={reduction_factor!r}): must be above 1; one over "
-                "it is the share that goes on."
+                "it is the share of trials that continues."
             )
-        if isinstance(brackets, bool) or not isinstance(brackets, int) or brackets < 1:
-            raise ValueError(
-                f"ASHAScheduler(brackets={brackets!r}): expected a whole number, 1 or more."
-            )
+        check_int(f"ASHAScheduler(brackets={brackets!r})", brackets, 1)
         self._time_attr = time_attr
         self._max_t = max_t
         self._factor = reduction_factor
@@ -75,9 +73,9 @@ class AsyncHyperBandScheduler(TrialScheduler):
         self._stopped = 0
 
     def on_trial_add(self, tune_controller: TuneController, trial: Any) -> None:
-        """Give it a bracket: those with more rungs get more trials."""
+        """Draw the trial's bracket: a bracket with more rungs gets more trials."""
         weights = [self._factor ** len(bracket.rungs) for bracket in self._brackets]
-        # Drawn by its number: the same on every restart.
+        # Seeded with the trial's number, so that a restore draws the same bracket.
         rng = random.Random(f"bracket {self._added}")
         self._bracket_of[trial.trial_id] = rng.choices(self._brackets, weights)[0]
         self._added += 1
@@ -85,7 +83,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
     def on_trial_result(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any]
     ) -> Decision:
-        """Stop it if it is not good enough for the rung it has reached."""
+        """Stop the trial if it is not good enough for the rung it has reached."""
         reached = read_time(result, self._time_attr)
         score = read_score(result, self.metric, self.mode)
         if reached is None or score is None:
@@ -101,7 +99,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
     def on_trial_complete(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any] | None
     ) -> None:
-        """Its last result counts for its rung as well."""
+        """Count the last result for its rung."""
         bracket = self._bracket_of.pop(trial.trial_id, None)
         if bracket is None or result is None:
             return
@@ -112,17 +110,17 @@ class AsyncHyperBandScheduler(TrialScheduler):
         bracket.forget(trial.trial_id)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:
-        """What it had reached still counts."""
+        """Forget the trial; its earlier results still count."""
         bracket = self._bracket_of.pop(trial.trial_id, None)
         if bracket is not None:
             bracket.forget(trial.trial_id)
 
     def on_trial_remove(self, tune_controller: TuneController, trial: Any) -> None:
-        """What it had reached still counts."""
+        """Forget the trial; its earlier results still count."""
         self.on_trial_error(tune_controller, trial)
 
     def debug_string(self) -> str:
-        """How many it stopped, and what a trial needs at each rung."""
+        """The number of stopped trials, and the score that a trial needs at each rung."""
         rungs = "; ".join(str(bracket) for bracket in self._brackets)
         return f"ASHA: {self._stopped} stopped; {rungs}"
 
@@ -131,7 +129,7 @@ ASHAScheduler = AsyncHyperBandScheduler
 
 
 class _Bracket:
-    """The rungs, the furthest first, and the scores that were seen at each."""
+    """Rungs, the highest first, each with the scores of the trials that reached it."""
 
     def __init__(self, first: float, max_t: float, factor: float) -> None:
         self.rungs: list[tuple[float, list[float]]] = []
@@ -143,7 +141,7 @@ class _Bracket:
             milestone *= factor
 
     def enter(self, trial_id: str, reached: float, score: float) -> bool:
-        """Whether a trial that came so far, with this score, may go on."""
+        """Whether a trial that has reached this time, with this score, may continue."""
         for milestone, scores in self.rungs:
             if reached < milestone:
                 continue
@@ -156,7 +154,7 @@ class _Bracket:
         return True
 
     def forget(self, trial_id: str) -> None:
-        """The trial is over."""
+        """Forget a trial that is over."""
         self._entered.pop(trial_id, None)
 
     def __str__(self) -> str:

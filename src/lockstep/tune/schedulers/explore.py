@@ -1,4 +1,4 @@
-"""How population based training changes a config."""
+"""How population based training changes a config: resampling and perturbation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.tune.search.sample import Domain, Float, Function, Integer, takes
 
 __all__ = ["check_mutations", "explore", "fill"]
 
 
 def check_mutations(owner: str, mutations: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``hyperparam_mutations``, if each of them is something to draw from."""
+    """``hyperparam_mutations`` as a dict; raises unless values can be drawn from each of them."""
     if mutations is None:
         return {}
     if not isinstance(mutations, Mapping):
@@ -40,7 +41,7 @@ def check_mutations(owner: str, mutations: Mapping[str, Any] | None) -> dict[str
 def fill(
     config: Mapping[str, Any], mutations: Mapping[str, Any], rng: random.Random
 ) -> dict[str, Any]:
-    """The config with a value for each mutation that it has none for."""
+    """The config, with a drawn value for each mutated key that it lacks."""
     filled = dict(config)
     for key, mutation in mutations.items():
         if isinstance(mutation, Mapping):
@@ -58,7 +59,7 @@ def explore(
     custom: Callable[[dict[str, Any]], dict[str, Any]] | None,
     rng: random.Random,
 ) -> dict[str, Any]:
-    """The config, changed: each mutated value is drawn anew, or moves a little."""
+    """A changed config: each mutated value is resampled or perturbed."""
     changed = dict(config)
     for key, mutation in mutations.items():
         if isinstance(mutation, Mapping):
@@ -68,7 +69,7 @@ def explore(
         elif key not in changed or rng.random() < resample_probability:
             changed[key] = _draw(mutation, rng)
         else:
-            changed[key] = _move(changed[key], mutation, factors, rng)
+            changed[key] = _perturb(changed[key], mutation, factors, rng)
     if custom is None:
         return changed
     final = custom(changed)
@@ -85,16 +86,16 @@ def _draw(mutation: Any, rng: random.Random) -> Any:
     return mutation() if callable(mutation) else rng.choice(list(mutation))
 
 
-def _move(value: Any, mutation: Any, factors: Sequence[float], rng: random.Random) -> Any:
+def _perturb(value: Any, mutation: Any, factors: Sequence[float], rng: random.Random) -> Any:
     categories = getattr(mutation, "categories", mutation)
     if isinstance(categories, (list, tuple)):
         if value not in categories:
             return rng.choice(list(categories))
-        place = list(categories).index(value) + rng.choice((-1, 1))
-        return categories[min(max(place, 0), len(categories) - 1)]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        position = list(categories).index(value) + rng.choice((-1, 1))
+        return categories[min(max(position, 0), len(categories) - 1)]
+    if not is_number(value):
         return _draw(mutation, rng)  # nothing to multiply
-    moved = value * rng.choice(tuple(factors))
+    perturbed = value * rng.choice(tuple(factors))
     if isinstance(mutation, (Float, Integer)):
-        moved = min(max(moved, mutation.lower), mutation.upper)
-    return round(moved) if isinstance(value, int) else moved
+        perturbed = min(max(perturbed, mutation.lower), mutation.upper)
+    return round(perturbed) if isinstance(value, int) else perturbed

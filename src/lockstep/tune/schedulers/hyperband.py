@@ -1,4 +1,4 @@
-"""HyperBand: successive halving in step. Trials pause at a milestone until all are there."""
+"""HyperBand: synchronous successive halving. Trials pause at a milestone until all arrive."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["HyperBandScheduler"]
 
 
 class HyperBandScheduler(TrialScheduler):
-    """Fills brackets with trials, lets each run to a milestone, and goes on with the best.
+    """Fills brackets with trials, runs each trial to a milestone, and continues with the best.
 
     Bracket ``s`` starts about ``reduction_factor ** s`` trials and halves ``s`` times; the brackets
-    of a band go from many short trials to few long ones. A trial that waits for the others is
+    of a band range from many short trials to few long ones. A trial that waits for the others is
     paused, so training functions have to report checkpoints.
 
     Args:
-        time_attr: what counts how far a trial is; it must grow.
-        metric, mode: what is compared; by default the ``TuneConfig``'s.
-        max_t: where every trial ends.
-        reduction_factor: the share that goes on is one over this.
-        stop_last_trials: end trials at ``max_t``; else they run to their own end.
+        time_attr: the result that measures a trial's progress; it must grow.
+        metric, mode: how trials are compared; by default the ``TuneConfig``'s.
+        max_t: every trial ends here.
+        reduction_factor: one in this many trials continues after each halving.
+        stop_last_trials: end trials at ``max_t``; False: they run to their own end.
     """
 
     needs_metric = True
@@ -45,29 +45,29 @@ class HyperBandScheduler(TrialScheduler):
         if reduction_factor <= 1:
             raise ValueError(
                 f"HyperBandScheduler(reduction_factor={reduction_factor!r}): must be above 1; one "
-                "over it is the share that goes on."
+                "over it is the share of trials that continues."
             )
         self._time_attr = time_attr
         self._max_t = max_t
         self._factor = reduction_factor
         self._stop_last_trials = stop_last_trials
         self._halvings = round(math.log(max_t) / math.log(reduction_factor))
-        self._next = self._halvings
+        self._next_halvings = self._halvings
         self._filling: _Bracket | None = None
         self._bracket_of: dict[str, _Bracket] = {}
         self._ready: dict[str, Any] = {}
         self._stopped = 0
-        self._made = 0
+        self._num_brackets = 0
 
     def on_trial_add(self, tune_controller: TuneController, trial: Any) -> None:
-        """Put it into the bracket that is being filled."""
+        """Add the trial to the bracket that is being filled."""
         if self._filling is None:
-            halvings = self._next
-            self._next = self._halvings if halvings == 0 else halvings - 1
+            halvings = self._next_halvings
+            self._next_halvings = self._halvings if halvings == 0 else halvings - 1
             size = math.ceil((self._halvings + 1) / (halvings + 1) * self._factor**halvings)
             first = max(1.0, self._max_t * self._factor**-halvings)
             self._filling = _Bracket(size, first, self._max_t, self._factor)
-            self._made += 1
+            self._num_brackets += 1
         bracket = self._filling
         bracket.trials[trial.trial_id] = trial
         self._bracket_of[trial.trial_id] = bracket
@@ -77,7 +77,7 @@ class HyperBandScheduler(TrialScheduler):
     def on_trial_result(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any]
     ) -> Decision:
-        """Pause it at its milestone; the last one there decides who goes on."""
+        """Pause a trial at its milestone; when the last one arrives, the best continue."""
         self._ready.pop(trial.trial_id, None)
         bracket = self._bracket_of.get(trial.trial_id)
         reached = read_time(result, self._time_attr)
@@ -85,7 +85,7 @@ class HyperBandScheduler(TrialScheduler):
         if bracket is None or reached is None or score is None:
             return self.CONTINUE
         if trial.trial_id in bracket.arrived:
-            # Replayed: it had been let on when nobody else was to come.
+            # Only in a replay: the trial continued because no other trial was left to arrive.
             self._close(bracket)
             bracket.advance()
         if reached >= self._max_t and self._stop_last_trials:
@@ -96,8 +96,8 @@ class HyperBandScheduler(TrialScheduler):
         bracket.arrived[trial.trial_id] = score
         if not bracket.complete:
             return self.PAUSE
-        going_on = self._halve(tune_controller, bracket, current=trial)
-        if trial.trial_id not in going_on:
+        survivors = self._halve(tune_controller, bracket, current=trial)
+        if trial.trial_id not in survivors:
             self._stopped += 1
             return self.STOP
         del self._ready[trial.trial_id]
@@ -106,34 +106,33 @@ class HyperBandScheduler(TrialScheduler):
     def on_trial_complete(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any] | None
     ) -> None:
-        """The others do not wait for it any more."""
+        """Remove the trial: the others do not wait for it any more."""
         self._leave(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:
-        """The others do not wait for it any more."""
+        """Remove the trial: the others do not wait for it any more."""
         self._leave(tune_controller, trial)
 
-    def on_trial_remove(self, tune_controller: TuneController, trial: Any) -> None:
-        """The others do not wait for it any more."""
-        self._leave(tune_controller, trial)
+    on_trial_remove = on_trial_error
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Any | None:
-        """A new trial, else one that was found good enough to go on.
+        """A pending trial, else a paused one that survived its halving.
 
-        When only waiting ones are left nobody else will come: their brackets go on as they are.
+        When only paused trials are left, no other will arrive: their brackets are halved as they
+        are.
         """
-        live = tune_controller.get_live_trials()
-        for trial in live:
+        unfinished = tune_controller.get_live_trials()
+        for trial in unfinished:
             if trial.status == "PENDING":
                 return trial
         found = self._take_ready()
-        if found is not None or any(trial.status == "RUNNING" for trial in live):
+        if found is not None or any(trial.status == "RUNNING" for trial in unfinished):
             return found
         if self._filling is not None:
             self._close(self._filling)
-        waiting = [self._bracket_of[t.trial_id] for t in live if t.trial_id in self._bracket_of]
-        for bracket in dict.fromkeys(waiting):
-            # A restored trial may have paused without arriving: it runs until it does.
+        found_brackets = [self._bracket_of.get(trial.trial_id) for trial in unfinished]
+        for bracket in dict.fromkeys(filter(None, found_brackets)):
+            # A restored trial may have paused before its milestone: let it run until it arrives.
             for trial_id, trial in bracket.trials.items():
                 if trial.status == "PAUSED" and trial_id not in bracket.arrived:
                     self._ready[trial_id] = trial
@@ -142,8 +141,8 @@ class HyperBandScheduler(TrialScheduler):
         return self._take_ready()
 
     def debug_string(self) -> str:
-        """How many brackets there are, and how many trials it stopped."""
-        return f"HyperBand: {self._made} bracket(s), {self._stopped} stopped"
+        """The number of brackets, and of stopped trials."""
+        return f"HyperBand: {self._num_brackets} bracket(s), {self._stopped} stopped"
 
     def _close(self, bracket: _Bracket) -> None:
         bracket.closed = True
@@ -156,12 +155,12 @@ class HyperBandScheduler(TrialScheduler):
             if trial.status == "PAUSED":
                 del self._ready[trial_id]
                 return trial
-            if trial.status != "RUNNING":  # it is over; one that still runs is about to pause
+            if trial.status != "RUNNING":  # it is over; a running trial is about to pause
                 del self._ready[trial_id]
         return None
 
     def _halve(self, tune_controller: TuneController, bracket: _Bracket, current: Any) -> set[str]:
-        """Stop all but the best of a bracket. The rest may go on to the next milestone."""
+        """Stop all but the best trials of a bracket; returns the ids of the best."""
         keep = max(1, math.floor(len(bracket.arrived) / self._factor))
         ranked = sorted(bracket.arrived, key=lambda trial_id: bracket.arrived[trial_id])
         worse, better = ranked[:-keep], ranked[-keep:]
@@ -188,7 +187,7 @@ class HyperBandScheduler(TrialScheduler):
 
 
 class _Bracket:
-    """Trials that are halved together."""
+    """Trials that are compared and halved together."""
 
     def __init__(self, size: int, first: float, max_t: float, factor: float) -> None:
         self.size = size
@@ -200,11 +199,11 @@ class _Bracket:
         self.arrived: dict[str, float] = {}
 
     def advance(self) -> None:
-        """To the next milestone; nobody is there yet."""
+        """Move to the next milestone, where no trial has arrived yet."""
         self.milestone = min(self.milestone * self._factor, self._max_t)
         self.arrived.clear()
 
     @property
     def complete(self) -> bool:
-        """Whether all are at the milestone, and no other will be added."""
+        """Whether all trials are at the milestone, and no other will be added."""
         return self.closed and bool(self.trials) and len(self.arrived) == len(self.trials)

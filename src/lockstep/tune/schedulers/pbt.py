@@ -1,4 +1,4 @@
-"""Population based training: the worst trials go on from the best ones, with changed configs."""
+"""Population based training: the worst trials continue from the best, with changed configs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.tune.schedulers.explore import check_mutations, explore, fill
 from lockstep.tune.schedulers.scoring import check_positive, read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
@@ -19,30 +20,31 @@ GLOBAL_LOG = "pbt_global.txt"
 
 
 class PopulationBasedTraining(TrialScheduler):
-    """Every ``perturbation_interval``, a trial among the worst takes over one of the best.
+    """At each ``perturbation_interval``, the worst trials exploit the best ones.
 
-    It goes on from the newest checkpoint of that one, with its config changed a little, so a
-    training function has to report checkpoints, and to start from ``tune.get_checkpoint()``.
-    Which trial took over which, and with what config, is in the experiment directory:
-    ``pbt_global.txt``, and ``pbt_policy_<trial id>.txt`` with the whole ancestry of a trial.
+    A trial that exploits a donor continues from the donor's newest checkpoint, with the donor's
+    config changed a little. So a training function has to report checkpoints, and to start from
+    ``tune.get_checkpoint()``. The experiment directory records which trial exploited which, and
+    with what config: ``pbt_global.txt``, and ``pbt_policy_<trial id>.txt`` with the complete
+    ancestry of a trial.
 
     Args:
-        time_attr: what counts how far a trial is; it must grow.
-        metric, mode: what is compared; by default the ``TuneConfig``'s.
-        perturbation_interval: how far a trial comes between two comparisons.
-        burn_in_period: how far it comes before the first.
+        time_attr: the result that measures a trial's progress; it must grow.
+        metric, mode: how trials are compared; by default the ``TuneConfig``'s.
+        perturbation_interval: the time between two comparisons of a trial.
+        burn_in_period: no comparison before this time.
         hyperparam_mutations: which values change, and to what: a domain such as
             ``tune.loguniform(…)``, a list of values, a function without arguments, or a dict of
-            them for a nested config. What a config does not have at first is drawn from it.
-        quantile_fraction: the share of the trials that is among the worst, and among the best; 0
-            to 0.5.
-        resample_probability: how often a value is drawn anew instead of changed a little.
-        perturbation_factors: a number changes by one of these factors; a value of a list to one
-            of its neighbours.
+            them for a nested config. A value that a config lacks at first is drawn from it.
+        quantile_fraction: the share of the trials that counts as the worst, and as the best; 0 to
+            0.5.
+        resample_probability: how often a value is resampled instead of perturbed.
+        perturbation_factors: a number is multiplied by one of these factors; a value of a list
+            changes to one of its neighbours.
         custom_explore_fn: ``config -> config``, called last.
         log_config: write the logs.
         require_attrs: a result without the metric or the time is an error.
-        synch: wait at each interval until all trials are there.
+        synch: wait at each interval until all trials have reached it.
         seed: makes the changes reproducible.
     """
 
@@ -74,7 +76,7 @@ class PopulationBasedTraining(TrialScheduler):
             ("quantile_fraction", quantile_fraction, 0.5),
             ("resample_probability", resample_probability, 1.0),
         ):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            number = is_number(value)
             if not number or not 0 <= value <= most:
                 raise ValueError(f"{owner}({name}={value!r}): expected a number from 0 to {most}.")
         if not perturbation_factors:
@@ -103,7 +105,7 @@ class PopulationBasedTraining(TrialScheduler):
         self._members: dict[str, _Member] = {}
         self._population: int | None = None
         self._filled = 0
-        self._next_meeting = max(perturbation_interval, burn_in_period)
+        self._next_sync = max(perturbation_interval, burn_in_period)
         self._perturbations = 0
         by_iteration = time_attr == "training_iteration"
         self.checkpoint_frequency = max(1, int(perturbation_interval)) if by_iteration else 1
@@ -115,18 +117,18 @@ class PopulationBasedTraining(TrialScheduler):
         return taken
 
     def complete_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Draw the values that are to be mutated and that the config does not have."""
+        """Draw the mutated values that the config lacks."""
         self._filled += 1
         return fill(config, self._mutations, self._random("config", self._filled))
 
     def on_trial_add(self, tune_controller: TuneController, trial: Any) -> None:
-        """One more in the population."""
+        """Add the trial to the population."""
         self._members[trial.trial_id] = _Member(len(self._members), trial)
 
     def on_trial_result(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any]
     ) -> Decision:
-        """At each interval: go on, or take over a better one."""
+        """At each interval: continue, or exploit a better trial."""
         reached = read_time(result, self._time_attr)
         score = read_score(result, self.metric, self.mode)
         if reached is None or score is None:
@@ -141,81 +143,79 @@ class PopulationBasedTraining(TrialScheduler):
         member.reached, member.current = reached, score
         member.iteration = int(result.get("training_iteration", 0))
         if self._synch:
-            return self._meet(tune_controller, member)
+            return self._arrive(tune_controller, member)
         if reached < self._burn_in or reached - member.perturbed_at < self._interval:
             return self.CONTINUE
         member.perturbed_at, member.score = reached, score
         worst, best = self._quantiles()
-        if member in worst and self._take_over(tune_controller, member, best):
+        if member in worst and self._exploit_best(tune_controller, member, best):
             return self.PAUSE
         return self.PAUSE if self._others_wait(tune_controller) else self.CONTINUE
 
     def on_trial_complete(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any] | None
     ) -> None:
-        """It is not compared any more, and those who meet do not wait for it."""
+        """Leave the trial out of comparisons; trials that wait for all do not wait for it."""
         self._ended(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:
-        """It is not compared any more, and those who meet do not wait for it."""
+        """Leave the trial out of comparisons; trials that wait for all do not wait for it."""
         self._ended(tune_controller, trial)
 
-    def on_trial_remove(self, tune_controller: TuneController, trial: Any) -> None:
-        """It is not compared any more, and those who meet do not wait for it."""
-        self._ended(tune_controller, trial)
+    on_trial_remove = on_trial_error
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Any | None:
-        """The waiting trial that is furthest behind, so that all come along."""
+        """The waiting trial with the least progress, so that all advance together."""
         chosen = None
         for trial in tune_controller.get_live_trials():
             if trial.status not in ("PENDING", "PAUSED"):
                 continue
             member = self._members[trial.trial_id]
-            if self._synch and trial.status == "PAUSED" and member.reached >= self._next_meeting:
-                continue  # it waits for the others
+            if self._synch and trial.status == "PAUSED" and member.reached >= self._next_sync:
+                continue  # waits for the others
             if chosen is None or member.reached < chosen.reached:
                 chosen = member
         return None if chosen is None else chosen.trial
 
     def debug_string(self) -> str:
-        """How often a trial took over another."""
+        """How often a trial exploited another."""
         return f"PopulationBasedTraining: {self._perturbations} perturbation(s)"
 
     def _others_wait(self, tune_controller: TuneController) -> bool:
-        """Whether a trial makes room: for one that waits, or one that is still to come."""
+        """Whether a trial should pause for another that waits, or will be added."""
         if self._population is not None and len(self._members) < self._population:
             return True
         return any(t.status in ("PENDING", "PAUSED") for t in tune_controller.get_live_trials())
 
     def _ended(self, tune_controller: TuneController, trial: Any) -> None:
         self._members[trial.trial_id].over = True
-        if self._synch and self._all_met():
-            self._hold_meeting(tune_controller)
+        if self._synch and self._all_arrived():
+            self._synchronise(tune_controller)
 
-    def _meet(self, tune_controller: TuneController, member: _Member) -> Decision:
-        if member.reached < self._next_meeting:
+    def _arrive(self, tune_controller: TuneController, member: _Member) -> Decision:
+        if member.reached < self._next_sync:
             return self.CONTINUE
         member.score = member.current
-        if not self._all_met():
+        if not self._all_arrived():
             return self.PAUSE
-        return self.PAUSE if self._hold_meeting(tune_controller, member) else self.CONTINUE
+        return self.PAUSE if self._synchronise(tune_controller, member) else self.CONTINUE
 
-    def _all_met(self) -> bool:
+    def _all_arrived(self) -> bool:
         if self._population is not None and len(self._members) < self._population:
             return False
-        live = [member for member in self._members.values() if not member.over]
-        return bool(live) and all(member.reached >= self._next_meeting for member in live)
+        unfinished = [member for member in self._members.values() if not member.over]
+        return bool(unfinished) and all(m.reached >= self._next_sync for m in unfinished)
 
-    def _hold_meeting(self, tune_controller: TuneController, last: _Member | None = None) -> bool:
-        """All are there: each of the worst takes over a better one. Whether the last one does."""
+    def _synchronise(self, tune_controller: TuneController, last: _Member | None = None) -> bool:
+        """Let the worst trials exploit the best; whether ``last``, which runs, must pause."""
         worst, best = self._quantiles()
-        took_over = [m for m in worst if self._take_over(tune_controller, m, best)]
+        exploiting = [m for m in worst if self._exploit_best(tune_controller, m, best)]
         furthest = max(member.reached for member in self._members.values())
-        while self._next_meeting <= furthest:
-            self._next_meeting += self._interval
-        return last in took_over or (last is not None and self._others_wait(tune_controller))
+        while self._next_sync <= furthest:
+            self._next_sync += self._interval
+        return last in exploiting or (last is not None and self._others_wait(tune_controller))
 
-    def _take_over(
+    def _exploit_best(
         self, tune_controller: TuneController, member: _Member, best: list[_Member]
     ) -> bool:
         candidates = [other for other in best if other.trial.checkpoint is not None]
@@ -235,15 +235,15 @@ class PopulationBasedTraining(TrialScheduler):
             dict(donor.trial.config),
             config,
         ]
-        happens = tune_controller.exploit(member.trial, config, donor.trial.checkpoint)
+        applied = tune_controller.exploit(member.trial, config, donor.trial.checkpoint)
         self._perturbations += 1
-        member.score = None  # it is somebody else now: its old result says nothing
-        if self._log and happens:
+        member.score = None  # of the old weights and config
+        if self._log and applied:
             _write_log(os.path.dirname(str(member.trial.path)), row)
         return True
 
     def _quantiles(self) -> tuple[list[_Member], list[_Member]]:
-        """The worst and the best of those that were compared already and are not over."""
+        """The worst and the best of the unfinished trials that have a score."""
         ranked = [m for m in self._members.values() if m.score is not None and not m.over]
         ranked.sort(key=lambda member: member.score or 0.0)
         if len(ranked) < 2:
@@ -272,18 +272,18 @@ class _Member:
 
 
 def _policy_file(directory: str, trial_id: str) -> str:
-    """Where a trial's ancestry is."""
+    """The file with a trial's ancestry."""
     return os.path.join(directory, f"pbt_policy_{trial_id}.txt")
 
 
 def _write_log(directory: str, row: list[Any]) -> None:
     if not os.path.isdir(directory):
-        return  # on remote storage there is no place for it
+        return  # remote storage cannot append to a file
     line = json.dumps(row, default=str) + "\n"
     with open(os.path.join(directory, GLOBAL_LOG), "a", encoding="utf-8") as file:
         file.write(line)
     own, donor = _policy_file(directory, row[0]), _policy_file(directory, row[1])
-    # From now on its past is the donor's.
+    # The donor's ancestry replaces the trial's own.
     if os.path.exists(donor):
         shutil.copyfile(donor, own)
     elif os.path.exists(own):

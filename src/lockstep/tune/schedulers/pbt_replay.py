@@ -1,4 +1,4 @@
-"""Population based training again, for one trial: with the schedule of configs that was found."""
+"""Repeating population based training for one trial, with the schedule of configs it found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
     """Trains one trial with the configs that a trial of a population went through.
 
     Args:
-        policy_file: its ``pbt_policy_<trial id>.txt``, written by ``PopulationBasedTraining``.
+        policy_file: ``pbt_policy_<trial id>.txt``, written by ``PopulationBasedTraining``.
     """
 
     pauses = True
@@ -39,7 +39,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
         return {**config, **self.config}
 
     def on_trial_add(self, tune_controller: TuneController, trial: Any) -> None:
-        """There may be one trial only."""
+        """Raise for a second trial."""
         self._trials += 1
         if self._trials > 1:
             raise ValueError(
@@ -50,7 +50,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
     def on_trial_result(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any]
     ) -> Decision:
-        """Change the config where the schedule says so."""
+        """Change the config when the schedule says so."""
         config = None
         while (
             self._applied < len(self._changes)
@@ -64,12 +64,12 @@ class PopulationBasedTrainingReplay(TrialScheduler):
         return self.PAUSE
 
     def debug_string(self) -> str:
-        """How many of the changes were made."""
+        """How many changes of the schedule were applied."""
         return f"PopulationBasedTraining replay: {self._applied} of {len(self._changes)} change(s)"
 
 
 def _load(path: str) -> tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]:
-    """The first config, and the others with the iteration at which each begins."""
+    """The first config, and (iteration, config) of each change."""
     with open(path, encoding="utf-8") as file:
         lines = [line for line in file if line.strip()]
     try:

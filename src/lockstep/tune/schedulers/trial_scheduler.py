@@ -1,4 +1,4 @@
-"""TrialScheduler: what decides at each report whether a trial goes on, and which one runs next."""
+"""TrialScheduler: decides at each report whether a trial continues, and which one runs next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Decision = Literal["CONTINUE", "PAUSE", "STOP"]
 
 
 class ScheduledTrial(Protocol):
-    """What a scheduler sees of a trial. It changes nothing in it."""
+    """What a scheduler sees of a trial. A scheduler must not change it."""
 
     trial_id: str
     config: dict[str, Any]
@@ -36,52 +36,52 @@ class ScheduledTrial(Protocol):
 
 
 class TuneController(Protocol):
-    """What a scheduler may ask and order."""
+    """What a scheduler may call."""
 
     def get_trials(self) -> Sequence[Any]:
-        """Every trial there has been."""
+        """Every trial so far."""
 
     def get_live_trials(self) -> Sequence[Any]:
-        """Those that are not over: pending, running and paused, in the order they were added."""
+        """The pending, running and paused trials, in the order they were added."""
 
     def stop_trial(self, trial: Any) -> None:
-        """End a trial that is pending, paused, or on its way to a pause.
+        """End a trial that is pending, paused, or about to pause.
 
-        One that runs is ended by returning ``STOP`` at its report.
+        A running trial ends when ``on_trial_result`` returns ``STOP``.
         """
 
     def exploit(self, trial: Any, config: Mapping[str, Any], checkpoint: Any) -> bool:
-        """Let it go on with this config, from that checkpoint.
+        """Let a trial continue with this config, from that checkpoint.
 
-        The trial is paused, on its way to a pause, or the one for which ``PAUSE`` is about to be
-        returned. The checkpoint may be another run's, whose ``num_to_keep`` lets it go soon: it is
-        taken at once. ``checkpoint=None`` is the trial's own newest.
+        The trial is paused, about to pause, or the one for which ``PAUSE`` is about to be returned.
+        The checkpoint may be another trial's: it is protected from that trial's ``num_to_keep``
+        until it is copied. ``checkpoint=None`` is the trial's own newest one.
 
         Returns:
-            Whether it will. False while a restore replays what had happened.
+            Whether the trial will. False while a restore replays earlier events.
         """
 
 
 class TrialScheduler:
-    """Decides at each report whether a trial goes on, and which of the waiting ones runs next.
+    """Decides at each report whether a trial continues, and which waiting trial runs next.
 
     The contract:
 
     - ``set_search_properties`` is called once, before anything else. Then, for each trial:
-      ``complete_config`` (not when it is restored), ``on_trial_add``, ``on_trial_result`` for each
-      report, and once ``on_trial_complete`` (it finished, or was stopped, also at this very
-      report), ``on_trial_error`` (it failed) or ``on_trial_remove`` (it was stopped while it did
-      not run).
+      ``complete_config`` (not for a restored trial), ``on_trial_add``, ``on_trial_result`` for each
+      report, and once ``on_trial_complete`` (the trial finished, or was stopped, also at this
+      report), ``on_trial_error`` (it failed) or ``on_trial_remove`` (it was stopped while it was
+      not running).
     - Every call comes from one thread, one at a time. ``on_trial_result`` is called while the
-      workers wait for their answer, so it should be quick. Its decision reaches all ranks of the
-      trial at this very report.
-    - ``choose_trial_to_run`` is asked when there is room, and after as many new trials were added
-      as may be: when nothing is pending or running then, no other trial will come.
-    - ``PAUSE`` frees the workers. When the trial is chosen again it goes on from its newest
+      workers wait for the answer, so it should be quick. The decision reaches all ranks of the
+      trial at this report.
+    - ``choose_trial_to_run`` is called when there is room, and after all possible new trials were
+      added: if no trial is pending or running then, no other will be added.
+    - ``PAUSE`` frees the workers. When the trial is chosen again it resumes from its newest
       checkpoint, or starts over if it has none.
-    - Nothing of it is pickled. ``Tuner.restore`` makes it anew and replays what had happened;
-      what it decides then is ignored. So its decisions should depend on its arguments and on
-      what it was told, and on nothing else.
+    - A scheduler's state is never pickled. ``Tuner.restore`` recreates the scheduler, replays all
+      earlier events to it, and ignores its decisions meanwhile. So decisions should depend on the
+      scheduler's arguments and on the events, and on nothing else.
     """
 
     CONTINUE: Decision = "CONTINUE"
@@ -89,11 +89,11 @@ class TrialScheduler:
     STOP: Decision = "STOP"
 
     needs_metric = False
-    """Whether it compares trials, so that there has to be a metric and a mode."""
+    """Whether the scheduler compares trials, and so needs a metric and a mode."""
     pauses = False
-    """Whether it ever returns ``PAUSE``: ``Trainable`` classes then save when they are stopped."""
+    """Whether it may return ``PAUSE``: then ``Trainable`` classes save when they are stopped."""
     checkpoint_frequency = 0
-    """How often it needs ``Trainable`` classes to save if they are not told otherwise."""
+    """After how many steps ``Trainable`` classes save, if the ``CheckpointConfig`` does not say."""
 
     # For subclasses that do not call super().__init__().
     _metric: str | None = None
@@ -106,28 +106,28 @@ class TrialScheduler:
 
     @property
     def metric(self) -> str | None:
-        """What is compared."""
+        """The metric by which trials are compared."""
         return self._metric
 
     @property
     def mode(self) -> str | None:
-        """Whether little or much of it is wanted."""
+        """``"min"`` or ``"max"``: which values of the metric are better."""
         return self._mode
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """Take the ``TuneConfig``'s metric and mode where the scheduler has none of its own.
+        """Take the ``TuneConfig``'s metric and mode if the scheduler has none of its own.
 
-        One that was used before starts over, with what it was made with.
+        A scheduler that was used before starts over, with its original arguments.
 
         Args:
             metric, mode: the ``TuneConfig``'s.
-            spec: ``num_trials``: how many trials there will be, None if that is not known.
+            spec: ``num_trials``: how many trials there will be; None if not known.
 
         Returns:
-            False where it has others, which the ``Tuner`` then says.
+            False if the scheduler has others; then the ``Tuner`` raises.
 
         Raises:
-            ValueError: it needs a metric and a mode, and there is none.
+            ValueError: the scheduler needs a metric and a mode, and there is none.
         """
         self._start_over()
         for own, given in ((self._metric, metric), (self._mode, mode)):
@@ -145,7 +145,7 @@ class TrialScheduler:
     def _start_over(self) -> None:
         unused: dict[str, Any] | None = vars(self).pop("_unused", None)
         if unused is None:
-            # An own scheduler may hold what cannot be copied: that one is not used twice.
+            # A user's scheduler that cannot be copied keeps its state when it is used twice.
             with contextlib.suppress(TypeError):
                 unused = copy.deepcopy(vars(self))
         else:
@@ -154,22 +154,22 @@ class TrialScheduler:
         vars(self)["_unused"] = unused
 
     def complete_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The config of a new trial, with what the scheduler itself has to say on it."""
+        """The config of a new trial, completed with the scheduler's own values."""
         return config
 
     def on_trial_add(self, tune_controller: TuneController, trial: Any) -> None:
-        """A trial exists now; it is pending."""
+        """A new trial was added; it is pending."""
 
     def on_trial_result(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any]
     ) -> Decision:
-        """A trial reported. What now?"""
+        """A trial reported: returns whether it continues, pauses or stops."""
         return self.CONTINUE
 
     def on_trial_complete(
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any] | None
     ) -> None:
-        """A trial has finished or was stopped."""
+        """A trial has finished, or was stopped at a report."""
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:
         """A trial has failed, for good."""
@@ -188,12 +188,12 @@ class TrialScheduler:
         return paused
 
     def debug_string(self) -> str:
-        """One line on where it stands, for the display."""
+        """One line on the scheduler's progress, for the display."""
         return type(self).__name__
 
 
 class FIFOScheduler(TrialScheduler):
-    """Runs the trials in the order they come, each to its end."""
+    """Runs the trials in the order they were added, each to its end."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What proposes the configs of trials."""
+"""Searchers: they propose the configs of trials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
-    """The searcher of that name, ``"random"`` or ``"optuna"``, made with these arguments."""
+    """Create the searcher of this name, ``"random"`` or ``"optuna"``, with these arguments."""
     name = search_alg.lower() if isinstance(search_alg, str) else search_alg
     if name in ("random", "variant_generator"):
         return BasicVariantGenerator(**kwargs)
@@ -31,5 +31,5 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
         return OptunaSearch(**kwargs)
     raise ValueError(
         f"create_searcher({search_alg!r}): unknown; expected 'random' or 'optuna', whose samplers "
-        "do what other libraries do."
+        "cover what other libraries offer."
     )

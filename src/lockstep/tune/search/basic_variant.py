@@ -1,4 +1,4 @@
-"""Random search and grid search: each config is worked out from its number alone."""
+"""Random search and grid search: each config is computed from its number alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from lockstep.checks import is_int
 from lockstep.tune.search.sample import Domain, as_random
 from lockstep.tune.search.searcher import Searcher
 from lockstep.tune.search.space import Space, contains, is_grid
@@ -17,11 +18,11 @@ class BasicVariantGenerator(Searcher):
     """Every point of the grids, ``num_samples`` times, with random values for the rest.
 
     Args:
-        points_to_evaluate: configs (or parts of them) to try first. Each takes the place of one
-            of ``num_samples``; what it leaves open is drawn as usual.
+        points_to_evaluate: configs (or parts of them) to try first. Each replaces one of
+            ``num_samples``; the values that it lacks are drawn as usual.
         max_concurrent: at most this many trials at a time; 0: no limit.
         constant_grid_search: draw the random values once for each pass through the grid, so that
-            its points differ in nothing else.
+            the points of a pass differ in the grid's values only.
         random_state: a seed, a ``random.Random`` or a numpy generator. The same seed gives the
             same configs.
     """
@@ -34,10 +35,10 @@ class BasicVariantGenerator(Searcher):
         random_state: Any = None,
     ) -> None:
         super().__init__()
-        if isinstance(max_concurrent, bool) or not isinstance(max_concurrent, int):
+        if not is_int(max_concurrent):
             raise TypeError(
-                f"BasicVariantGenerator(max_concurrent={max_concurrent!r}): expected a whole "
-                "number; 0 means no limit."
+                f"BasicVariantGenerator(max_concurrent={max_concurrent!r}): expected an "
+                "integer; 0 means no limit."
             )
         if max_concurrent < 0:
             raise ValueError(
@@ -47,12 +48,12 @@ class BasicVariantGenerator(Searcher):
         self._points = check_points("BasicVariantGenerator", points_to_evaluate)
         self._max_concurrent = max_concurrent
         self._constant = bool(constant_grid_search)
-        if isinstance(random_state, int) and not isinstance(random_state, bool):
+        if is_int(random_state):
             self._seed = random_state
         else:
             rng = as_random(random_state)
             self._seed = (random if random_state is None else rng).getrandbits(63)
-        self._live: set[str] = set()
+        self._unfinished: set[str] = set()
         self._suggested = 0
         self._total: int | None = None
         self._space = Space({})
@@ -61,17 +62,17 @@ class BasicVariantGenerator(Searcher):
     def set_search_properties(
         self, metric: Any, mode: Any, config: Mapping[str, Any], **spec: Any
     ) -> bool:
-        """Take the space. Points that do not fit in it raise."""
+        """Take the space. Raises if a point to evaluate is not in it."""
         super().set_search_properties(metric, mode, config, **spec)
         self._suggested = 0
-        self._live.clear()
+        self._unfinished.clear()
         self._space = Space(config)
         self._presets = [Space(_overlay(dict(config), point, ())) for point in self._points]
         self._total = self.num_trials(spec.get("num_samples", 1))
         return True
 
     def num_trials(self, num_samples: int) -> int | None:
-        """As many as the grid has points, ``num_samples`` times; None without a limit."""
+        """``num_samples`` times the number of points of the grid; None without a limit."""
         if num_samples < 0:
             return None
         presets = self._presets[:num_samples]
@@ -83,22 +84,22 @@ class BasicVariantGenerator(Searcher):
         number = self._suggested
         if self._total is not None and number >= self._total:
             return "FINISHED"
-        if self._max_concurrent and len(self._live) >= self._max_concurrent:
+        if self._max_concurrent and len(self._unfinished) >= self._max_concurrent:
             return None
         self._suggested += 1
-        self._live.add(trial_id)
+        self._unfinished.add(trial_id)
         return self._config(number)
 
     def recall(self, trial_id: str, config: Mapping[str, Any]) -> None:
-        """Count it as suggested."""
+        """Count the config as suggested."""
         self._suggested += 1
-        self._live.add(trial_id)
+        self._unfinished.add(trial_id)
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Make room for another one."""
-        self._live.discard(trial_id)
+        """Allow another trial."""
+        self._unfinished.discard(trial_id)
 
     def _config(self, number: int) -> dict[str, Any]:
         within = number
@@ -125,7 +126,7 @@ def check_points(owner: str, points: Any) -> list[dict[str, Any]]:
 
 
 def _overlay(space: dict[str, Any], point: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """The space with a point's values in place of its domains."""
+    """The space, with a point's values instead of its domains."""
     for key, value in point.items():
         name = "/".join([*path, str(key)])
         if key not in space:

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from lockstep.checks import check_seed
 from lockstep.metrics import look_up
 from lockstep.tune.search.basic_variant import check_points
 from lockstep.tune.search.optuna_space import OptunaSpace, open_space
@@ -26,16 +27,16 @@ class OptunaSearch(Searcher):
     Args:
         space: by default the ``param_space`` of the ``Tuner``. Or a dict of domains or of Optuna
             distributions, or a function that is given an Optuna trial, calls its ``suggest_…``
-            methods, and returns None or a dict of further values.
-        metric, mode: what is searched for; by default the ``TuneConfig``'s. Lists for several
+            methods, and returns None or a dict of more values.
+        metric, mode: what to optimise; by default the ``TuneConfig``'s. Lists for several
             objectives.
         points_to_evaluate: configs (or parts of them) to try first.
         sampler: an ``optuna.samplers`` object; by default a ``TPESampler``.
-        study_name: the name of the study, where there is a ``storage``.
-        storage: an ``optuna.storages`` object or its URL, to keep the study in.
+        study_name: the name of the study in ``storage``.
+        storage: an ``optuna.storages`` object or its URL, where the study is stored.
         seed: makes the default sampler reproducible.
-        evaluated_rewards: what ``points_to_evaluate`` are known to give: they are not run, only
-            learned from.
+        evaluated_rewards: the known results of ``points_to_evaluate``: the points are not run, the
+            sampler only learns from them.
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class OptunaSearch(Searcher):
             raise ValueError(
                 f"OptunaSearch(sampler=…, seed={seed!r}): give the seed to the sampler itself."
             )
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise TypeError(f"OptunaSearch(seed={seed!r}): expected a whole number.")
+        check_seed("OptunaSearch", seed)
         self._points = check_points("OptunaSearch", points_to_evaluate)
         self._rewards = None if evaluated_rewards is None else list(evaluated_rewards)
         if self._rewards is not None and len(self._rewards) != len(self._points):
@@ -74,7 +74,7 @@ class OptunaSearch(Searcher):
         self._own_space = space is not None
         self._sampler = sampler or optuna.samplers.TPESampler(seed=seed)
         generators = list(_generators(self._sampler))
-        # Drawn from the sampler's own state, so that its seed decides it.
+        # Drawn from the sampler's own state, so that the sampler's seed determines it.
         self._seed = int(generators[0].randint(2**31 - 1)) if generators else random.getrandbits(31)
         self._study_name = study_name
         self._storage = storage
@@ -84,12 +84,12 @@ class OptunaSearch(Searcher):
     def set_search_properties(
         self, metric: Any, mode: Any, config: Mapping[str, Any], **spec: Any
     ) -> bool:
-        """Take the space, unless there is one already."""
+        """Take the space, unless the searcher has its own."""
         super().set_search_properties(metric, mode, config, **spec)
         if not self._metric or not self._mode:
             raise ValueError(
-                f"OptunaSearch(metric={self._metric!r}, mode={self._mode!r}) does not know what to "
-                "look for; give metric and mode to it or to the TuneConfig."
+                f"OptunaSearch(metric={self._metric!r}, mode={self._mode!r}) has nothing to "
+                "optimise; give metric and mode to it or to the TuneConfig."
             )
         if self._own_space:
             self._open_study()
@@ -106,13 +106,13 @@ class OptunaSearch(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Any] | Literal["FINISHED"] | None:
         """The sampler's next config."""
         space, study = self._opened()
-        asked = len(self._numbers)
-        if self._rewards is None and asked < len(self._points):
-            study.enqueue_trial(space.parameters_of(self._points[asked])[0])
+        suggested = len(self._numbers)
+        if self._rewards is None and suggested < len(self._points):
+            study.enqueue_trial(space.parameters_of(self._points[suggested])[0])
         return self._ask(trial_id)
 
     def recall(self, trial_id: str, config: Mapping[str, Any]) -> None:
-        """Put the trial into the study, unless its storage has it already."""
+        """Add the trial to the study, unless its storage has it already."""
         space, study = self._opened()
         if self._storage is not None:
             for trial in study.get_trials(deepcopy=False):
@@ -127,7 +127,8 @@ class OptunaSearch(Searcher):
             samplers.RandomSampler,
         )
         if not isinstance(self._sampler, learns_from_results_only):
-            # It keeps notes with the trials it was asked for (a generation, say): ask as before.
+            # The sampler stores data with each trial that it samples, such as a generation. So
+            # sample as before; the values are the same if the sampler is deterministic.
             if self._ask(trial_id) == dict(config):
                 return
             study.tell(self._numbers.pop(trial_id), state=optuna.trial.TrialState.FAIL)
@@ -137,17 +138,17 @@ class OptunaSearch(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Let the sampler learn from it."""
+        """Let the sampler learn from the result."""
         number = self._numbers.get(trial_id)
         if number is None:
             return
         optuna = _import_optuna()
         values = [look_up(result or {}, name) for name in self._metrics]
-        learned = not error and all(map(_is_finite, values))
-        state = optuna.trial.TrialState.COMPLETE if learned else optuna.trial.TrialState.FAIL
+        usable = not error and all(map(_is_finite, values))
+        state = optuna.trial.TrialState.COMPLETE if usable else optuna.trial.TrialState.FAIL
         _, study = self._opened()
         with _quiet():
-            study.tell(number, values if learned else None, state=state, skip_if_finished=True)
+            study.tell(number, values if usable else None, state=state, skip_if_finished=True)
 
     @property
     def study(self) -> Any:
@@ -167,7 +168,7 @@ class OptunaSearch(Searcher):
 
     def _ask(self, trial_id: str) -> dict[str, Any]:
         space, study = self._opened()
-        # A generator of its own for each trial: restored searches go on as if nothing had been.
+        # Seeded for each trial: a restored search continues with the same random numbers.
         number = len(self._numbers)
         for generator in _generators(self._sampler):
             generator.seed(zlib.crc32(f"{self._seed}/{number}".encode()))
@@ -194,7 +195,7 @@ class OptunaSearch(Searcher):
             )
         assert self._space is not None
         for point in self._points:
-            self._space.parameters_of(point)  # raises where it does not fit
+            self._space.parameters_of(point)  # raises if it is not in the space
         if self._rewards is not None and not self._study.get_trials(deepcopy=False):
             for point, reward in zip(self._points, self._rewards, strict=True):
                 self._add_evaluated(point, reward)
@@ -206,7 +207,7 @@ class OptunaSearch(Searcher):
         if distributions is None:
             raise ValueError(
                 "OptunaSearch(evaluated_rewards=…) needs a space whose distributions are known "
-                "beforehand; give a dict instead of a function."
+                "in advance; give a dict instead of a function."
             )
         values = list(reward) if isinstance(reward, (list, tuple)) else [reward]
         self._study.add_trial(
@@ -230,7 +231,7 @@ def _import_optuna() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Optuna's own lines on studies it made and parameters that were given."""
+    """Suppress Optuna's log lines about new studies and fixed parameters."""
     logging = _import_optuna().logging
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
@@ -241,7 +242,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _generators(sampler: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """The numpy generators of a sampler and of those inside it, in a fixed order."""
+    """The numpy generators of a sampler and of its inner samplers, in a fixed order."""
     seen = set() if seen is None else seen
     if id(sampler) in seen:
         return

@@ -1,4 +1,4 @@
-"""Search spaces in Optuna's terms: how a config is suggested, and back to its parameters."""
+"""Search spaces for Optuna: from an Optuna trial to a config, and back to its parameters."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _EDGE = 1e-6
 
 
 class OptunaSpace(Protocol):
-    """What can be asked of a space."""
+    """A search space for Optuna."""
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        """A config, its values asked of an Optuna trial."""
+        """A config with values that an Optuna trial suggests."""
 
     def parameters_of(
         self, config: Mapping[str, Any], strict: bool = True
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """A config (or a part of one) as Optuna's parameters, and their distributions if known.
 
-        What is not in the space is left out, or (``strict``) raises.
+        A value that is not in the space is left out, or (``strict``) raises.
         """
 
 
@@ -63,10 +63,10 @@ class _OfDistributions:
         self._flat = flat
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        """Ask for each."""
+        """Suggest a value for each distribution."""
         return _unflatten(
             {
-                name: _ask(trial, name, value) if _is_distribution(value) else value
+                name: _suggest(trial, name, value) if _is_distribution(value) else value
                 for name, value in self._flat.items()
             }
         )
@@ -83,30 +83,30 @@ class _OfDistributions:
 
 
 class _DefinedByRun:
-    """A function that asks an Optuna trial for what it wants."""
+    """A function that calls the ``suggest_…`` methods of an Optuna trial."""
 
     def __init__(self, function: Callable[[Any], dict[str, Any] | None]) -> None:
         self._function = function
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        """What it asked for, and what it returned."""
+        """The suggested values, and the values that the function returned."""
         constants = self._function(trial)
         if constants is not None and not isinstance(constants, dict):
             raise TypeError(
                 f"OptunaSearch(space=…): the function returned {constants!r}; return None, or a "
-                "dict of further values."
+                "dict of more values."
             )
         return _unflatten({**trial.params, **(constants or {})})
 
     def parameters_of(
         self, config: Mapping[str, Any], strict: bool = True
     ) -> tuple[dict[str, Any], None]:
-        """All of it: what the function does not ask for is not used."""
+        """The complete config: Optuna ignores the values that the function does not suggest."""
         return flatten(config), None
 
 
 class _OfDomains:
-    """A ``param_space``: each domain is a parameter, named by its place."""
+    """A ``param_space``: each domain is a parameter, named by its path."""
 
     def __init__(self, space: Mapping[str, Any]) -> None:
         self._space = Space(space)
@@ -114,19 +114,19 @@ class _OfDomains:
         _check_gridless(space, ())
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        """Ask for each domain there is; those inside a choice only if it is chosen."""
+        """Suggest a value for each domain; for one inside a choice, only if it is chosen."""
 
-        def ask(path: Path, domain: Domain, spec: Any) -> Any:
+        def suggest_value(path: Path, domain: Domain, spec: Any) -> Any:
             if isinstance(domain, Function):
                 return domain.func(spec)
-            return _to_value(domain, _ask(trial, _name(path), _distribution(domain)))
+            return _to_value(domain, _suggest(trial, _name(path), _distribution(domain)))
 
-        return self._space.resolve_with(ask)
+        return self._space.resolve_with(suggest_value)
 
     def parameters_of(
         self, config: Mapping[str, Any], strict: bool = True
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What Optuna would have had to suggest for this config."""
+        """The values that Optuna would have suggested for this config."""
         parameters: dict[str, Any] = {}
         distributions: dict[str, Any] = {}
 
@@ -163,12 +163,12 @@ class _OfDomains:
         return parameters, distributions
 
 
-def _ask(trial: Any, name: str, distribution: Any) -> Any:
+def _suggest(trial: Any, name: str, distribution: Any) -> Any:
     if hasattr(distribution, "choices"):
         return trial.suggest_categorical(name, distribution.choices)
     kind = type(distribution).__name__
-    ask = trial.suggest_int if kind.startswith("Int") else trial.suggest_float
-    return ask(
+    suggest = trial.suggest_int if kind.startswith("Int") else trial.suggest_float
+    return suggest(
         name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
     )
 
@@ -177,7 +177,7 @@ def _distribution(domain: Domain) -> Any:
     from optuna import distributions
 
     if isinstance(domain, (Float, Integer)) and _in_log_steps(domain):
-        # Optuna knows no steps of a logarithm: the number of steps is what it chooses.
+        # Optuna has no logarithmic steps, so it chooses the number of steps instead.
         q = domain.q or 1
         return distributions.IntDistribution(
             round(domain.lower / q), round(domain.upper / q), log=True
@@ -186,7 +186,7 @@ def _distribution(domain: Domain) -> Any:
         return distributions.FloatDistribution(domain.lower, domain.upper, domain.log, domain.q)
     if isinstance(domain, Integer):
         return distributions.IntDistribution(domain.lower, domain.upper, domain.log, domain.q)
-    if isinstance(domain, Normal):  # by its quantile: every sampler knows a uniform number
+    if isinstance(domain, Normal):  # by its quantile: every sampler supports a uniform number
         return distributions.FloatDistribution(_EDGE, 1 - _EDGE)
     assert isinstance(domain, Categorical)
     if _is_primitive(domain):
@@ -199,7 +199,7 @@ def _in_log_steps(domain: Float | Integer) -> bool:
 
 
 def _to_value(domain: Domain, parameter: Any) -> Any:
-    """The value that stands for what Optuna suggested."""
+    """The value of the domain for Optuna's parameter."""
     if isinstance(domain, Categorical):
         return parameter if _is_primitive(domain) else domain.categories[parameter]
     if isinstance(domain, Normal):
@@ -211,7 +211,7 @@ def _to_value(domain: Domain, parameter: Any) -> Any:
 
 
 def _to_parameter(domain: Domain, value: Any) -> Any:
-    """What Optuna would have suggested for this value."""
+    """Optuna's parameter for a value of the domain."""
     if isinstance(domain, Categorical):
         return value if _is_primitive(domain) else _category(domain, value)
     if isinstance(domain, Normal):

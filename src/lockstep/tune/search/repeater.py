@@ -1,4 +1,4 @@
-"""A searcher whose configs are tried several times each."""
+"""Running each config of a searcher several times."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from lockstep.checks import check_int
 from lockstep.metrics import look_up
 from lockstep.tune.search.searcher import Searcher
 from lockstep.tune.search.wrapped import WrappedSearcher
@@ -17,19 +18,18 @@ TRIAL_INDEX = "__trial_index__"
 
 
 class Repeater(WrappedSearcher):
-    """Tries each config several times, and tells the searcher the average.
+    """Runs each config several times, and reports the average to the searcher.
 
     ``num_samples`` counts trials: 15 with ``repeat=5`` are three configs.
 
     Args:
         searcher: the searcher.
-        repeat: how often.
+        repeat: how many trials each config gets.
         set_index: number the repetitions: ``config["__trial_index__"]`` is 0, 1, … (for seeds).
     """
 
     def __init__(self, searcher: Searcher, repeat: int = 1, set_index: bool = True) -> None:
-        if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
-            raise ValueError(f"Repeater(repeat={repeat!r}): expected a whole number, 1 or more.")
+        check_int(f"Repeater(repeat={repeat!r})", repeat, 1)
         super().__init__(searcher)
         self.repeat = repeat
         self._set_index = set_index
@@ -37,7 +37,7 @@ class Repeater(WrappedSearcher):
         self._group_of: dict[str, _Group] = {}
 
     def num_trials(self, num_samples: int) -> int | None:
-        """As many as whole groups fit in it."""
+        """The trials of all complete groups."""
         if num_samples < 0:
             return None
         inner = self.searcher.num_trials(max(1, num_samples // self.repeat))
@@ -63,7 +63,7 @@ class Repeater(WrappedSearcher):
         return self._join(trial_id, self._filling)
 
     def recall(self, trial_id: str, config: Mapping[str, Any]) -> None:
-        """Put it into its group; the first of one is the searcher's."""
+        """Add the trial to its group; the searcher recalls the first of a group."""
         if self._filling is None:
             own = {key: value for key, value in config.items() if key != TRIAL_INDEX}
             self.searcher.recall(trial_id, own)
@@ -71,12 +71,12 @@ class Repeater(WrappedSearcher):
         self._join(trial_id, self._filling)
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """The searcher hears of whole groups only."""
+        """Nothing: only averages of complete groups are reported to the searcher."""
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """When the last of a group is over, tell the searcher their average."""
+        """When the last trial of a group is over, report the average to the searcher."""
         group = self._group_of.pop(trial_id, None)
         if group is None:
             return
@@ -122,7 +122,7 @@ def _mean(results: list[Mapping[str, Any]], metric: str) -> float | None:
 
 
 def _copied(node: Any) -> Any:
-    """The same values in dicts and lists of its own."""
+    """A copy of the dicts and lists, with the same values."""
     if isinstance(node, dict):
         return {key: _copied(value) for key, value in node.items()}
     return [_copied(value) for value in node] if isinstance(node, list) else node

@@ -1,7 +1,7 @@
-"""What a hyperparameter may be: the domains of a search space, and the functions that make them.
+"""The domains of a search space, and the functions that create them.
 
-A domain only describes. Whoever draws from it brings the random state, so the same seed gives the
-same values in every order and after every restart.
+A domain has no random state: the caller of ``draw`` brings it. So the same seed gives the same
+values in every order and after every restart.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from lockstep.checks import is_int, is_number
 
 __all__ = [
     "Categorical",
@@ -46,8 +48,8 @@ class Domain:
         """Draw one value, or a list of ``size``.
 
         Args:
-            spec: what the function of ``sample_from`` is given.
-            size: how many.
+            spec: the argument for the function of ``sample_from``.
+            size: how many values.
             random_state: a seed, a ``random.Random`` or a numpy generator; by default Python's own.
         """
         rng = as_random(random_state)
@@ -55,7 +57,7 @@ class Domain:
         return drawn[0] if size == 1 else drawn
 
     def draw(self, rng: random.Random, spec: Any = None) -> Any:
-        """One value."""
+        """Draw one value."""
         raise NotImplementedError
 
     def is_valid(self, value: Any) -> bool:
@@ -73,7 +75,7 @@ class Float(Domain):
     q: float | None = None
 
     def draw(self, rng: random.Random, spec: Any = None) -> float:
-        """One value."""
+        """Draw one value."""
         if self.log:
             drawn = math.exp(rng.uniform(math.log(self.lower), math.log(self.upper)))
             return min(max(quantise(drawn, self.q), self.lower), self.upper)
@@ -83,13 +85,13 @@ class Float(Domain):
         return quantise(steps * self.q, self.q)
 
     def is_valid(self, value: Any) -> bool:
-        """Whether it is a number within the bounds."""
+        """Whether the value is a number within the bounds."""
         return _is_number(value) and self.lower <= value <= self.upper
 
 
 @dataclass(frozen=True)
 class Integer(Domain):
-    """Whole numbers from ``lower`` to ``upper``, both included, in steps of ``q``."""
+    """Integers from ``lower`` to ``upper``, both included, in steps of ``q``."""
 
     lower: int
     upper: int
@@ -97,16 +99,16 @@ class Integer(Domain):
     q: int = 1
 
     def draw(self, rng: random.Random, spec: Any = None) -> int:
-        """One value."""
+        """Draw one value."""
         if self.log:
-            # Half a step beyond both ends, so that they are as likely as their logarithms say.
-            ends = math.log(self.lower - 0.5 * self.q * (self.lower > 0.5 * self.q))
-            drawn = math.exp(rng.uniform(ends, math.log(self.upper + 0.5 * self.q)))
+            # Half a step beyond both bounds: rounding would make the bounds half as likely.
+            lowest = math.log(self.lower - 0.5 * self.q * (self.lower > 0.5 * self.q))
+            drawn = math.exp(rng.uniform(lowest, math.log(self.upper + 0.5 * self.q)))
             return min(max(round(drawn / self.q) * self.q, self.lower), self.upper)
         return rng.randint(self.lower // self.q, self.upper // self.q) * self.q
 
     def is_valid(self, value: Any) -> bool:
-        """Whether it is a whole number within the bounds."""
+        """Whether the value is an integer within the bounds."""
         return _is_number(value) and value == int(value) and self.lower <= value <= self.upper
 
 
@@ -119,26 +121,26 @@ class Normal(Domain):
     q: float | None = None
 
     def draw(self, rng: random.Random, spec: Any = None) -> float:
-        """One value."""
+        """Draw one value."""
         return quantise(rng.gauss(self.mean, self.sd), self.q)
 
     def is_valid(self, value: Any) -> bool:
-        """Whether it is a number."""
+        """Whether the value is a number."""
         return _is_number(value)
 
 
 @dataclass(frozen=True)
 class Categorical(Domain):
-    """One of several values, each as likely as the others. A value may hold domains itself."""
+    """One of several values, all equally likely. A value may contain domains."""
 
     categories: Sequence[Any]
 
     def draw(self, rng: random.Random, spec: Any = None) -> Any:
-        """One of them."""
+        """Draw one of the values."""
         return self.categories[rng.randrange(len(self.categories))]
 
     def is_valid(self, value: Any) -> bool:
-        """Whether it is one of them."""
+        """Whether the value is one of them."""
         return any(value is category or value == category for category in self.categories)
 
     def __len__(self) -> int:
@@ -150,34 +152,34 @@ class Categorical(Domain):
 
 @dataclass(frozen=True)
 class Function(Domain):
-    """What a function of the other values returns."""
+    """The result of a function of the other values."""
 
     func: Callable[[Any], Any]
 
     def draw(self, rng: random.Random, spec: Any = None) -> Any:
-        """What it returns for these other values."""
+        """Call the function with the other values."""
         return self.func(spec)
 
     def is_valid(self, value: Any) -> bool:
-        """Anything is: what a function may return is not known."""
+        """True: a function may return anything."""
         return True
 
 
 def uniform(lower: float, upper: float) -> Float:
-    """A number between the two, evenly."""
+    """A uniformly distributed number between the bounds."""
     _check_bounds("uniform", lower, upper)
     return Float(float(lower), float(upper))
 
 
 def quniform(lower: float, upper: float, q: float) -> Float:
-    """A number between the two, a multiple of ``q``; both ends included."""
+    """A multiple of ``q`` between the bounds, both included."""
     _check_bounds("quniform", lower, upper)
     _check_step("quniform", lower, upper, q)
     return Float(float(lower), float(upper), q=float(q))
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Float:
-    """A number between the two, its logarithm evenly: 1e-4 to 1e-3 as often as 1e-3 to 1e-2.
+    """A number whose logarithm is uniform: 1e-4 to 1e-3 is as likely as 1e-3 to 1e-2.
 
     Any ``base`` gives the same distribution.
     """
@@ -186,7 +188,7 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Float:
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float:
-    """As ``loguniform``, rounded to a multiple of ``q``."""
+    """Like ``loguniform``, rounded to a multiple of ``q``."""
     _check_bounds("qloguniform", lower, upper, log_base=base)
     _check_step("qloguniform", lower, upper, q)
     return Float(float(lower), float(upper), log=True, q=float(q))
@@ -206,41 +208,41 @@ def qrandn(mean: float, sd: float, q: float) -> Normal:
 
 
 def randint(lower: int, upper: int) -> Integer:
-    """A whole number, ``lower`` included, ``upper`` not."""
-    _check_bounds("randint", lower, upper, whole=True)
+    """An integer, ``lower`` included, ``upper`` not."""
+    _check_bounds("randint", lower, upper, integer=True)
     return Integer(int(lower), int(upper) - 1)
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
-    """A whole number, a multiple of ``q``; both ends included."""
-    _check_bounds("qrandint", lower, upper, whole=True)
-    _check_step("qrandint", lower, upper, q, whole=True)
+    """An integer multiple of ``q`` between the bounds, both included."""
+    _check_bounds("qrandint", lower, upper, integer=True)
+    _check_step("qrandint", lower, upper, q, integer=True)
     return Integer(int(lower), int(upper), q=int(q))
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
-    """A whole number by its logarithm, ``lower`` included, ``upper`` not."""
-    _check_bounds("lograndint", lower, upper, whole=True, log_base=base)
+    """An integer whose logarithm is uniform, ``lower`` included, ``upper`` not."""
+    _check_bounds("lograndint", lower, upper, integer=True, log_base=base)
     return Integer(int(lower), int(upper) - 1, log=True)
 
 
 def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
-    """A whole number by its logarithm, a multiple of ``q``; both ends included."""
-    _check_bounds("qlograndint", lower, upper, whole=True, log_base=base)
-    _check_step("qlograndint", lower, upper, q, whole=True)
+    """Like ``lograndint``, a multiple of ``q``; both bounds included."""
+    _check_bounds("qlograndint", lower, upper, integer=True, log_base=base)
+    _check_step("qlograndint", lower, upper, q, integer=True)
     return Integer(int(lower), int(upper), log=True, q=int(q))
 
 
 def choice(categories: Iterable[Any]) -> Categorical:
-    """One of these values. One that is a dict may hold domains: they are drawn if it is chosen."""
+    """One of these values. A dict may contain domains: they are drawn if it is chosen."""
     return Categorical(_listed("choice", "categories", categories))
 
 
 def sample_from(func: Callable[[Any], Any]) -> Function:
-    """What ``func`` returns, given the other values: ``lambda spec: spec.config.width * 2``.
+    """The result of ``func`` for the other values: ``lambda spec: spec.config.width * 2``.
 
-    ``spec.config`` has every value of the space, those of other ``sample_from`` as well, as
-    attributes and by key.
+    ``spec.config`` has every value of the space, also of other ``sample_from``, as attributes and
+    by key.
     """
     if not callable(func) or not takes(func, None):
         raise TypeError(
@@ -251,28 +253,28 @@ def sample_from(func: Callable[[Any], Any]) -> Function:
 
 
 def grid_search(values: Iterable[Any]) -> dict[str, list[Any]]:
-    """Every one of these values is tried, in all combinations with the other grids."""
+    """Try each of these values, in all combinations with the other grids."""
     return {"grid_search": _listed("grid_search", "values", values)}
 
 
 def as_random(state: Any) -> random.Random:
-    """A ``random.Random`` of a seed, of another one, or of a numpy generator."""
+    """A ``random.Random`` from a seed, a ``random.Random`` or a numpy generator."""
     if state is None:
         return random.Random(random.getrandbits(64))
     if isinstance(state, random.Random):
         return state
-    if isinstance(state, int) and not isinstance(state, bool):
+    if is_int(state):
         return random.Random(state)
     for method in ("integers", "randint"):  # numpy's Generator, numpy's RandomState
         if hasattr(state, method):
             return random.Random(int(getattr(state, method)(0, 2**31 - 1)))
     raise TypeError(
-        f"random_state={state!r}: expected a whole number, a random.Random or a numpy generator."
+        f"random_state={state!r}: expected an integer, a random.Random or a numpy generator."
     )
 
 
 def takes(func: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether a function can be called with these arguments, as far as its signature says."""
+    """Whether a function's signature allows a call with these arguments."""
     try:
         inspect.signature(func).bind(*arguments)
     except TypeError:
@@ -294,26 +296,31 @@ def _listed(function: str, name: str, values: Iterable[Any]) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
-def _check_number(function: str, name: str, value: object, whole: bool = False) -> None:
-    wanted = "a whole number" if whole else "a finite number"
-    if not _is_number(value) or (whole and value != int(value)):  # type: ignore[call-overload]
-        raise TypeError(f"tune.{function}({name}={value!r}): expected {wanted}.")
+def _check_number(function: str, name: str, value: object, integer: bool = False) -> None:
+    expected = "an integer" if integer else "a finite number"
+    if not _is_number(value) or (integer and value != int(value)):  # type: ignore[call-overload]
+        raise TypeError(f"tune.{function}({name}={value!r}): expected {expected}.")
 
 
-def _check_positive(function: str, name: str, value: float, whole: bool = False) -> None:
-    _check_number(function, name, value, whole)
+def _check_positive(function: str, name: str, value: float, integer: bool = False) -> None:
+    _check_number(function, name, value, integer)
     if value <= 0:
         raise ValueError(f"tune.{function}({name}={value!r}): must be above 0.")
 
 
 def _check_bounds(
-    function: str, lower: float, upper: float, *, whole: bool = False, log_base: float | None = None
+    function: str,
+    lower: float,
+    upper: float,
+    *,
+    integer: bool = False,
+    log_base: float | None = None,
 ) -> None:
-    _check_number(function, "lower", lower, whole)
-    _check_number(function, "upper", upper, whole)
+    _check_number(function, "lower", lower, integer)
+    _check_number(function, "upper", upper, integer)
     if lower >= upper:
         raise ValueError(
             f"tune.{function}(lower={lower!r}, upper={upper!r}): lower must be below upper."
@@ -321,16 +328,14 @@ def _check_bounds(
     if log_base is None:
         return
     if lower <= 0:
-        raise ValueError(
-            f"tune.{function}(lower={lower!r}): must be above 0, where a logarithm exists."
-        )
+        raise ValueError(f"tune.{function}(lower={lower!r}): must be above 0 to have a logarithm.")
     _check_number(function, "base", log_base)
     if log_base <= 1:
         raise ValueError(f"tune.{function}(base={log_base!r}): must be above 1.")
 
 
-def _check_step(function: str, lower: float, upper: float, q: float, whole: bool = False) -> None:
-    _check_positive(function, "q", q, whole)
+def _check_step(function: str, lower: float, upper: float, q: float, integer: bool = False) -> None:
+    _check_positive(function, "q", q, integer)
     for name, bound in (("lower", lower), ("upper", upper)):
         if not math.isclose(bound / q, round(bound / q), rel_tol=1e-9, abs_tol=1e-9):
             raise ValueError(
@@ -344,6 +349,6 @@ def _check_normal(function: str, mean: float, sd: float) -> None:
 
 
 def quantise(value: float, q: float | None) -> float:
-    """The value as a multiple of ``q``, or as it is without one."""
+    """The value rounded to a multiple of ``q``; unchanged if ``q`` is None."""
     # Twelve digits: 3 × 0.1 is 0.3, not 0.30000000000000004.
     return value if q is None else float(f"{round(value / q) * q:.12g}")

@@ -1,4 +1,4 @@
-"""Searcher: what proposes the configs of trials. An own one is a class with ``suggest``."""
+"""Searcher: proposes the configs of trials. A subclass implements ``suggest``."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ Mode = Literal["min", "max"]
 
 
 class Searcher:
-    """Proposes configs, and is told what became of them.
+    """Proposes configs, and learns from their results.
 
     The contract:
 
-    - ``set_search_properties`` is called once for an experiment, before anything else; what an
-      earlier one has left is forgotten. Then, for each trial:
+    - ``set_search_properties`` is called once for an experiment, before anything else; it discards
+      the state of an earlier experiment. Then, for each trial:
       ``suggest`` (or ``recall``), ``on_trial_result`` for each report, ``on_trial_complete`` once.
     - Every call comes from one thread, one at a time, and should be quick.
-    - Nothing of it is pickled. ``Tuner.restore`` makes it anew and tells it what had happened:
-      ``recall`` in place of ``suggest``, then results and completions as they were. So what it
-      suggests should depend on its arguments and on what it was told, and on nothing else.
+    - A searcher's state is never pickled. ``Tuner.restore`` recreates the searcher and replays all
+      earlier events: ``recall`` instead of ``suggest``, then results and completions. So
+      suggestions should depend on the searcher's arguments and on the events, and on nothing else.
 
     Args:
-        metric: the name of what is searched for; by default the ``TuneConfig``'s. A list where a
-            searcher knows several objectives.
+        metric: the name of the metric to optimise; by default the ``TuneConfig``'s. A list if the
+            searcher supports several objectives.
         mode: ``"min"`` or ``"max"``, one for each metric.
     """
 
     FINISHED = "FINISHED"
-    """``suggest`` returns this when there is nothing left to propose."""
+    """``suggest`` returns this when no config is left to propose."""
 
     # For subclasses that do not call super().__init__().
     _own_objective: tuple[Any, Any] = (None, None)
@@ -49,18 +49,18 @@ class Searcher:
 
     @property
     def metric(self) -> Any:
-        """What is searched for."""
+        """The metric to optimise."""
         return self._metric
 
     @property
     def mode(self) -> Any:
-        """Whether little or much of it is wanted."""
+        """``"min"`` or ``"max"``: which values of the metric are better."""
         return self._mode
 
     def set_search_properties(
         self, metric: Any, mode: Any, config: Mapping[str, Any], **spec: Any
     ) -> bool:
-        """Take what the ``Tuner`` was given, where the searcher has no value of its own.
+        """Take the ``Tuner``'s values where the searcher has none of its own.
 
         Args:
             metric, mode: the ``TuneConfig``'s.
@@ -68,8 +68,8 @@ class Searcher:
             spec: more of the ``TuneConfig``: ``num_samples``.
 
         Returns:
-            Whether ``config`` was taken as the space to search. Where not (as here), a ``config``
-            with domains in it is an error, and its constants are laid under each suggestion.
+            Whether ``config`` was taken as the space to search. If not (as here), domains in
+            ``config`` are an error, and its constants are merged under each suggestion.
         """
         check_objective("TuneConfig", metric, mode)
         own_metric, own_mode = self._own_objective
@@ -78,15 +78,15 @@ class Searcher:
         return False
 
     def num_trials(self, num_samples: int) -> int | None:
-        """How many trials ``num_samples`` makes here; None: as many as there is time for."""
+        """How many trials ``num_samples`` stands for; None: as many as there is time for."""
         return None if num_samples < 0 else num_samples
 
     def suggest(self, trial_id: str) -> dict[str, Any] | Literal["FINISHED"] | None:
-        """The config of a new trial; None: nothing now, ask again when something has changed."""
+        """The config of a new trial; None: nothing now, call again after the next event."""
         raise NotImplementedError
 
     def recall(self, trial_id: str, config: Mapping[str, Any]) -> None:
-        """On restore, in place of ``suggest``: this config had been suggested for this trial."""
+        """Replaces ``suggest`` on a restore: this config was suggested for this trial."""
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial reported."""
@@ -94,11 +94,11 @@ class Searcher:
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A trial is over, for good. ``result`` is its last one, None if it never reported."""
+        """A trial is over. ``result`` is the last one, None if the trial never reported."""
 
 
 def check_objective(owner: str, metric: Any, mode: Any) -> None:
-    """Raise unless the metric is a name (or a list of them) and the mode fits to it."""
+    """Raise unless the metric is a name (or a list of names) and the mode fits to it."""
     metrics = metric if isinstance(metric, (list, tuple)) else [metric]
     if metric is not None and (
         not metrics or not all(isinstance(name, str) and name for name in metrics)

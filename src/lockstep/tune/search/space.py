@@ -1,9 +1,9 @@
 """Search spaces: from a nested ``param_space`` and a number to one resolved config.
 
-Nothing is enumerated: config ``k`` is worked out from ``k``. The grid point is the mixed-radix
-number ``k`` (the first key varies fastest), and each random value comes from a generator of its
-own, keyed by seed, number and place in the space, so neither the order in which configs are asked
-for nor a key that is added elsewhere changes it.
+Nothing is enumerated: config ``k`` is computed from ``k``. The grid point is the mixed-radix number
+``k`` (the first key varies fastest). Each random value comes from a generator of its own, keyed by
+seed, number and path in the space. So the value does not depend on the order in which configs are
+resolved, nor on keys that are added elsewhere.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = [
 ]
 
 Path = tuple[Any, ...]
-"""Where a value is in a space: keys of dicts, indices of lists."""
+"""The path to a value in a space: keys of dicts, indices of lists."""
 
 Draw = Callable[[Path, Domain, Any], Any]
-"""The value of a domain: called with its place, itself, and what ``sample_from`` is given."""
+"""Draws a value: called with the path, the domain, and the argument for ``sample_from``."""
 
 _MISSING = object()
 
 
 def is_grid(node: object) -> bool:
-    """Whether it is what ``tune.grid_search`` returns."""
+    """Whether the node is a result of ``tune.grid_search``."""
     return isinstance(node, dict) and len(node) == 1 and "grid_search" in node
 
 
 def has_unresolved(node: object) -> bool:
-    """Whether there is a domain or a grid anywhere in it."""
+    """Whether the node contains a domain or a grid anywhere."""
     if isinstance(node, Domain) or is_grid(node):
         return True
     return any(has_unresolved(child) for _, child in _children(node))
@@ -65,7 +65,7 @@ def contains(node: Any, value: Any) -> bool:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``base``, dict by dict; neither is changed."""
+    """``over`` merged over ``base``, dict by dict; neither is changed."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -79,8 +79,8 @@ class Space:
     """A ``param_space``, ready to be resolved.
 
     Raises:
-        TypeError: it is not a dict.
-        ValueError: a grid is where it cannot be counted: inside a ``choice``.
+        TypeError: the space is not a dict.
+        ValueError: a grid is inside a ``choice``, where its points cannot be counted.
     """
 
     def __init__(self, param_space: Mapping[str, Any] | None) -> None:
@@ -92,12 +92,12 @@ class Space:
                 "{'lr': tune.loguniform(1e-4, 1e-1)}."
             )
         self._root = dict(param_space)
-        self._counts: dict[int, int] = {}  # of the nodes that hold a grid, by their identity
+        self._counts: dict[int, int] = {}  # id of a node with a grid in it → its points
         self.size = self._count(self._root, ())
-        """How many points the grid has; 1 without one."""
+        """The number of points of the grid; 1 without a grid."""
 
     def resolve(self, point: int, seed: int, draw: int) -> dict[str, Any]:
-        """A config: a point of the grid (they repeat), and the random values of a draw."""
+        """A config: a point of the grid (modulo ``size``), and the random values of a draw."""
 
         def at_random(path: Path, domain: Domain, spec: Any) -> Any:
             return domain.draw(random.Random(f"{seed}/{draw}/{path}"), spec)
@@ -105,7 +105,7 @@ class Space:
         return self.resolve_with(at_random, point)
 
     def resolve_with(self, draw: Draw, point: int = 0) -> dict[str, Any]:
-        """A config: a point of the grid, and what ``draw`` says for each domain."""
+        """A config: a point of the grid, and the value that ``draw`` returns for each domain."""
         tree, _ = self._decode(self._root, point)
         return _Resolution(tree, draw).all()
 
@@ -134,7 +134,7 @@ class Space:
         return total
 
     def _decode(self, node: Any, number: int) -> tuple[Any, int]:
-        """The node with one value of each grid in it, and what is left of the number."""
+        """The node with one value of each of its grids, and the remaining digits of the number."""
         size = self._counts.get(id(node))
         if size is None:
             return node, number
@@ -157,21 +157,21 @@ class Space:
 
 
 class _Resolution:
-    """The random values of one config. Functions may ask for others, which are drawn first."""
+    """The random values of one config. A value that a function uses is drawn before it."""
 
     def __init__(self, tree: dict[str, Any], draw: Draw) -> None:
         self._tree = tree
         self._draw_value = draw
         self._drawn: dict[Path, Any] = {}
-        self._busy: list[Path] = []
+        self._drawing: list[Path] = []
 
     def all(self) -> dict[str, Any]:
-        """The whole config."""
+        """The complete config."""
         resolved: dict[str, Any] = self._resolve((), self._tree)
         return resolved
 
     def view(self, path: Path, node: Any) -> Any:
-        """What a function sees at a place: a value, or a container that resolves when asked."""
+        """What a function sees at a path: a value, or a container that resolves on access."""
         if isinstance(node, Domain):
             return self._draw(path, node)
         return _View(self, path, node) if isinstance(node, (dict, list, tuple)) else node
@@ -189,13 +189,15 @@ class _Resolution:
         found = self._drawn.get(path, _MISSING)
         if found is not _MISSING:
             return found
-        if path in self._busy:
-            circle = " → ".join(_name(p) for p in [*self._busy[self._busy.index(path) :], path])
+        if path in self._drawing:
+            circle = " → ".join(
+                _name(p) for p in [*self._drawing[self._drawing.index(path) :], path]
+            )
             raise ValueError(
                 f"param_space: sample_from functions wait for each other ({circle}); "
                 "let one of them use only values drawn without it."
             )
-        self._busy.append(path)
+        self._drawing.append(path)
         try:
             value = self._draw_value(path, domain, _Spec(_View(self, (), self._tree)))
             if _contains_grid(value):
@@ -206,19 +208,19 @@ class _Resolution:
             if has_unresolved(value):
                 value = self._resolve((*path, _branch(domain, value)), value)
         finally:
-            self._busy.pop()
+            self._drawing.pop()
         self._drawn[path] = value
         return value
 
 
 def _branch(domain: Domain, value: Any) -> int | str:
-    """Which of the values of a choice it is, so that the domains of each have their own place."""
+    """Which value of a choice was drawn, so that the domains of each value have their own path."""
     categories = domain.categories if isinstance(domain, Categorical) else ()
     return next((i for i, category in enumerate(categories) if category is value), "*")
 
 
 class _View(Mapping[Any, Any]):
-    """A dict or list of the space, for the functions of ``sample_from``: keys or attributes."""
+    """A dict or list of the space for ``sample_from``, by key and as attributes."""
 
     def __init__(self, resolution: _Resolution, path: Path, node: Any) -> None:
         self._resolution, self._path, self._node = resolution, path, node
@@ -242,7 +244,7 @@ class _View(Mapping[Any, Any]):
 
 
 class _Spec:
-    """What a function of ``sample_from`` gets: ``spec.config.x``, or ``spec["x"]`` for short."""
+    """The argument of ``sample_from``: ``spec.config.x``, or ``spec["x"]`` for short."""
 
     def __init__(self, config: _View) -> None:
         self.config = config
@@ -255,12 +257,12 @@ class _Spec:
 
 
 def evaluated_params(param_space: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config that are not constants of its space, by their ``a/b`` names."""
+    """The values of a config that are not constants of its space, with ``a/b`` names."""
     return {"/".join(map(str, path)): value for path, value in _varied(param_space, config)}
 
 
 def experiment_tag(number: int, param_space: Any, config: Mapping[str, Any]) -> str:
-    """A trial's number and what was chosen for it, fit for a file name: ``3_lr=0.0100,width=8``."""
+    """A trial's number and its values, fit for a file name: ``3_lr=0.0100,width=8``."""
     varied = sorted(_varied(param_space, config), key=lambda item: [str(key) for key in item[0]])
     if not varied:
         return str(number)
@@ -286,7 +288,7 @@ def _varied(space: Any, config: Any, path: Path = ()) -> Iterator[tuple[Path, An
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # an array, say, which has no single answer
+    except Exception:  # an array, for example, compares element by element
         return one is other
 
 

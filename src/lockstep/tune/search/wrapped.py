@@ -1,4 +1,4 @@
-"""The base of searchers around a searcher."""
+"""The base class of searchers that wrap a searcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["WrappedSearcher"]
 
 
 class WrappedSearcher(Searcher):
-    """Passes everything on to another searcher."""
+    """Passes everything on to the wrapped searcher."""
 
     def __init__(self, searcher: Searcher) -> None:
         if not isinstance(searcher, Searcher):

@@ -1,4 +1,4 @@
-"""What training code for Ray Tune uses besides reporting."""
+"""Helpers for training code, as in Ray Tune."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for a GPU that is still in use, trying a class's checkpoints, flattening dicts."""
+"""Waiting for a free GPU, testing a class's checkpoints, flattening dicts."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def wait_for_gpu(
     retry: int = 20,
     delay_s: float = 5,
 ) -> bool:
-    """Wait until hardly any of a GPU's memory is in use, at the beginning of a trial.
+    """Wait until a GPU's memory is almost unused, at the start of a trial.
 
-    Trials here have GPUs of their own, so this is for GPUs that others use, too.
+    Trials do not share GPUs here, so this is for GPUs that other programs use, too.
 
     Args:
-        gpu_id: its index or UUID; by default the first that this process may see.
-        target_util: the share of its memory, from 0 to 1.
-        retry: how often to look.
-        delay_s: how many seconds to wait in between.
+        gpu_id: index or UUID; by default the first GPU that this process may see.
+        target_util: the share of the memory that may be in use, from 0 to 1.
+        retry: how often to check.
+        delay_s: the seconds between two checks.
 
     Returns:
         True.
 
     Raises:
-        RuntimeError: it is still in use, or there is no such GPU.
+        RuntimeError: the GPU is still in use, or does not exist.
     """
     if gpu_id is None:
         gpu_id = (settings.cuda_visible_devices() or "0").split(",")[0].strip()
@@ -53,7 +53,7 @@ def wait_for_gpu(
             return True
     raise RuntimeError(
         f"wait_for_gpu({gpu_id!r}, target_util={target_util}): {in_use:.0%} of its memory is still "
-        f"in use after {int(retry)} looks, {delay_s} s apart; see nvidia-smi for by whom."
+        f"in use after {int(retry)} checks, {delay_s} s apart; nvidia-smi shows who uses it."
     )
 
 
@@ -65,33 +65,33 @@ def _memory_in_use(gpu_id: int | str) -> float:
         )
     except FileNotFoundError:
         raise RuntimeError(
-            f"wait_for_gpu({gpu_id!r}): there is no nvidia-smi here, which would tell; call it "
-            "only where trials have a GPU."
+            f"wait_for_gpu({gpu_id!r}): there is no nvidia-smi here to ask; call it only "
+            "where trials have a GPU."
         ) from None
     try:
         used, total = (float(number) for number in done.stdout.split(","))
     except ValueError:
-        said = " ".join((done.stdout + done.stderr).split())
-        raise RuntimeError(f"wait_for_gpu({gpu_id!r}): nvidia-smi said: {said}") from None
+        output = " ".join((done.stdout + done.stderr).split())
+        raise RuntimeError(f"wait_for_gpu({gpu_id!r}): nvidia-smi answered: {output}") from None
     return used / total
 
 
 def validate_save_restore(
     trainable_cls: type[Trainable], config: dict[str, Any] | None = None, num_gpus: int = 0
 ) -> bool:
-    """Try in this process whether a class goes on from what it has saved.
+    """Test in this process whether a class resumes from its own checkpoint.
 
     Args:
         trainable_cls: the class.
         config: its hyperparameters.
-        num_gpus: accepted, does nothing: this process has the GPUs it has.
+        num_gpus: accepted and without effect: this process has the GPUs it has.
 
     Returns:
         True.
 
     Raises:
-        ValueError: the restored object does not count on from where the saved one was.
-        Exception: what its methods raise.
+        ValueError: the restored object does not continue the saved one's count of steps.
+        Exception: whatever the class's methods raise.
     """
     first, second = trainable_cls(config), trainable_cls(config)
     try:

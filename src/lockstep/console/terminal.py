@@ -1,4 +1,4 @@
-"""The live panel on a terminal, drawn by rich. Workers' lines scroll by above it."""
+"""The panel on a terminal, redrawn in place by rich. Workers' lines scroll by above it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import contextlib
 import math
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockstep.console.display import Display, Level, write_line
+from lockstep.console.display import Level, ProgressDisplay, write_line
 from lockstep.console.plain import PlainDisplay
-from lockstep.console.reports import ReportLines
 from lockstep.console.status import Progress, RunStatus
 from lockstep.console.text import encodable, without_controls
 
@@ -28,17 +26,17 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ["LiveDisplay"]
+__all__ = ["TerminalDisplay"]
 
 _LEVEL_STYLES = {"info": "", "warning": "yellow", "error": "red"}
 _MAX_BUFFERED_LINES = 1000
 
 _terminal = threading.Lock()
-"""Held by the display that has the panel: there is room for one."""
+"""Held by the display that draws the panel: a terminal has room for one."""
 
 
-class _Frame:
-    """Stands for the newest panel, so that printing a line above it draws that one at once."""
+class _NewestPanel:
+    """Draws the newest panel whenever rich redraws, also when a line is printed above it."""
 
     panel: RenderableType = ""
 
@@ -47,7 +45,7 @@ class _Frame:
 
 
 class _Lines:
-    """Lines above the panel, as they are: thousands a second may come, and none is wrapped."""
+    """Lines to print above the panel, unwrapped. Cheap: thousands may come in a second."""
 
     def __init__(self, lines: list[tuple[str, str | Text]]) -> None:
         self._lines = lines
@@ -67,81 +65,81 @@ class _Lines:
             yield Segment.line()
 
 
-class LiveDisplay(Display):
-    """One panel that is redrawn in place, five times a second at most.
+class TerminalDisplay(ProgressDisplay):
+    """One panel, redrawn in place at most five times a second.
 
-    Lines are gathered and printed above the panel with the next redraw, so a chatty worker costs
-    one redraw for many lines. What the driver's own code prints goes above the panel too. While
-    another run of this process has its panel there, this one writes plain lines, above that.
+    Lines are buffered and printed above the panel with the next redraw, so many lines of a worker
+    cost one redraw. What the driver's own code prints appears above the panel, too. While another
+    run of this process shows its panel, this display writes plain lines above that panel.
     """
 
     interval_s = 0.2
     _plain_kind: type[PlainDisplay] = PlainDisplay
 
-    def __init__(
-        self, *, every_report: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock = clock
-        self._every_report = every_report
-        self._beside: PlainDisplay | None = None
-        self._reports = ReportLines() if every_report else None
-        self._progress: Progress | None = None
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._plain: PlainDisplay | None = None  # used while another run has the panel
         self._live: Live | None = None
-        self._frame = _Frame()
+        self._panel = _NewestPanel()
         self._drawn: RunStatus | None = None
         self._drawn_at = -math.inf
         self._lines: list[tuple[str, str | Text]] = []
+        # Guards the buffered lines and every use of rich: any thread may add lines. Reentrant,
+        # because drawing prints the lines, and a broken terminal is closed from within.
         self._lock = threading.RLock()
 
     def start(self, status: RunStatus) -> None:
-        """Draws the panel for the first time."""
+        """Draw the panel for the first time."""
         from rich.console import Console
         from rich.live import Live
 
         if self._live is not None:
             return
         console = Console(highlight=False, markup=False, emoji=False)
-        # Errors sent to a file belong there; on the terminal they must not hit the panel.
+        # A redirected stderr stays redirected; on the terminal it must not overwrite the panel.
         errors = sys.stderr is not None and sys.stderr.isatty()
-        live = Live(self._frame, console=console, auto_refresh=False, redirect_stderr=errors)
+        live = Live(self._panel, console=console, auto_refresh=False, redirect_stderr=errors)
         if not _terminal.acquire(blocking=False):
-            self._beside = self._plain_kind(every_report=self._every_report, clock=self._clock)
-            self._beside.start(status)
+            self._plain = self._plain_kind(
+                every_report=self._report_lines is not None, clock=self._clock
+            )
+            self._plain.start(status)
             return
         self._live = live
         self._progress = Progress(status, self._clock)
         with self._lock:
-            with self._giving_up_without_terminal():
+            with self._closing_on_broken_terminal():
                 self._live.start()
-                # A killed driver cannot bring a hidden cursor back, so it never stays hidden.
+                # A killed driver could not show the cursor again, so the cursor is never hidden.
                 console.show_cursor(True)
             self._draw()
         atexit.register(self._close)
 
     def update(self, status: RunStatus) -> None:
-        """Keeps the reference."""
-        if self._beside is not None:
-            self._beside.update(status)
-        if self._progress is not None:
-            self._progress.status = status
+        """Keep the newest status."""
+        if self._plain is not None:
+            self._plain.update(status)
+        else:
+            super().update(status)
 
     def refresh(self) -> None:
-        """Prints the lines gathered and redraws the panel, if there is anything new."""
-        if self._beside is not None:
-            self._beside.refresh()
+        """Print the buffered lines and redraw the panel, if anything is new."""
+        if self._plain is not None:
+            self._plain.refresh()
         if self._progress is None:
             return
         now = self._clock()
-        self._add_reports(now)
+        self._flush_reports(now)
+        # Without news the panel is still redrawn once a second: the elapsed time goes on.
         changed = self._progress.status is not self._drawn or bool(self._lines)
         if changed or now >= self._drawn_at + 1:
             with self._lock:
                 self._draw()
 
     def message(self, text: str, level: Level = "info") -> None:
-        """Prints the line above the panel, at once."""
-        if self._beside is not None:
-            self._beside.message(text, level)
+        """Print the line above the panel at once."""
+        if self._plain is not None:
+            self._plain.message(text, level)
             return
         with self._lock:
             if self._live is None:
@@ -150,12 +148,12 @@ class LiveDisplay(Display):
             from rich.text import Text
 
             line = Text(encodable(text))
-            line.stylize(_LEVEL_STYLES[level])  # a span: a style of the text's own is not rendered
+            line.stylize(_LEVEL_STYLES[level])  # as a span: Text(style=…) is not rendered
             self._lines.append(("", line))
             self._print_lines()
 
     def labelled(self, label: str, line: str) -> None:
-        """Prints the line above the panel with the next redraw; its colours stay."""
+        """Print the line, with its colours, above the panel with the next redraw."""
         with self._lock:
             if self._live is None:
                 write_line(f"{label} {line}")
@@ -169,30 +167,24 @@ class LiveDisplay(Display):
             self._add(f"{label} ", AnsiDecoder().decode_line(line))
 
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
-        """Prints a line above the panel, with ``verbose=2``."""
-        if self._beside is not None:
-            self._beside.report(index, metrics)
-        elif self._reports is not None:
-            self._add_plain(self._reports.feed(index, metrics, self._clock()))
+        """Print a line above the panel, with ``verbose=2``."""
+        if self._plain is not None:
+            self._plain.report(index, metrics)
+        else:
+            super().report(index, metrics)
 
-    def finish(self, status: RunStatus, summary: str | None = None) -> None:
-        """Draws the panel for the last time and prints the summary below it."""
-        if self._beside is not None:
-            self._beside.finish(status, summary)
+    def finish(self, status: RunStatus) -> None:
+        """Draw the panel for the last time."""
+        if self._plain is not None:
+            self._plain.finish(status)
         if self._progress is None:
             return
-        self._add_reports(math.inf)
+        self._flush_reports(math.inf)
         self._progress.status = status
         self._close()
         self._progress = None
-        if summary:
-            write_line(summary)
 
-    def _add_reports(self, now: float) -> None:
-        if self._reports is not None:
-            self._add_plain(self._reports.flush(now))
-
-    def _add_plain(self, lines: list[str]) -> None:
+    def _show_reports(self, lines: list[str]) -> None:
         for line in lines:
             self._add(line, "")
 
@@ -206,18 +198,18 @@ class LiveDisplay(Display):
         lines, self._lines = self._lines, []
         if self._live is None or not lines:
             return
-        with self._giving_up_without_terminal():
+        with self._closing_on_broken_terminal():
             self._live.console.print(_Lines(lines), soft_wrap=True)
 
     def _draw(self, *, last: bool = False) -> None:
         if self._live is None or self._progress is None:
             return
         self._drawn, self._drawn_at = self._progress.status, self._clock()
-        self._frame.panel = self._render(self._progress, self._live.console.size, last=last)
+        self._panel.panel = self._render(self._progress, self._live.console.size, last=last)
         if self._lines:
-            self._print_lines()
+            self._print_lines()  # printing above the panel redraws the panel
         else:
-            with self._giving_up_without_terminal():
+            with self._closing_on_broken_terminal():
                 self._live.refresh()
 
     def _render(self, progress: Progress, size: ConsoleDimensions, *, last: bool) -> RenderableType:
@@ -241,7 +233,7 @@ class LiveDisplay(Display):
             return
         try:
             with contextlib.suppress(OSError, ValueError):
-                # Half a line that somebody printed would be lost with the redirection.
+                # rich redirects both: an unfinished line would be lost with the redirection.
                 sys.stdout.flush()
                 sys.stderr.flush()
             with contextlib.suppress(OSError, ValueError):
@@ -250,8 +242,8 @@ class LiveDisplay(Display):
             _terminal.release()
 
     @contextlib.contextmanager
-    def _giving_up_without_terminal(self) -> Iterator[None]:
-        # A terminal that was closed is no reason to end a training run.
+    def _closing_on_broken_terminal(self) -> Iterator[None]:
+        # A closed terminal must not end a training run.
         try:
             yield
         except (OSError, ValueError):

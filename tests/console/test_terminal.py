@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.console.terminal import on_terminal
+from tests.console.pseudo_terminal import on_terminal
 from tests.repository import SRC
 
 
@@ -21,7 +21,7 @@ def test_the_panel_is_redrawn_in_place_and_stays() -> None:
         display.refresh()
     pause()
     display.finish(status("finished", reports=30, metrics={"loss": 0.03125}, elapsed_s=30.04,
-                          checkpoint="checkpoint_000030", attempt=2), "Results are there.")
+                          checkpoint="checkpoint_000030", attempt=2))
     print("the prompt")
     """
     with on_terminal(script) as terminal:
@@ -33,14 +33,14 @@ def test_the_panel_is_redrawn_in_place_and_stays() -> None:
         assert "val/f1" in terminal.text
         assert "/results/exp/my_run" in terminal.text
         assert "attempt" not in terminal.text
-        terminal.go_on()
+        terminal.resume()
         assert terminal.wait() == 0
     lines = terminal.text.splitlines()
-    assert lines[0] == "LiveDisplay"
+    assert lines[0] == "TerminalDisplay"
     assert lines[1].startswith("╭─ my_run ─")
     assert lines[2].startswith("│  ✓ finished  ·  attempt 2  ·  30.0s  ·  30 reports  ·  2 workers")
-    assert lines[-3].startswith("╰")
-    assert lines[-2:] == ["Results are there.", "the prompt"]
+    assert lines[-2].startswith("╰")
+    assert lines[-1] == "the prompt"
     assert terminal.text.count("╭") == 1
     assert terminal.cursor_shown
 
@@ -124,6 +124,7 @@ def test_many_lines_from_threads_are_all_shown_in_order() -> None:
 def test_every_report_with_verbose_2() -> None:
     script = """
     display = make_display(2)
+    display._clock = lambda: 0.0
     display.start(status())
     for n in range(1000):
         display.report(n, {"loss": n})
@@ -133,15 +134,15 @@ def test_every_report_with_verbose_2() -> None:
         assert terminal.wait() == 0
     lines = terminal.text.splitlines()
     assert lines[:2] == ["report 0  loss=0", "report 1  loss=1"]
-    assert sum(line.startswith("report") for line in lines) <= 30
+    assert sum(line.startswith("report") for line in lines) == 9
     assert "more reports not shown)" in terminal.text
 
 
 def test_the_clock_goes_on_without_reports() -> None:
     script = """
-    from lockstep.console.live import LiveDisplay
+    from lockstep.console.terminal import TerminalDisplay
     now = 0.0
-    display = LiveDisplay(clock=lambda: now)
+    display = TerminalDisplay(clock=lambda: now)
     display.start(status("running"))
     for second in range(1, 76):
         now = float(second)
@@ -152,7 +153,7 @@ def test_the_clock_goes_on_without_reports() -> None:
     with on_terminal(script) as terminal:
         terminal.wait_for_pause()
         assert "1:15" in terminal.text
-        terminal.go_on()
+        terminal.resume()
         assert terminal.wait() == 0
 
 
@@ -166,7 +167,7 @@ def test_an_exception_leaves_the_terminal_right(handled: bool) -> None:
         raise RuntimeError("broken")
     except RuntimeError:
         if {handled}:
-            display.finish(status("failed"), "It failed.")
+            display.finish(status("failed"))
         raise
     """
     with on_terminal(script) as terminal:
@@ -185,7 +186,8 @@ def test_ctrl_c_leaves_the_terminal_right() -> None:
     try:
         pause()
     except KeyboardInterrupt:
-        display.finish(status("interrupted"), "Resume with resume='auto'.")
+        display.finish(status("interrupted"))
+        print("the prompt")
     """
     with on_terminal(script) as terminal:
         terminal.wait_for_pause()
@@ -194,7 +196,7 @@ def test_ctrl_c_leaves_the_terminal_right() -> None:
     assert terminal.cursor_shown
     assert "■ interrupted" in terminal.text
     assert terminal.text.count("╭") == 1
-    assert terminal.text.splitlines()[-1] == "Resume with resume='auto'."
+    assert terminal.text.splitlines()[-1] == "the prompt"
 
 
 def test_a_killed_driver_leaves_the_cursor_shown_below_the_panel() -> None:
@@ -236,7 +238,7 @@ def test_the_panel_fits_the_terminal(columns: int, lines: int) -> None:
         assert "saving" in terminal.text
         assert ("╰" if lines > 12 else "checkpoint") in terminal.text
         assert "and " in terminal.text or columns == 200
-        terminal.go_on()
+        terminal.resume()
         assert terminal.wait() == 0
     assert terminal.text.count("╭") == 1
     assert terminal.text.count("✓ finished") == 1
@@ -254,7 +256,7 @@ def test_a_second_run_beside_it_writes_plain_lines() -> None:
     second.report(1, {"loss": 0.5})
     second.message("a word about the other")
     first.finish(status("finished", reports=7))
-    second.finish(status("finished", name="other", reports=2), "The other is done.")
+    second.finish(status("finished", name="other", reports=2))
     third = make_display(1)
     third.start(status(name="third"))
     third.finish(status("preempted", name="third"))
@@ -272,9 +274,8 @@ def test_a_second_run_beside_it_writes_plain_lines() -> None:
     assert lines[4].startswith("╭─ my_run ─")
     below = lines.index(next(line for line in lines if line.startswith("╰"))) + 1
     assert lines[below].startswith("[lockstep] finished · ")
-    assert lines[below + 1] == "The other is done."
-    assert lines[below + 2].startswith("╭─ third ─")
-    assert lines[below + 3].startswith("│  ■ preempted  ·  0.0s")
+    assert lines[below + 1].startswith("╭─ third ─")
+    assert lines[below + 2].startswith("│  ■ preempted  ·  0.0s")
     assert lines[-1] == "the prompt True"
     assert terminal.text.count("╭") == 2
 
@@ -305,14 +306,14 @@ def test_a_terminal_that_was_closed_does_not_end_the_run(tmp_path: Path) -> None
         display.update(status(reports=n))
         display.refresh()
         display.message("nobody sees this")
-    display.finish(status("finished"), "summary")
+    display.finish(status("finished"))
     open({str(tmp_path / "survived")!r}, "w").close()
     os._exit(0)
     """
     with on_terminal(script) as terminal:
         terminal.wait_for_pause()
         terminal.hang_up()
-        terminal.go_on()
+        terminal.resume()
         assert terminal.process.wait() == 0
     assert (tmp_path / "survived").exists()
 
@@ -320,8 +321,8 @@ def test_a_terminal_that_was_closed_does_not_end_the_run(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("call", "environment", "kind"),
     [
-        ("make_display(1)", {}, "LiveDisplay"),
-        ("make_display(2)", {}, "LiveDisplay"),
+        ("make_display(1)", {}, "TerminalDisplay"),
+        ("make_display(2)", {}, "TerminalDisplay"),
         ("make_display(0)", {}, "SilentDisplay"),
         ("make_display(1, interactive_function=True)", {}, "PlainDisplay"),
         ("make_display(1)", {"TERM": "dumb"}, "PlainDisplay"),
@@ -353,7 +354,7 @@ def test_a_breakpoint_works_in_an_interactive_function() -> None:
 
 def test_rich_is_loaded_only_when_a_display_starts() -> None:
     script = (
-        "import sys, lockstep.console, lockstep.console.live, lockstep.console.panel\n"
+        "import sys, lockstep.console, lockstep.console.terminal, lockstep.console.panel\n"
         "lockstep.console.make_display(1)\n"
         "assert 'rich' not in sys.modules"
     )

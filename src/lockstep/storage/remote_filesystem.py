@@ -10,11 +10,14 @@ from urllib.parse import quote, unquote, urlsplit
 from lockstep.errors import StorageError
 from lockstep.storage.base import failing
 
-__all__ = ["Connection", "path_of", "without_secrets"]
+__all__ = ["RemoteFilesystem", "path_of", "without_secrets"]
 
 
-class Connection:
-    """A filesystem, given or made from a URI at first use; shared by a storage and its children."""
+class RemoteFilesystem:
+    """An Arrow filesystem, given or opened from a URI at first use.
+
+    A storage and its children share one. Pickled by its URI where it has one.
+    """
 
     def __init__(self, filesystem: Any = None, uri: str = "") -> None:
         self.uri = uri
@@ -23,14 +26,14 @@ class Connection:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Connection, (self._filesystem, self.uri)
+        return RemoteFilesystem, (self._filesystem, self.uri)
 
-    def filesystem(self) -> Any:
-        """The filesystem, made now where it was not yet."""
+    def get(self) -> Any:
+        """The Arrow filesystem, opened now where it was not yet."""
         return self.resolve()[0]
 
     def resolve(self) -> tuple[Any, str]:
-        """The filesystem and, where it came from a URI, the path the URI stands for."""
+        """The Arrow filesystem and, where it came from a URI, the path the URI stands for."""
         with self._lock:
             if self._filesystem is None:
                 import pyarrow.fs
@@ -41,27 +44,27 @@ class Connection:
                     )
         return self._filesystem, self._path
 
-    def same(self, other: Connection) -> bool:
+    def same(self, other: RemoteFilesystem) -> bool:
         """Whether a path means the same file on both."""
         if self is other or (self.uri and self.uri == other.uri):
             return True
         try:
-            return bool(self.filesystem().equals(other.filesystem()))
+            return bool(self.get().equals(other.get()))
         except StorageError:
             return False
 
 
-def path_of(connection: Connection) -> str:
-    """What a URI's filesystem calls its path, without connecting where that can be told."""
-    parts = urlsplit(connection.uri)
+def path_of(filesystem: RemoteFilesystem) -> str:
+    """The path of the filesystem's URI on it, without connecting where the scheme allows that."""
+    parts = urlsplit(filesystem.uri)
     path = unquote(parts.path).rstrip("/")
     if parts.scheme.lower() in ("s3", "gs", "gcs"):
         return parts.netloc.rpartition("@")[2] + path
     if parts.scheme.lower() in ("hdfs", "viewfs"):
         return path or "/"
-    return connection.resolve()[1].rstrip("/")
+    return filesystem.resolve()[1].rstrip("/")
 
 
 def without_secrets(uri: str) -> str:
-    """The URI for people: without the name and password in it."""
+    """The URI for display: without the user name and password in it."""
     return re.sub(r"://[^/@]*:[^/@]*@", "://", uri)

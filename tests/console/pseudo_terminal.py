@@ -1,4 +1,4 @@
-"""A real terminal for tests: a program on a pty, and the screen it leaves, as pyte sees it."""
+"""A real terminal for tests: runs a program on a pty and keeps the screen, as pyte sees it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pyte
 from tests.repository import SRC
 
 PRELUDE = """
-import os, sys
+import os, select, sys
 os.close(os.open(os.ttyname(1), os.O_RDWR))  # a session leader's first terminal controls it
 from lockstep.console.display import make_display
 from lockstep.console.status import RunStatus
@@ -33,12 +33,15 @@ def status(state="running", **more):
 
 def pause():
     os.write(1, b"\\x1b]2;paused\\x07")  # the window's title: nothing is drawn
+    # A signal that comes just before a blocking read would not wake it: look now and then.
+    while not select.select([0], [], [], 0.05)[0]:
+        pass
     sys.stdin.readline()
 """
 
 
 class Terminal:
-    """What a program on a terminal wrote, and what can be seen of it."""
+    """The output of a program on a terminal, and the screen that a user would see."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], master: BinaryIO, screen: pyte.HistoryScreen
@@ -64,37 +67,37 @@ class Terminal:
         return not self.screen.cursor.hidden
 
     def wait_for(self, text: str) -> None:
-        """Reads until ``text`` can be seen; the test's timeout is the limit."""
+        """Read until ``text`` is on the screen; the test's timeout is the limit."""
         while text not in self.text:
             assert self._read(), f"{text!r} never came:\n{self.text}"
 
     def wait_for_pause(self) -> None:
-        """Reads until the program waits in ``pause()``: what it drew before is all here."""
+        """Read until the program waits in ``pause()``: then all it drew has been read."""
         while self.screen.title != "paused":
             assert self._read(), f"it never paused:\n{self.text}"
 
-    def go_on(self) -> None:
-        """Lets a program that waits in ``pause()`` go on."""
+    def resume(self) -> None:
+        """Let a program that waits in ``pause()`` continue."""
         self.type_line("")
 
     def press_ctrl_c(self) -> None:
         os.write(self.master.fileno(), b"\x03")
 
     def type_line(self, text: str) -> None:
-        """Types on the program's stdin, which is a pipe: nothing is echoed."""
+        """Type on the program's stdin, which is a pipe: nothing is echoed."""
         assert self.process.stdin is not None
         self.process.stdin.write(text.encode() + b"\n")
         self.process.stdin.flush()
 
     def hang_up(self) -> None:
-        """Closes the terminal's own side, as closing its window does."""
+        """Close the terminal's side, as closing its window does."""
         self.master.close()
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Reads to the end; the exit code."""
+        """Read to the end; return the exit code."""
         while self._read():
             pass
         return self.process.wait()
@@ -102,7 +105,7 @@ class Terminal:
     def _read(self) -> bool:
         try:
             data = os.read(self.master.fileno(), 65536)
-        except OSError:  # Linux's word for the end, once the program has closed its side
+        except OSError:  # how Linux reports the end, once the program has closed its side
             return False
         self.raw += data
         self._stream.feed(data)
@@ -118,7 +121,7 @@ def on_terminal(
     environment: Mapping[str, str] | None = None,
     stderr: Path | None = None,
 ) -> Iterator[Terminal]:
-    """Runs ``script`` with stdout (and stderr, unless it goes to a file) on a terminal."""
+    """Run ``script`` with stdout (and stderr, unless it goes to a file) on a terminal."""
     inherited = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")
     env = {key: value for key, value in os.environ.items() if key not in inherited}
     env |= {"TERM": "xterm-256color", "PYTHONPATH": str(SRC), "PYTHONUTF8": "1"}

@@ -1,4 +1,4 @@
-"""Giving a run another trial's checkpoint to go on from (population based training)."""
+"""Copying another trial's checkpoint into a run (population based training)."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from lockstep.storage import Storage
 from lockstep.storage.base import join
 from lockstep.train.record.run import Run
 
-__all__ = ["adopt_checkpoint"]
+__all__ = ["copy_donor_checkpoint"]
 
-_PREFIX = "lockstep-adopt-"
+_PREFIX = "lockstep-donor-"
 
 
-def adopt_checkpoint(run: Run, experiment: Storage, source: str) -> None:
-    """Make another run's checkpoint the newest one of ``run``.
+def copy_donor_checkpoint(run: Run, experiment: Storage, source: str) -> None:
+    """Make a donor's checkpoint the newest one of ``run``.
 
-    It is copied, so that the run is whole by itself and may go on from there as often as it fails.
-    One that was never uploaded is registered where it lies, as it was by the other run.
+    The checkpoint is copied. So the run does not depend on the donor, and can resume from the copy
+    as often as it fails. A checkpoint that was never uploaded is registered where it is.
 
     Args:
-        run: a run that is open and not driven yet.
+        run: an open run without a controller.
         experiment: the directory with both runs in it.
         source: ``<directory of the donor's run>/<name of the checkpoint>``.
 
     Raises:
-        CheckpointError: it is gone.
+        CheckpointError: the checkpoint was deleted.
     """
     directory, _, name = source.partition("/")
     donor = experiment.child(directory)
-    found = _find(donor, name)
+    found = _find_record(donor, name)
     if found is None:
         raise CheckpointError(
-            f"{run.name} is to go on from the checkpoint {name} of {directory}, which somebody has "
-            "deleted; leave the checkpoints of an experiment alone while it runs."
+            f"{run.name} must continue from the checkpoint {name} of {directory}, which was "
+            "deleted; keep the checkpoints of an experiment while it runs."
         )
     newest = run.newest_checkpoint()
     number = 0 if newest is None else newest.id + 1
@@ -59,12 +59,12 @@ def adopt_checkpoint(run: Run, experiment: Storage, source: str) -> None:
         run.delete(old)
 
 
-def _find(donor: Storage, name: str) -> CheckpointRecord | None:
+def _find_record(donor: Storage, name: str) -> CheckpointRecord | None:
     if not name.startswith("/") and "://" not in name:
         manifest = donor.manifest(name)
         if manifest is not None:
             return CheckpointRecord.of(parse_line(manifest))
-    with suppress(FileNotFoundError):  # no run's directory, or one that is gone
+    with suppress(FileNotFoundError):  # not the directory of a run, or deleted
         for record in RunRecords(donor).checkpoints.values():
             if record.name in (name, f"./{name}") and not record.uploaded:
                 return record

@@ -1,4 +1,4 @@
-"""Which devices this worker trains on."""
+"""The devices that this worker trains on."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["get_device", "get_devices", "own", "see_all"]
 
 _own: list[int] = []
-"""The indices of this worker's GPUs among those that it sees; empty if all are."""
+"""The indices of this worker's GPUs among the visible GPUs; empty if all are its own."""
 
 
 def get_device() -> torch.device:
-    """This worker's device: its own GPU if it has one (the first of several), else the CPU.
+    """Return this worker's device: its (first) GPU if it has one, otherwise the CPU.
 
-    In a training function, the CPU unless the run was asked to ``use_gpu``.
+    In a training function it is the CPU unless the run has ``use_gpu=True``.
     """
     import torch
 
@@ -31,7 +31,7 @@ def get_device() -> torch.device:
 
 
 def get_devices() -> list[torch.device]:
-    """All devices of this worker: each GPU it was given, else the CPU."""
+    """Return all devices of this worker: each of its GPUs, or the CPU."""
     import torch
 
     if not _has_gpu():
@@ -40,9 +40,9 @@ def get_devices() -> list[torch.device]:
 
 
 def see_all(gpus: Sequence[str], mine: Sequence[int]) -> None:
-    """Let this process see the GPUs of its whole machine, of which some are its own.
+    """Make the GPUs of all ranks on this machine visible; ``mine`` are this worker's.
 
-    Scripts for DDP take the one that their local rank is the index of, and so do libraries.
+    Scripts for DDP, and libraries, use the local rank as the index of their GPU.
     """
     import torch
 
@@ -53,12 +53,12 @@ def see_all(gpus: Sequence[str], mine: Sequence[int]) -> None:
     os.environ.update(CUDA_VISIBLE_DEVICES=",".join(gpus))
     if torch.cuda.device_count() == len(gpus):
         _own[:] = mine
-    else:  # torch has none, or has looked before, which it does only once
+    else:  # torch has no CUDA, or has counted the GPUs before, which it does only once
         os.environ.update(CUDA_VISIBLE_DEVICES=before)
 
 
 def own() -> list[int]:
-    """The indices of this worker's GPUs."""
+    """Return the indices of this worker's GPUs."""
     import torch
 
     return _own or list(range(torch.cuda.device_count()))
@@ -69,5 +69,5 @@ def _has_gpu() -> bool:
 
     session = sessions.current()
     if session is not None and not session.context.trial_resources.get("GPU"):
-        return False  # the process group is gloo, whatever this machine has
+        return False  # then the process group is gloo, even if this machine has GPUs
     return torch.cuda.is_available()

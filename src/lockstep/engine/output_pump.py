@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from lockstep.engine.base import OutputSink
 
-__all__ = ["OutputThread"]
+__all__ = ["OutputPump"]
 
 _T = TypeVar("_T")
 
 
-class OutputThread:
+class OutputPump:
     """Reads what workers print, so that a worker never waits on a busy driver."""
 
     def __init__(self, pipes: list[int], sink: OutputSink) -> None:
@@ -56,7 +56,7 @@ class OutputThread:
                     self._read(fd, poller)
             wait = self._tick()
         for fd in list(self._ranks):
-            # A process that outlived its worker may hold the pipe open and go on writing: take
+            # A process that outlived its worker may hold the pipe open and continue writing: take
             # what was there now, which is no more than a pipe holds.
             left = _pipe_capacity(fd)
             while left > 0 and (count := self._read(fd, poller)):
@@ -80,7 +80,7 @@ class OutputThread:
         return self._to_sink(self._sink.tick)
 
     def _to_sink(self, call: Callable[[], _T]) -> _T | None:
-        """Call the sink. Should it raise, the pipes are read on, or workers would stand still."""
+        """Call the sink. If it raises, reading continues: workers would block on full pipes."""
         try:
             return call()
         except Exception:

@@ -1,0 +1,109 @@
+"""Which trials exist: those of a restored experiment, and new ones from the searcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.tune.execution.starter import TrialStarter
+from lockstep.tune.execution.user_calls import UserCalls
+from lockstep.tune.experiment.experiment import Experiment
+from lockstep.tune.experiment.replay import RestoredTrials
+from lockstep.tune.experiment.trial import Trial
+from lockstep.tune.reporting.progress import ExperimentProgress
+from lockstep.tune.search.space import merge
+
+__all__ = ["TrialQueue"]
+
+
+class TrialQueue:
+    """The trials of one experiment. Used from the loop's thread.
+
+    Args:
+        trials: the trials of a restored experiment.
+        constants: merged under each suggestion.
+        total: how many trials there will be; None: not known.
+
+    Attributes:
+        trials: every trial so far.
+        unfinished: trial id → the trials that are pending, running or paused, in order.
+        searcher_waits: the searcher's last answer was "nothing now"; after a report it may have a
+            suggestion.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        starter: TrialStarter,
+        calls: UserCalls,
+        progress: ExperimentProgress,
+        trials: list[Trial],
+        *,
+        constants: Mapping[str, Any],
+        total: int | None,
+    ) -> None:
+        self._experiment = experiment
+        self._starter = starter
+        self._calls = calls
+        self._progress = progress
+        self._constants = constants
+        self._total = total
+        self._all_suggested = False
+        self.searcher_waits = False
+        self.trials = trials
+        self.unfinished = {trial.trial_id: trial for trial in trials if not trial.over}
+        taken = {trial.index for trial in trials}
+        self._gaps = [index for index in range(max(taken, default=0)) if index not in taken]
+        """Numbers below the highest that no trial has. New trials get these first."""
+
+    def restore(self, restored: RestoredTrials) -> None:
+        """Record what became of the trials of a restored experiment, and add the missing ones."""
+        for trial in restored.restarted:
+            self._starter.choose_directory(trial)
+        for trial in restored.abandoned:
+            self._experiment.record_status(trial)
+        for index, config in restored.unrecorded:
+            self._add(index, config)
+
+    @property
+    def needs_suggestion(self) -> bool:
+        """Whether no trial is pending and the searcher may have another."""
+        return not self._all_suggested and all(
+            trial.status != "PENDING" for trial in self.unfinished.values()
+        )
+
+    def suggest(self) -> None:
+        """Ask the searcher for a config, and add the trial if there is one."""
+        if self._total is not None and len(self.trials) >= self._total:
+            self._all_suggested = True
+            return
+        index = self._gaps[0] if self._gaps else len(self.trials)
+        config = self._calls.suggest(self._experiment.trial_id(index))
+        self.searcher_waits = config is None
+        if isinstance(config, str):  # Searcher.FINISHED
+            self._all_suggested = True
+        elif config is not None:
+            self._add(index, config)
+
+    def close(self, trial: Trial, status: Any) -> None:
+        """Record a trial's final status."""
+        trial.status = status
+        self.unfinished.pop(trial.trial_id, None)
+        more = {} if trial.error is None else {"error": trial.error}
+        self._experiment.record_status(trial, **more)
+        self._progress.trial_over(trial)
+
+    def _add(self, index: int, suggestion: Mapping[str, Any]) -> None:
+        """Add a trial, unless user code raises on the way."""
+        config = self._calls.complete_config(merge(self._constants, suggestion))
+        if config is None:
+            return
+        trial = self._calls.guard("naming a trial", self._starter.new_trial, index, config)
+        if trial is None:
+            return
+        if index in self._gaps:
+            self._gaps.remove(index)
+        self.trials.append(trial)
+        self.unfinished[trial.trial_id] = trial
+        self._progress.status_changed(trial)
+        self._calls.trial_added(trial)
