@@ -191,16 +191,16 @@ class TestMapBatches:
             list(dataset.prepare(2).shard(0).iter_batches())
         with pytest.raises(ValueError, match=r"rows for .*; give map_batches preserves_rows=False"):
             dataset.limit(3).take_all()
-        said = blocks(20).map_batches(half, preserves_rows=False)
-        assert said.count() == 12
-        plan = said.prepare(3)
+        declared = blocks(20).map_batches(half, preserves_rows=False)
+        assert declared.count() == 12
+        plan = declared.prepare(3)
         assert (
             sorted(
                 i for r in range(3) for b in plan.shard(r).iter_batches() for i in b["id"].tolist()
             )
             == expected
         )
-        assert column(said.limit(4)) == expected[:4]
+        assert column(declared.limit(4)) == expected[:4]
 
     def test_rays_name_for_a_number_of_rows_that_changes(self) -> None:
         def first(batch: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class TestMapBatches:
         with pytest.raises(ValueError, match="returned 1 rows for"):
             blocks(10, 2).map_batches(first, udf_modifying_row_count=False).limit(9).take_all()
 
-    def test_what_rays_scheduler_is_told(self) -> None:
+    def test_hints_for_rays_scheduler(self) -> None:
         hints: dict[str, Any] = {"num_gpus": 1, "resources": {"tpu": 1}, "max_retries": 2}
         dataset = blocks(4).map_batches(lambda batch: batch, **hints).map(lambda row: row, **hints)
         dataset = dataset.flat_map(lambda row: [row], **hints).filter(lambda row: True, **hints)
