@@ -81,7 +81,7 @@ def test_a_right_function_passes(fault: Any) -> None:
     assert report
     assert report.differences == ()
     assert str(report).startswith("Survives: rank 1 ")
-    assert "report 4, the run went on after training_iteration 3, and all 6 rows" in str(report)
+    assert "report 4, the run resumed after training_iteration 3, and all 6 rows" in str(report)
     assert report.undisturbed.metrics_dataframe["attempt"].tolist() == [1] * 6
     assert report.disturbed.metrics_dataframe["attempt"].tolist() == [1, 1, 1, 2, 2, 2]
 
@@ -185,7 +185,7 @@ def test_it_forgets_to_load() -> None:
         ),
         (
             {"loads": ("weight", "momentum"), "hide": "epoch"},
-            ["has loss", "all 6 reports are made again", "does not load where it was"],
+            ["has loss", "all 6 reports are repeated", "does not load how far it had come"],
         ),
         (
             {"loads": ("epoch", "momentum")},
@@ -196,8 +196,8 @@ def test_it_forgets_to_load() -> None:
             ["loss is", "at training_iteration 5", "agrees on epoch, loss:", "the optimizer"],
         ),
         ({"loads": (), "hide": "epoch"}, ["has loss", "does not load its checkpoint"]),
-        ({"next": 0}, ["4, has epoch 2 instead of 3", "does its checkpoint's epoch again"]),
-        ({"next": 2}, ["4, has epoch 4 instead of 3", "leaves out 1 report(s)"]),
+        ({"next": 0}, ["4, has epoch 2 instead of 3", "repeats its checkpoint's epoch"]),
+        ({"next": 2}, ["4, has epoch 4 instead of 3", "skips 1 report(s)"]),
     ],
     ids=str,
 )
@@ -250,7 +250,7 @@ def test_it_cannot_read_its_own_checkpoint() -> None:
     report = verify_resume(trainer(misspells))
     assert not report.ok
     assert "failed before its first report with KeyError: 'epohc'" in str(report)
-    assert "cannot go on from its own checkpoint" in str(report)
+    assert "cannot resume from its own checkpoint" in str(report)
     assert type(report.differences[-1].got) is KeyError
     assert type(report.disturbed.error) is KeyError
 
@@ -296,7 +296,7 @@ def test_a_checkpoint_at_the_end_only() -> None:
 def test_a_failure_before_the_first_checkpoint_if_asked_for() -> None:
     report = verify_resume(trainer(every=3), at_report=2)
     assert report.ok
-    assert "began again, because there was no checkpoint yet" in str(report)
+    assert "started over, because there was no checkpoint yet" in str(report)
 
 
 # ------------------------------------------------------------------------------- final checkpoints
@@ -535,7 +535,7 @@ def test_wrong_arguments_are_named(
 
 
 def test_what_cannot_be_verified() -> None:
-    with pytest.raises(ValueError, match="would end this very process"):
+    with pytest.raises(ValueError, match="would end this process"):
         verify_resume(trainer(workers=0))
     with pytest.raises(ValueError, match="made no report"):
         verify_resume(trainer(lambda: None))
