@@ -11,12 +11,7 @@ from typing import Any, ClassVar
 
 from lockstep.callback import TrialSnapshot
 from lockstep.trackers.credentials import check_comet_key, read_key, require, variable
-from lockstep.trackers.service import (
-    Row,
-    ServiceLoggerCallback,
-    TrackedRun,
-    refuse_arguments,
-)
+from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun, refuse_arguments
 from lockstep.trackers.values import Outcome, flat_parameters, numeric_metrics, run_key
 
 __all__ = [

@@ -10,12 +10,7 @@ from typing import Any, ClassVar
 from lockstep.callback import TrialSnapshot
 from lockstep.metrics import flatten
 from lockstep.trackers.credentials import check_wandb_key, init_variables, read_key, require
-from lockstep.trackers.service import (
-    Row,
-    ServiceLoggerCallback,
-    TrackedRun,
-    refuse_arguments,
-)
+from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun, refuse_arguments
 from lockstep.trackers.values import Outcome, numeric_metrics
 
 __all__ = ["WANDB_EXIT_CODE", "WandbLoggerCallback", "given_settings", "wandb_settings"]

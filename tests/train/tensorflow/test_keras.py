@@ -223,8 +223,8 @@ def test_subclasses_and_kinds_of_checkpoints() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"checkpoint_on": "epoch"}, "'epoch' is no event of Keras"),
-        ({"report_metrics_on": ["epoch_end", "x"]}, "'x' is no event of Keras"),
+        ({"checkpoint_on": "epoch"}, "Keras has no event 'epoch'"),
+        ({"report_metrics_on": ["epoch_end", "x"]}, "Keras has no event 'x'"),
         ({"frequency": 0}, "expected an integer above 0"),
         ({"frequency": True}, "expected an integer above 0"),
         ({"frequency": [1, 2]}, r"one for each of the 1 event\(s\)"),
@@ -240,7 +240,7 @@ def test_wrong_arguments_of_the_older_callback() -> None:
         Callback(frequency=-1)
     with pytest.raises(ValueError, match=r"one for each of the 2 event\(s\)"):
         Callback(on=["epoch_end", "train_end"], frequency=[1])
-    with pytest.raises(ValueError, match="'x' is no event of Keras"):
+    with pytest.raises(ValueError, match="Keras has no event 'x'"):
         Callback(on="x")
 
 
@@ -251,7 +251,7 @@ def test_things_that_are_no_model(tmp_path: Path) -> None:
         TensorflowCheckpoint.from_h5(tmp_path / "none.h5")
     with pytest.raises(ValueError, match=r"expected a directory with saved_model\.pb"):
         TensorflowCheckpoint.from_saved_model(tmp_path)
-    with pytest.raises(CheckpointError, match="holds no Keras model"):
+    with pytest.raises(CheckpointError, match="has no Keras model"):
         TensorflowCheckpoint.from_checkpoint(Checkpoint(tmp_path)).get_model()
     with pytest.raises(CheckpointError, match="is a dict without 'model_weights'"):
         TensorflowCheckpoint.from_checkpoint(Checkpoint.from_dict({"a": 1})).get_model()
