@@ -165,6 +165,8 @@ def explain(
     comparison: Comparison, expected: History, got: History, differences: list[Difference]
 ) -> str:
     """Explain the first difference; ``differences`` is not empty."""
+    # From the most to the least certain cause: a difference before the fault, no rows after the
+    # restart, equal rows, a different first row after the restart, a later difference.
     first = differences[0]
     if first.attempt == 1:
         return (
@@ -223,6 +225,7 @@ def _explain_first_row(
 ) -> str:
     row = got.after_restart[0]
     here = {d.what: d for d in differences if d.iteration == row.iteration}
+    # A wrong position explains all other differences of the row, so it is named first.
     positions = expected.positions()
     lead = next((here[name] for name in positions if name in here), differences[0])
     head = (
@@ -241,6 +244,7 @@ def _explain_first_row(
             f"{head}, and all {len(expected.rows)} reports are repeated: the function does not "
             "load how far it had come."
         )
+    # A value near the expected one comes from a trained model; otherwise training started over.
     missing = (
         "the optimizer, a scheduler or a random state"
         if _is_nearer(lead, expected.rows[0])

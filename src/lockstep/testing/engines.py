@@ -97,7 +97,7 @@ class EngineConformance:
             assert run.exitcodes() == [40 + rank for rank in range(run.size)]
 
     def test_where_workers_run(self, engine: Engine) -> None:
-        """``in_this_process`` holds exactly where a worker's process is the driver's."""
+        """``in_this_process`` is true exactly if workers run in the driver's process."""
         assert engine.in_this_process is not self.own_processes
         with _driven(engine, "who", 1, b"") as run:
             run.until_ended()

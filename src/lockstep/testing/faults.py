@@ -44,6 +44,7 @@ class FaultPlan:
     """
 
     _faults: tuple[_Fault, ...] = ()
+    # The test's process, which no fault may end; unpickled in a worker it still names the test's.
     _home: int = field(default_factory=os.getpid, compare=False)
 
     @classmethod

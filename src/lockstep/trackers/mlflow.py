@@ -40,7 +40,7 @@ _PARAMETERS_AT_ONCE = 100
 
 
 class MLflowLoggerCallback(ServiceLoggerCallback):
-    """Logs every trial to MLflow: config as parameters, each report as metrics, how it ended.
+    """Logs every trial to MLflow: config as parameters, each report as metrics, the outcome.
 
     The step of a metric is the training iteration. A restored trial resumes its MLflow run.
 

@@ -25,7 +25,7 @@ _RESERVED = ("config", "id", "reinit", "resume")
 
 
 class WandbLoggerCallback(ServiceLoggerCallback):
-    """Logs every trial to Weights & Biases: its config, each report, how it ended.
+    """Logs every trial to Weights & Biases: its config, each report, the outcome.
 
     The run's id is the trial's id, so a restored trial resumes its run. The step is the training
     iteration, or the next free step after a retry went back to a checkpoint; charts are drawn over

@@ -1,4 +1,4 @@
-"""TensorflowCheckpoint: a checkpoint that holds a Keras model or its weights."""
+"""TensorflowCheckpoint: a checkpoint of a Keras model or its weights."""
 
 from __future__ import annotations
 
