@@ -1,4 +1,4 @@
-"""verify_resume passes a function that resumes, and says what the others forget."""
+"""verify_resume passes a function that resumes, and explains what other functions forget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EPOCHS = 6
 
 
 def descend(config: dict[str, Any]) -> None:
-    """Gradient descent with momentum. The config says what to load, and what else is wrong."""
+    """Gradient descent with momentum. The config lists what to load, and other mistakes."""
     loads = config.get("loads", ("weight", "momentum", "epoch"))
     weight, momentum, start = 0.0, 0.0, 0
     checkpoint = train.get_checkpoint()
@@ -177,7 +177,7 @@ def test_it_forgets_to_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "texts"),
     [
         (
             {"loads": ("weight", "momentum")},
@@ -201,10 +201,10 @@ def test_it_forgets_to_load() -> None:
     ],
     ids=str,
 )
-def test_it_loads_a_part(config: dict[str, Any], says: list[str]) -> None:
+def test_it_loads_a_part(config: dict[str, Any], texts: list[str]) -> None:
     report = verify_resume(trainer(**config))
     assert not report.ok
-    for text in says:
+    for text in texts:
         assert text in str(report)
     assert str(report).count(".") - str(report).count("0.") <= 3  # one sentence, and numbers
 
@@ -293,7 +293,7 @@ def test_a_checkpoint_at_the_end_only() -> None:
     assert "The first checkpoint comes with report 6 of 6" in str(report)
 
 
-def test_a_failure_before_the_first_checkpoint_if_asked_for() -> None:
+def test_a_failure_before_the_first_checkpoint_if_requested() -> None:
     report = verify_resume(trainer(every=3), at_report=2)
     assert report.ok
     assert "started over, because there was no checkpoint yet" in str(report)
@@ -414,7 +414,7 @@ def test_a_right_torch_training_is_killed_and_passes(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("forgets", "says"),
+    ("forgets", "text"),
     [
         ((), "Survives"),
         (("optimizer",), "although it agrees on epoch: the function loads epoch but not"),
@@ -425,11 +425,11 @@ def test_a_right_torch_training_is_killed_and_passes(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_torch_training_that_forgets(forgets: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_a_torch_training_that_forgets(forgets: tuple[str, ...], text: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"directory": str(tmp_path), "forgets": forgets}
     report = verify_resume(trainer(torch_training, workers=0, **config), fault="raise")
     assert report.ok is (not forgets)
-    assert says in str(report)
+    assert text in str(report)
 
 
 # --------------------------------------------------------------------------------------- the rest
@@ -447,7 +447,7 @@ def test_tolerance() -> None:
     assert verify_resume(trainer(drifts), tolerance=1e-4).ok
 
 
-def test_the_trainer_is_left_alone_and_quiet(
+def test_the_trainer_is_unchanged_and_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Raises(UserCallback):
