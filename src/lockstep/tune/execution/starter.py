@@ -51,6 +51,8 @@ class TrialStarter:
             trainable_name=self._launcher.name,
             experiment_tag=experiment_tag(index, self._space, config),
             evaluated_params=evaluated_params(self._space, config),
+            directory="",
+            path="",
         )
         self.choose_directory(trial)
         self._experiment.record_trial(trial)

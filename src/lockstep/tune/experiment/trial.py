@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -32,22 +32,23 @@ class Trial:
     """The trial's number, from 0."""
     config: dict[str, Any]
     """The searcher's suggestion, or the scheduler's replacement of it."""
+    _: KW_ONLY
     trainable_name: str
     experiment_tag: str
     evaluated_params: dict[str, Any]
-    directory: str = ""
+    directory: str
     """The name of the run's directory inside the experiment's."""
-    path: str = ""
-    status: TrialStatus = "PENDING"
-    last_result: dict[str, Any] = field(default_factory=dict)
+    path: str
+    status: TrialStatus = field(default="PENDING", init=False)
+    last_result: dict[str, Any] = field(default_factory=dict, init=False)
     """The newest row; of a trial that is over, only the values that tables show."""
-    checkpoint: Checkpoint | None = None
+    checkpoint: Checkpoint | None = field(default=None, init=False)
     """The newest committed checkpoint."""
-    error: str | None = None
+    error: str | None = field(default=None, init=False)
     """Why the trial failed, in one line."""
-    begun: bool = False
+    begun: bool = field(default=False, init=False)
     """Whether the run's directory exists."""
-    reports: int = 0
+    reports: int = field(default=0, init=False)
 
     @property
     def over(self) -> bool:
