@@ -1,4 +1,4 @@
-"""Which storage a path, a URI or a filesystem stands for."""
+"""Opening the storage that a path, a URI or a filesystem stands for."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def open_storage(
 ) -> Storage:
     """The storage at a path, a URI, or a path on a given Arrow (or fsspec) filesystem.
 
-    Nothing is looked at or made yet: what is wrong with the place shows at the first use.
+    Nothing is read or created: a missing or unusable place is reported at the first use.
 
     Raises:
-        ValueError: the URI's scheme is not one that can be opened, or no path is like that.
+        TypeError: the path is bytes, or ``filesystem`` is not a filesystem.
+        ValueError: the URI's scheme is unknown, or the path is not valid.
     """
     text = os.fspath(path)
     if not isinstance(text, str):
