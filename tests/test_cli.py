@@ -258,7 +258,7 @@ def test_a_process_that_is_no_worker_is_left_alone(
 def test_a_number_that_was_given_to_another_process() -> None:
     with (
         process("sleep", "1000") as other,
-        pytest.raises(EngineError, match="is another one by now"),
+        pytest.raises(EngineError, match="is another process now"),
     ):
         request_stacks(other.pid, recorded=time.time() - 3600)
     with pytest.raises(EngineError, match=f"process {other.pid} has ended"):

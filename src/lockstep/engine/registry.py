@@ -1,4 +1,4 @@
-"""Which engine a run gets."""
+"""The engines by name, one object each for the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.engine.base import Engine
 __all__ = ["ENGINES", "choose_engine", "close_engines"]
 
 ENGINES = ("local", "inprocess")
-"""Names that ``lockstep.init(engine=…)`` takes."""
+"""The names that ``lockstep.init(engine=…)`` accepts."""
 
 _open: dict[str, Engine] = {}
 _lock = threading.Lock()
