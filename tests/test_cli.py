@@ -239,7 +239,8 @@ def test_workers_of_another_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
     run = journal(tmp_path, hostname="far.away", pid=os.getpid())
     assert cli.main(["stack", run]) == 1
     err = capsys.readouterr().err
-    assert f"has workers on far.away, and this is {socket.gethostname()}; ask there." in err
+    assert f"has workers on far.away, and this is {socket.gethostname()}; " in err
+    assert "; run this command there." in err
     assert cli.main(["show", run]) == 0
     assert "unfinished; whether it runs can be seen on far.away" in capsys.readouterr().out
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lockstep.checks import is_int, is_number
+from lockstep.checks import check_field_int, is_number
 from lockstep.train.serialize import dump
 
 __all__ = ["FaultPlan", "InjectedError"]
@@ -66,7 +66,7 @@ class FaultPlan:
         """
         owner = "FaultPlan.random"
         for name, value in (("ranks", ranks), ("reports", reports), ("count", count)):
-            _check_whole(owner, name, value, 1)
+            check_field_int(owner, name, value, 1)
         if isinstance(kinds, str) or not kinds or not set(kinds) <= set(_RANDOM_KINDS):
             raise ValueError(f"{owner}(kinds={kinds!r}): expected some of {_RANDOM_KINDS}.")
         chance = random.Random(seed)
@@ -92,7 +92,7 @@ class FaultPlan:
         self, *, rank: int, at_report: int, code: int = 1, attempt: int | None = 1
     ) -> FaultPlan:
         """The process ends at once with ``code``, without cleaning up (``os._exit``)."""
-        _check_whole("FaultPlan.exit", "code", code, 0)
+        check_field_int("FaultPlan.exit", "code", code, 0)
         if code > _LAST_EXIT_CODE:
             raise ValueError(f"FaultPlan.exit(code={code}): must be {_LAST_EXIT_CODE} or less.")
         return self._and("exit", rank, at_report, attempt, code=code)
@@ -150,10 +150,10 @@ class FaultPlan:
         self, kind: str, rank: int, at_report: int, attempt: int | None, **details: Any
     ) -> FaultPlan:
         owner = f"FaultPlan.{kind}"
-        _check_whole(owner, "rank", rank, 0)
-        _check_whole(owner, "at_report", at_report, 1)
+        check_field_int(owner, "rank", rank, 0)
+        check_field_int(owner, "at_report", at_report, 1)
         if attempt is not None:
-            _check_whole(owner, "attempt", attempt, 1, " None means every attempt.")
+            check_field_int(owner, "attempt", attempt, 1, " None means every attempt.")
         fault = _Fault(kind, rank, at_report, attempt, details)
         return replace(self, _faults=(*self._faults, fault))
 
@@ -269,10 +269,3 @@ _HAPPEN: dict[str, Callable[..., None]] = {
     "slow": _slow,
     "terminate": _terminate,
 }
-
-
-def _check_whole(owner: str, name: str, value: object, least: int, why: str = "") -> None:
-    if not is_int(value):
-        raise TypeError(f"{owner}({name}={value!r}): expected a whole number.{why}")
-    if value < least:
-        raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")
