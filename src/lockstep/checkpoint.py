@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import shutil
 import tempfile
 import zlib
@@ -135,6 +136,7 @@ class Checkpoint:
         data = self._load()
         manifest = self._manifest()
         if manifest is not None:
+            # Removed first, so that these keys come last.
             for key in _ADDED_KEYS:
                 data.pop(key, None)
             values = (manifest.get("timestamp"), None, manifest.get("id"))
@@ -283,7 +285,7 @@ class Checkpoint:
             return {name: len(data) for name, data in sorted(self._files.items())}
         self._check_directory(self._storage)
         sizes = self._storage.walk_files()
-        sizes.pop(MANIFEST, None)
+        sizes.pop(MANIFEST, None)  # publishing writes a new one
         return sizes
 
     def save_files(
@@ -363,13 +365,11 @@ class Checkpoint:
         return manifest
 
     def _load(self) -> dict[str, Any]:
-        import pickle
-
         content = b"".join(self._chunks(DICT_FILE))
         try:
             data: Any = pickle.loads(content)
         except MemoryError:
-            raise
+            raise  # the checkpoint is good, this machine is too small
         except Exception as error:  # a damaged pickle may raise anything
             raise CheckpointError(
                 f"{self!r} cannot be unpickled here: {type(error).__name__}: {error}."

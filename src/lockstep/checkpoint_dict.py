@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import pickle
+import sys
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -21,8 +23,6 @@ def pickle_dict(data: dict[str, Any]) -> bytes:
         TypeError: the dict cannot be pickled; names the key.
         ValueError: the dict contains a tensor of which this worker has only a shard.
     """
-    import pickle
-
     try:
         return _pickle_with(pickle.Pickler, data)
     except (MemoryError, _OnlyAShard):
@@ -44,8 +44,6 @@ def pickle_dict(data: dict[str, Any]) -> bytes:
 
 
 def _pickle_with(pickler: Any, data: Any) -> bytes:
-    import sys
-
     torch = sys.modules.get("torch")
     buffer = io.BytesIO()
     if torch is not None:

@@ -364,6 +364,7 @@ class RunConfig:
         self._check_stop()
 
     def _convert_older_arguments(self) -> None:
+        # object.__setattr__, here and above: the dataclass is frozen.
         if self.verbose == 3:
             object.__setattr__(self, "verbose", 2)
         if self.local_dir is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from lockstep.errors import RemoteError
 
@@ -98,17 +98,12 @@ def _message(error: BaseException) -> str:
 def _load(pickled: bytes) -> BaseException:
     import cloudpickle
 
-    form = cloudpickle.loads(pickled)
-    error: BaseException = _rebuild(*form) if isinstance(form, tuple) else form
-    return error
-
-
-def _rebuild(
-    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
-) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(state)
-    return error
+    error: Any = cloudpickle.loads(pickled)
+    if isinstance(error, tuple):
+        kind, args, state = error
+        error = kind.__new__(kind, *args)
+        error.__dict__.update(state)
+    return cast(BaseException, error)
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:

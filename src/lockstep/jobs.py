@@ -77,7 +77,7 @@ class JobThread:
         while (next_job := self._next()) is not None:
             future, job = next_job
             if self._failed and self._on_error is not None:
-                continue
+                continue  # jobs build on each other: a later one must not run without this one
             try:
                 result = job()
             except BaseException as error:

@@ -47,6 +47,7 @@ class Journal:
             raise StorageError(
                 f"could not open the run's journal {path}: {error.strerror}."
             ) from error
+        # The kernel releases the lock when the process dies: no stale lock can remain.
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -67,6 +68,7 @@ class Journal:
 
     def append_logs(self, rank: int, attempt: int, rows: list[str]) -> None:
         """Write ``train.log()`` rows that are JSON already."""
+        # The rows are spliced in as text: they were encoded in the worker.
         head = _encode({"event": "log", "rank": rank, "attempt": attempt})[:-1]
         self._write(f'{head},"rows":[{",".join(rows)}]}}\n')
 
@@ -106,9 +108,7 @@ def is_driven(path: str) -> bool:
 
 def read_lines(data: bytes) -> Iterator[bytes]:
     """The complete lines of a journal's content."""
-    for line in data.splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            yield line
+    return (line for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -132,11 +132,8 @@ def check_version(header: dict[str, Any], path: str) -> None:
 
 
 def _cut_half_line(path: str) -> None:
-    try:
-        with open(path, "rb+") as file:
-            data = file.read()
-            end = data.rfind(b"\n") + 1
-            if end != len(data):
-                file.truncate(end)
-    except FileNotFoundError:
-        pass
+    with open(path, "rb+") as file:
+        data = file.read()
+        end = data.rfind(b"\n") + 1
+        if end != len(data):
+            file.truncate(end)

@@ -106,6 +106,7 @@ class RunRecords:
         self._logs: list[tuple[int, bytes]] = []
         for numbered in enumerate(read_lines(storage.read(JOURNAL_FILE)), 1):
             line = numbered[1]
+            # By its first bytes, without parsing: nearly all lines are reports and logs.
             if line.startswith(b'{"event":"report"'):
                 self._reports.append(numbered)
             elif line.startswith(b'{"event":"log"'):
@@ -168,6 +169,7 @@ class RunRecords:
         elif event == "failure":
             self.failure = record
         elif event == "restore":
+            # The run continues: its earlier end does not count any more.
             self.run = {**self.run, **record}
             self.end = self.failure = None
         elif event == "end":

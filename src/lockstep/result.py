@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -162,20 +162,12 @@ class Result:
 
         A metric with the name of one of these three is in ``metrics/rank`` and so on.
         """
-        import pandas as pd
-
-        own = ["rank", "attempt", "training_iteration"]
-        rows = [
-            {
-                "rank": rank,
-                "attempt": report["attempt"],
-                "training_iteration": report["iteration"],
-                **_metric_columns(own, metrics),
-            }
+        rows = (
+            ((rank, report["attempt"], report["iteration"]), metrics)
             for report in RunRecords(self._storage).reports()
             for rank, metrics in enumerate(report["ranks"])
-        ]
-        return pd.DataFrame(rows, columns=None if rows else own)
+        )
+        return _dataframe(["rank", "attempt", "training_iteration"], rows)
 
     @cached_property
     def log_dataframe(self) -> pd.DataFrame:
@@ -183,21 +175,12 @@ class Result:
 
         A metric with the name of one of these four is in ``metrics/rank`` and so on.
         """
-        import pandas as pd
-
-        own = ["rank", "attempt", "step", "time"]
-        rows = [
-            {
-                "rank": batch["rank"],
-                "attempt": batch["attempt"],
-                "step": row["step"],
-                "time": row["time"],
-                **_metric_columns(own, row["metrics"]),
-            }
+        rows = (
+            ((batch["rank"], batch["attempt"], row["step"], row["time"]), row["metrics"])
             for batch in RunRecords(self._storage).logs()
             for row in batch["rows"]
-        ]
-        return pd.DataFrame(rows, columns=None if rows else own)
+        )
+        return _dataframe(["rank", "attempt", "step", "time"], rows)
 
     def __repr__(self) -> str:
         shown = {
@@ -239,6 +222,19 @@ def _metric_columns(own: Container[str], metrics: dict[str, Any]) -> dict[str, A
     return {
         f"metrics/{key}" if key in own else key: value for key, value in flatten(metrics).items()
     }
+
+
+def _dataframe(
+    own: list[str], rows: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
+) -> pd.DataFrame:
+    """A dataframe of rows, each with the values of the ``own`` columns and its metrics."""
+    import pandas as pd
+
+    filled = [
+        {**dict(zip(own, values, strict=True)), **_metric_columns(own, metrics)}
+        for values, metrics in rows
+    ]
+    return pd.DataFrame(filled, columns=None if filled else own)
 
 
 def _resizes(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -72,6 +72,7 @@ def surplus(
     if config.num_to_keep is None or not records:
         return []
     kept = {record.id for record in worst_to_best(records, config)}
+    # Without the newest checkpoint a failed run would start over, however bad its score is.
     if not (ended and config.num_to_keep == 0):
         kept.add(max(record.id for record in records))
     return [record for record in records if record.id not in kept]

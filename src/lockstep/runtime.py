@@ -48,7 +48,7 @@ def configure(
         before.num_cpus if num_cpus is None else num_cpus,
         before.num_gpus if num_gpus is None else num_gpus,
     )
-    for changed in list(_watchers):
+    for changed in list(_watchers):  # a copy: a watcher may cancel itself
         changed()
 
 

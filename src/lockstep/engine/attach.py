@@ -69,7 +69,7 @@ def _check(pid: int, recorded: float) -> None:
         raise EngineError(f"process {pid} is not a worker's own process")
     status = (process / "status").read_text(encoding="utf-8", errors="replace")
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    if fields["State"].split()[0] in "ZX":
+    if fields["State"].split()[0] in "ZX":  # a zombie, or dead
         raise EngineError(f"process {pid} has ended")
     if not int(fields["SigCgt"], 16) >> (STACK_SIGNAL - 1) & 1:
         raise EngineError(f"process {pid} is not ready to show its stacks; try again")

@@ -218,7 +218,7 @@ class _Server:
 
     def _kill_session(self, session: socket.socket) -> None:
         for pid in self._sessions[session]:
-            self._killed.add(pid)
+            self._killed.add(pid)  # so that its SIGKILL is not taken for the kernel's
             kill_family(pid)
 
     def _spawn(self, session: socket.socket, spawn: Spawn, files: list[int]) -> None:
@@ -277,6 +277,7 @@ class _Server:
             os.waitpid(pid, 0)  # a process that some worker left behind
             return
         clean = exitcode == 0
+        # After a clean exit the processes left behind get time to end; after a crash they do not.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGTERM if clean else signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -298,7 +299,7 @@ class _Server:
         return True
 
     def _notify(self, session: socket.socket, message: Ended) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the driver has closed the session
             send_with_files(session, message, [])
 
 
@@ -312,6 +313,7 @@ def _receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
 def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -> NoReturn:
     exitcode = 1
     try:
+        # The signals stay blocked until the worker has its own handlers, below.
         server.forget()
         _become_worker(spawn, output_fd)
         sock = socket.socket(fileno=socket_fd)

@@ -88,12 +88,12 @@ class _InProcessGroup(WorkerGroup):
         self._directory = current_directory()
         self._emit = emit
         self._output = output
-        self._killed = False
         self._closed = False
         self._channel = _LoopChannel(
             loop, lambda message: self._emit_event(WorkerMessage(0, message))
         )
         self._channel.deliver(spec.payload)
+        # Not now: start() must return before the first event.
         loop.call_soon(self._run)
 
     def send(self, rank: int, message: Any) -> None:
@@ -108,8 +108,7 @@ class _InProcessGroup(WorkerGroup):
 
     def kill(self) -> None:
         """End the function at its next report: this process cannot be killed."""
-        self._killed = True
-        self._channel.kill()
+        self._channel.killed = True
 
     def close(self) -> None:
         if not self._closed:
@@ -130,11 +129,11 @@ class _InProcessGroup(WorkerGroup):
             except (Exception, SystemExit):
                 traceback.print_exc()
         self._channel.emit_from_threads()
-        self._emit_event(WorkerExited(0, -9 if self._killed else exitcode))
+        self._emit_event(WorkerExited(0, -9 if self._channel.killed else exitcode))
 
     def _emit_event(self, event: EngineEvent) -> None:
         # As with a process: after a kill there is an exit, but no message any more.
-        if not self._closed and not (self._killed and isinstance(event, WorkerMessage)):
+        if not self._closed and not (self._channel.killed and isinstance(event, WorkerMessage)):
             self._emit(event)
 
     def _print(self, data: bytes) -> None:
@@ -153,11 +152,8 @@ class _LoopChannel(Channel):
         self._from_threads: deque[Any] = deque()
         self._thread = threading.get_ident()
         self.interrupted = False
-        self._killed = False
+        self.killed = False
         self._driving = False
-
-    def kill(self) -> None:
-        self._killed = True
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -182,6 +178,7 @@ class _LoopChannel(Channel):
         self._inbox.append(message)
 
     def send(self, message: Any) -> None:
+        # The driver's code runs on its own thread only; messages of other threads wait for it.
         if threading.get_ident() != self._thread:
             self._from_threads.append(message)
             self._loop.call_soon(self.emit_from_threads)
@@ -202,8 +199,8 @@ class _LoopChannel(Channel):
             self._emit(self._from_threads.popleft())
 
     def receive(self) -> Any:
-        while self._killed or self.interrupted or not self._inbox:
-            if self._killed or self.interrupted:
+        while self.killed or self.interrupted or not self._inbox:
+            if self.killed or self.interrupted:
                 self.interrupted = False
                 raise KeyboardInterrupt
             self._driving = True

@@ -134,6 +134,7 @@ class _ForkServer:
         remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         remote.close()
         code = (
+            # SIGTERM is ignored before anything is imported, which may take seconds.
             "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
             f"sys.path[:] = {_import_path()!r}; "
             "from lockstep.engine.forkserver import main; "
@@ -148,7 +149,7 @@ class _ForkServer:
                 stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
                 stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
                 env=server_environment(spec),
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C on the terminal goes to the driver alone
             )
         except OSError as error:
             self._control.close()
@@ -212,6 +213,7 @@ class _LocalGroup(WorkerGroup):
         self._packed: tuple[Any, bytes] = (object(), b"")
         pipes: list[int] = []
         payload = make_frame(spec.payload)
+        # Any failure below closes what was opened so far, and ends the workers started so far.
         with contextlib.ExitStack() as undo:
             session = undo.enter_context(server.open_session())
             for rank in range(spec.size):
@@ -232,7 +234,7 @@ class _LocalGroup(WorkerGroup):
                         )
                         send_with_files(session, spawn, [worker_end.fileno(), write_end])
                     finally:
-                        os.close(write_end)
+                        os.close(write_end)  # or the pipe would never report its end
                 connection.send_frame(payload)
                 pipes.append(read_end)
                 self._workers.append(connection)
@@ -268,6 +270,7 @@ class _LocalGroup(WorkerGroup):
         emit = self._emit
 
         def forward(message: Any) -> None:
+            # type(), not isinstance: every report passes here.
             if type(message) is Started:
                 self._pids[rank] = message.pid
             elif type(message) is Terminating:

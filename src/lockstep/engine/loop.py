@@ -50,7 +50,7 @@ class SpinThenBlock:
                 if found:
                     return found
                 _yield_cpu()
-            self._short_waits = 0
+            self._short_waits = 0  # nothing came: do not burn a CPU on the next waits
         begun = time.perf_counter()
         found = self._poll(timeout)
         self._short_waits = (
@@ -120,6 +120,7 @@ class EventLoop:
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Run ``callback`` after ``seconds``."""
         timer = Timer(time.monotonic() + seconds, callback)
+        # The number orders timers of the same time, as timers themselves cannot be compared.
         heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         return timer
 
@@ -160,6 +161,7 @@ class EventLoop:
     def _timeout(self) -> float | None:
         if self._soon:
             return 0
+        # A cancelled timer stays in the heap until it is first: removing it earlier would be slow.
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         if not self._timers:

@@ -41,7 +41,7 @@ class OutputPump:
         for fd in (*self._ranks, self._wakeup.fileno()):
             poller.register(fd, select.POLLIN)
         for fd in self._ranks:
-            os.set_blocking(fd, False)
+            os.set_blocking(fd, False)  # for the last reads: a pipe may be empty and still open
         wait = self._tick()
         closing = False
         while self._ranks and not closing:

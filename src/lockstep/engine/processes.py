@@ -60,8 +60,7 @@ def kill_family(pid: int) -> None:
     family = descendants(pid)
     kill_group(pid)
     for descendant in family:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(descendant, signal.SIGKILL)
+        _kill(descendant)
 
 
 def kill_children() -> None:
@@ -69,8 +68,7 @@ def kill_children() -> None:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while (children := descendants(os.getpid())) and time.monotonic() < deadline:
         for pid in children:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
         # The children of a killed process become children of this one: look again.
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -97,8 +95,11 @@ def descendants(pid: int) -> list[int]:
 
 def kill_group(pid: int) -> None:
     """SIGKILL to a process group and to its leader, which may not have joined the group yet."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    _kill(-pid)
+    _kill(pid)
+
+
+def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 

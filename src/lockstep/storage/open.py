@@ -54,7 +54,7 @@ def open_storage(
     if scheme not in _REMOTE_SCHEMES:
         raise ValueError(
             f"{text!r} has the unknown scheme {scheme!r}; use a path or one of file, "
-            f"{', '.join(_REMOTE_SCHEMES)}, or give a filesystem besides."
+            f"{', '.join(_REMOTE_SCHEMES)}, or give a filesystem as well."
         )
     remote = RemoteFilesystem(uri=text)
     return RemoteStorage(remote, path_of(remote), without_secrets(text))

@@ -205,7 +205,7 @@ class RemoteStorage(Storage):
         self._delete(name)
 
     def sweep(self) -> None:
-        """Nothing to do: unpublished files cannot be told from others; ``discard`` them by name."""
+        """Nothing to do: unpublished files look like any others; ``discard`` them by name."""
 
     def _display_uri(self, name: str) -> str:
         return self.child(name).uri if name else self.uri
