@@ -343,7 +343,7 @@ def test_a_raising_tracker_is_named_once_and_costs_the_run_nothing(
     assert text.count("no quota left") == 1
     assert "Callback Raising.on_trial_start raised RuntimeError" in text
     assert "3 of the run's reports are not at the service; progress.csv has every report" in text
-    assert "training goes on" in text
+    assert "training continues" in text
 
 
 class Hanging(Service):

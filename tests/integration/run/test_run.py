@@ -412,11 +412,11 @@ def test_outside_a_training_function(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (train.world_size(), train.local_world_size()) == (1, 1)
     assert train.get_checkpoint() is None
     assert train.load_checkpoint() is None
-    monkeypatch.setattr(api, "_warned", False)
+    monkeypatch.setattr(api, "_warned_outside", False)
     with pytest.warns(UserWarning, match=r"get_context\(\) was called outside a training") as told:
         assert train.get_context().get_world_size() == 1
     assert told[0].filename == __file__
-    monkeypatch.setattr(api, "_warned", False)
+    monkeypatch.setattr(api, "_warned_outside", False)
     with pytest.warns(UserWarning, match=r"get_trial_id\(\) was called outside a training") as told:
         assert session.get_trial_id() == ""
     assert told[0].filename == __file__

@@ -86,7 +86,7 @@ def test_the_live_panel_ends_with_the_outcome(tmp_path: Path) -> None:
     assert terminal.cursor_shown
 
 
-def test_ctrl_c_once_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_once_stops_cleanly_and_says_how_to_resume(tmp_path: Path) -> None:
     ending = HANG.format(mark=str(tmp_path / "mark"))
     with on_terminal(script(tmp_path, ending)) as terminal:
         terminal.wait_for("rank 1 hangs")
@@ -99,7 +99,7 @@ def test_ctrl_c_once_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None
     assert "Traceback" not in text
     assert "Interrupted: 3 report(s) and 3 checkpoint(s) are kept in" in text
     # Where a long path is folded depends on where the test runs.
-    assert "Togoon:DataParallelTrainer.restore(" in text.replace(" ", "")
+    assert "Toresume:DataParallelTrainer.restore(" in text.replace(" ", "")
     assert terminal.cursor_shown
     assert not any(map(alive, pids))
     assert (tmp_path / "mark0").read_text() == (tmp_path / "mark1").read_text() == "cleaned up"

@@ -15,7 +15,7 @@ from lockstep.callback import Callback, LoggerCallback, RunContext, TrialSnapsho
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.trackers.tracker_callback import TrackerCallback
-from lockstep.train.driver import callbacks as module
+from lockstep.train.driver import callback_lane, hook_calls
 from lockstep.train.driver.callbacks import CallbackDispatcher
 
 TRIAL = TrialSnapshot(
@@ -319,7 +319,7 @@ def test_a_raising_hook_is_named_once_and_called_again(error: BaseException) -> 
     assert type(error).__name__ in problem
     assert str(error) in problem
     assert "test_callbacks.py, line " in problem
-    assert "training goes on" in problem
+    assert "training continues" in problem
 
 
 def test_each_raising_hook_is_named() -> None:
@@ -375,7 +375,7 @@ def test_a_stalled_callback_holds_up_nobody(blocked: Blocked) -> None:
 def test_a_stalled_hook_is_named_while_it_runs(
     blocked: Blocked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SLOW_HOOK_S", 0.05)
+    monkeypatch.setattr(hook_calls, "SLOW_HOOK_S", 0.05)
     problems = Problems()
 
     def events(dispatcher: CallbackDispatcher) -> None:
@@ -387,14 +387,14 @@ def test_a_stalled_hook_is_named_while_it_runs(
 
     dispatch([blocked, Recorder()], events, problems)
     (problem,) = (problem for problem in problems if "on_trial_result" in problem)
-    assert "Blocked.on_trial_result has been running for 0.05 s; training goes on" in problem
+    assert "Blocked.on_trial_result has been running for 0.05 s; training continues" in problem
     assert blocked.results == 2
 
 
 def test_a_hook_that_starts_late_in_the_watch_gets_its_full_time(
     blocked: Blocked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SLOW_HOOK_S", 0.4)
+    monkeypatch.setattr(hook_calls, "SLOW_HOOK_S", 0.4)
     problems = Problems()
     started = 0.0
 
@@ -520,7 +520,7 @@ def test_a_batched_callback_flushes_while_the_run_goes_on() -> None:
 
 
 def test_closing_cuts_the_wait_for_a_batch_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH_S", 60.0)
+    monkeypatch.setattr(callback_lane, "BATCH_S", 60.0)
     callback = Batched()
     begun = time.monotonic()
     dispatch([callback], lambda dispatcher: report(dispatcher, 1))
@@ -747,7 +747,7 @@ def test_a_state_that_comes_too_soon_is_kept_later(tmp_path: Path, more: bool) -
 def test_a_postponed_state_is_kept_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "STATE_S", 600.0)
+    monkeypatch.setattr(callback_lane, "STATE_S", 600.0)
     dispatcher = CallbackDispatcher(
         [Counting(0)], pytest.fail, 30.0, trials=[], states=str(tmp_path)
     )

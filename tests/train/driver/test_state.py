@@ -22,7 +22,7 @@ SYNC, ASYNC, NO_UPLOAD = (
 ERROR = pack_error(ValueError("boom"))
 
 
-class ResourcePool:
+class Machine:
     """A state with the actions it asked for, last batch in ``actions``."""
 
     def __init__(
@@ -57,7 +57,7 @@ class ResourcePool:
             self.actions += actions
         return self.actions
 
-    def run(self) -> ResourcePool:
+    def run(self) -> Machine:
         self.feed(*(ready(rank) for rank in range(self.state.world_size)))
         assert self.phase() is Phase.RUNNING
         return self
@@ -122,12 +122,12 @@ def name_of(actions: list[e.Action]) -> str:
 
 class TestStartAndEnd:
     def test_begins_by_starting_workers(self) -> None:
-        machine = ResourcePool()
+        machine = Machine()
         assert machine.phase() is Phase.STARTING
         assert machine.actions == [e.StartWorkers(1, 2)]
 
     def test_launches_when_all_are_ready_in_any_order(self) -> None:
-        machine = ResourcePool(3)
+        machine = Machine(3)
         assert machine.feed(ready(2), ready(0)) == []
         (launch,) = machine.feed(ready(1))
         assert isinstance(launch, e.LaunchWorkers)
@@ -136,7 +136,7 @@ class TestStartAndEnd:
         assert machine.phase() is Phase.RUNNING
 
     def test_finishes(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         assert machine.feed(e.Returned(1)) == []
         assert machine.feed(e.Returned(0)) == [e.ReleaseWorkers(), e.SetTimer("exit")]
         assert machine.phase() is Phase.STOPPING
@@ -145,13 +145,13 @@ class TestStartAndEnd:
         assert machine.phase() is Phase.FINISHED
 
     def test_a_worker_that_will_not_exit_is_killed_and_the_run_has_finished(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         machine.feed(e.Returned(0))
         assert machine.feed(e.TimerFired("exit", 1)) == [e.KillWorkers()]
         assert machine.gone(0, exitcode=-9) == [e.End(Phase.FINISHED, ())]
 
     def test_a_worker_that_dies_after_it_returned_did_its_work(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Returned(0))
         assert machine.gone(0, exitcode=-11) == []
         machine.feed(e.Returned(1))
@@ -159,7 +159,7 @@ class TestStartAndEnd:
         assert machine.phase() is Phase.FINISHED
 
     def test_an_engine_that_cannot_start(self) -> None:
-        machine = ResourcePool()
+        machine = Machine()
         machine.feed(e.Closed(ERROR))
         assert machine.phase() is Phase.FAILED
         assert machine.kinds == [e.RecordFailure, e.End]
@@ -167,7 +167,7 @@ class TestStartAndEnd:
 
 class TestReports:
     def test_a_report_waits_for_every_rank(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         assert machine.feed(report(1)) == []
         (record,) = machine.feed(report(0))
         assert isinstance(record, e.Record)
@@ -177,12 +177,12 @@ class TestReports:
         assert machine.state.rows == 1
 
     def test_every_rank_is_told_to_stop(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.report(None, None)
         assert machine.feed(e.Recorded(True)) == [e.Answer((0, 1), True)]
 
     def test_fewer_reports_on_one_rank(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         for number in (1, 2):
             machine.report(None, None, None, number=number)
             machine.feed(e.Recorded(False))
@@ -197,7 +197,7 @@ class TestReports:
         )
 
     def test_more_reports_on_one_rank(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         assert machine.feed(e.Returned(0), e.Returned(2)) == []
         machine.feed(report(1))
         assert machine.phase() is Phase.STOPPING
@@ -207,7 +207,7 @@ class TestReports:
         )
 
     def test_a_third_rank_may_still_decide(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         machine.feed(e.Returned(0), report(1))
         assert machine.phase() is Phase.RUNNING
         machine.feed(report(2))
@@ -216,7 +216,7 @@ class TestReports:
 
 class TestSync:
     def test_saved_recorded_committed_answered(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         (order,) = machine.report(SYNC, SYNC)
         assert isinstance(order, e.OrderSave)
         assert (order.save.name, order.save.id, order.save.report_number) == (
@@ -235,21 +235,21 @@ class TestSync:
         assert machine.state.saves == ()
 
     def test_the_stop_waits_for_the_commit(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.report(SYNC, None)
         machine.saved("checkpoint_000000", 0)
         assert machine.feed(e.Recorded(True)) == []
         assert machine.feed(e.Committed("checkpoint_000000")) == [e.Answer((0, 1), True)]
 
     def test_only_the_ranks_with_a_checkpoint_are_waited_for(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         (order,) = machine.report(None, SYNC, None)
         assert isinstance(order, e.OrderSave)
         assert order.plan.write == {1: ("file",)}
         assert machine.saved("checkpoint_000000", 1)
 
     def test_numbers_go_up_from_the_first(self) -> None:
-        machine = ResourcePool(1, first_checkpoint_id=7).run()
+        machine = Machine(1, first_checkpoint_id=7).run()
         for number in (1, 2):
             name = name_of(machine.report(SYNC, number=number))
             assert name == f"checkpoint_{6 + number:06d}"
@@ -257,7 +257,7 @@ class TestSync:
             machine.feed(e.Recorded(False), e.Committed(name))
 
     def test_a_failed_commit_fails_the_run(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         machine.report(SYNC)
         machine.saved("checkpoint_000000", 0)
         machine.feed(e.Recorded(False), e.SaveFailed("checkpoint_000000", ERROR))
@@ -267,7 +267,7 @@ class TestSync:
         assert machine.state.committed == frozenset()
 
     def test_a_failure_while_saving_throws_the_parts_away(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.report(SYNC, SYNC)
         machine.saved("checkpoint_000000", 0)
         machine.feed(e.Raised(1, ERROR))
@@ -278,7 +278,7 @@ class TestSync:
         assert machine.state.rows == 0
 
     def test_a_commit_under_way_is_waited_for(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         machine.report(SYNC)
         machine.saved("checkpoint_000000", 0)
         machine.feed(e.Recorded(False))
@@ -290,7 +290,7 @@ class TestSync:
         assert machine.state.committed == {"checkpoint_000000"}
 
     def test_ctrl_c_gives_up_a_commit_that_alone_is_waited_for(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.saved(name_of(machine.report(SYNC, SYNC)), 0, 1)
         machine.feed(e.Interrupt())
         assert machine.gone(0, 1, exitcode=130) == []
@@ -298,7 +298,7 @@ class TestSync:
         assert machine.feed(e.Interrupt(gives_up=True)) == [e.End(Phase.INTERRUPTED, ())]
 
     def test_an_interrupted_run_stays_interrupted(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         name = name_of(machine.report(ASYNC, ASYNC))
         machine.snapshotted(name, 0, 1)
         machine.feed(e.Recorded(False), e.Interrupt())
@@ -308,7 +308,7 @@ class TestSync:
         assert machine.feed(e.Interrupt(gives_up=True)) == [e.End(Phase.INTERRUPTED, ())]
 
     def test_a_run_that_finished_has_finished_without_its_last_commit(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         name = name_of(machine.report(ASYNC, ASYNC))
         machine.snapshotted(name, 0, 1)
         machine.feed(e.Recorded(False))
@@ -317,7 +317,7 @@ class TestSync:
         assert machine.feed(e.Interrupt(gives_up=True)) == [e.End(Phase.FINISHED, ())]
 
     def test_a_commit_that_took_too_long_may_be_the_last_thing(self) -> None:
-        machine = ResourcePool(max_failures=1).run()
+        machine = Machine(max_failures=1).run()
         name = name_of(machine.report(SYNC, SYNC))
         machine.saved(name, 0, 1)
         machine.gone(0, 1, exitcode=1)
@@ -325,7 +325,7 @@ class TestSync:
         assert machine.kinds == [e.RecordFailure, e.StartWorkers]
 
     def test_no_upload_is_committed_at_once(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         record, commit = machine.report(NO_UPLOAD, NO_UPLOAD)
         assert isinstance(record, e.Record)
         assert isinstance(commit, e.Commit)
@@ -333,7 +333,7 @@ class TestSync:
         assert machine.feed(e.Committed(commit.save.name)) == [e.Answer((0, 1), False)]
 
     def test_no_upload_is_never_thrown_away(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         name = name_of(machine.report(ASYNC))
         machine.snapshotted(name, 0)
         machine.feed(e.Recorded(False), report(0, NO_UPLOAD, 2), e.Raised(0, ERROR))
@@ -341,7 +341,7 @@ class TestSync:
         assert machine.state.saves == ()
 
     def test_save_checkpoint_is_no_row_and_waits_for_nobody(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(report(1))
         name = name_of(machine.feed(saving(0)))
         (commit,) = machine.saved(name, 0)
@@ -355,12 +355,12 @@ class TestSync:
 
 class TestDirectoryNames:
     def test_a_name_of_ones_own(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         assert name_of(machine.feed(report(0, SYNC, name="best"))) == "best"
 
     @pytest.mark.parametrize("committed", [True, False])
     def test_taken_by_an_earlier_report(self, committed: bool) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         machine.feed(report(0, ASYNC, name="best"))
         machine.snapshotted("best", 0)
         machine.feed(e.Recorded(False))
@@ -373,14 +373,14 @@ class TestDirectoryNames:
         assert "'best' is taken" in machine.state.failures[0].error["message"]
 
     def test_a_numbered_name_that_the_user_took(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         machine.feed(report(0, ASYNC, name="checkpoint_000001"))
         machine.snapshotted("checkpoint_000001", 0)
         actions = machine.feed(e.Recorded(False), report(0, SYNC, 2))
         assert name_of(actions) == "checkpoint_000002"
 
     def test_a_users_directory_is_taken(self) -> None:
-        machine = ResourcePool(1, max_failures=1).run()
+        machine = Machine(1, max_failures=1).run()
         mine = part(NO_UPLOAD)._replace(location="./checkpoint_000001/deep")
         machine.feed(e.Reported(0, Report(1, {}, mine, None, 0.0, 0.0)))
         machine.feed(e.Recorded(False), e.Committed("checkpoint_000000"))
@@ -389,7 +389,7 @@ class TestDirectoryNames:
         assert name_of(machine.feed(report(0, SYNC))) == "checkpoint_000002"
 
     def test_a_name_is_free_again_when_its_checkpoint_was_lost(self) -> None:
-        machine = ResourcePool(1, max_failures=1).run()
+        machine = Machine(1, max_failures=1).run()
         machine.feed(report(0, SYNC, name="best"), e.Raised(0, ERROR))
         assert e.Discard(("best",)) in machine.gone(0)
         machine.run()
@@ -398,7 +398,7 @@ class TestDirectoryNames:
 
 class TestAsync:
     def test_answered_before_it_is_saved(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         name = name_of(machine.report(ASYNC, ASYNC))
         assert machine.snapshotted(name, 1) == []
         (record,) = machine.snapshotted(name, 0)
@@ -409,8 +409,8 @@ class TestAsync:
         assert isinstance(commit, e.Commit)
         assert machine.feed(e.Committed(name)) == []
 
-    def two_under_way(self) -> ResourcePool:
-        machine = ResourcePool().run()
+    def two_under_way(self) -> Machine:
+        machine = Machine().run()
         for number in (1, 2):
             name = name_of(machine.report(ASYNC, ASYNC, number=number))
             machine.snapshotted(name, 0, 1)
@@ -451,7 +451,7 @@ class TestAsync:
         assert machine.actions[0] == e.Discard(("checkpoint_000001",))
 
     def test_one_whose_report_was_never_recorded_is_not_committed(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         name = name_of(machine.report(ASYNC, ASYNC))
         machine.feed(e.SnapshotPart(0, name), e.Interrupt(), e.SnapshotPart(1, name))
         assert machine.saved(name, 0, 1) == []
@@ -460,14 +460,14 @@ class TestAsync:
         assert machine.state.rows == 0
 
     def test_parts_of_a_forgotten_save_are_ignored(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         assert machine.saved("checkpoint_000009", 0) == []
         assert machine.snapshotted("checkpoint_000009", 0) == []
 
 
 class TestFailures:
     def test_others_get_a_moment_to_tell_theirs(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         assert machine.feed(e.Raised(1, ERROR)) == [e.SetTimer("collect")]
         assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
         machine.gone(0, 1, 2, exitcode=-9)
@@ -478,23 +478,23 @@ class TestFailures:
         assert machine.phase() is Phase.FAILED
 
     def test_when_all_have_told_nobody_waits(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Raised(1, ERROR))
         assert machine.feed(e.Raised(0, ERROR)) == [e.KillWorkers()]
 
     def test_a_rank_that_is_ending_its_tracker_gets_its_grace(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         assert machine.feed(e.ClosingTrackers(0), e.Raised(1, ERROR)) == [e.SetTimer("collect")]
         assert machine.feed(e.TimerFired("collect", 1)) == [e.SetTimer("grace")]
         assert machine.feed(e.TimerFired("grace", 1)) == [e.KillWorkers()]
 
     def test_once_it_has_ended_nobody_is_waited_for(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         machine.feed(e.ClosingTrackers(0), e.Raised(1, ERROR), e.Raised(0, ERROR))
         assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
 
     def test_a_failure_is_known_before_its_tracker_is_ended(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         assert machine.feed(e.ClosingTrackers(0, ERROR)) == [e.SetTimer("collect")]
         assert machine.phase() is Phase.STOPPING
         assert machine.feed(e.TimerFired("collect", 1)) == [e.SetTimer("grace")]
@@ -505,13 +505,13 @@ class TestFailures:
         )
 
     def test_the_others_wait_for_the_rank_that_ends_its_tracker(self) -> None:
-        machine = ResourcePool(2).run()
+        machine = Machine(2).run()
         machine.feed(e.ClosingTrackers(0, ERROR))
         assert machine.feed(e.Raised(1, ERROR)) == []
         assert machine.feed(e.Raised(0, ERROR)) == [e.KillWorkers()]
 
     def test_who_waits_at_a_report_ends_its_tracker_when_another_fails(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         machine.feed(e.TrackerOpened(0), e.TrackerOpened(1), report(0))
         let_go = e.CloseTrackers((0,))
         assert machine.feed(e.Raised(2, ERROR)) == [let_go, e.SetTimer("collect")]
@@ -523,53 +523,53 @@ class TestFailures:
         assert [failure.rank for failure in machine.state.failures] == [2]
 
     def test_who_has_a_tracker_open_gets_a_moment_to_notice(self) -> None:
-        machine = ResourcePool(2).run()
+        machine = Machine(2).run()
         machine.feed(e.TrackerOpened(0), e.Raised(1, ERROR))
         assert machine.feed(e.TimerFired("collect", 1)) == [e.SetTimer("cause")]
         assert machine.feed(report(0)) == [e.CloseTrackers((0,))]
         assert machine.feed(e.TimerFired("cause", 1)) == [e.SetTimer("grace")]
         assert machine.feed(e.Returned(0)) == [e.KillWorkers()]
-        machine = ResourcePool(2).run()
+        machine = Machine(2).run()
         machine.feed(e.TrackerOpened(0), e.Raised(1, ERROR), e.TimerFired("collect", 1))
         assert machine.feed(e.TimerFired("cause", 1)) == [e.KillWorkers()]
 
     def test_nobody_is_waited_for_who_has_nothing_open(self) -> None:
-        machine = ResourcePool(2).run()
+        machine = Machine(2).run()
         machine.feed(report(0))
         assert machine.feed(e.Raised(1, ERROR)) == [e.SetTimer("collect")]
         assert machine.feed(e.TimerFired("collect", 1)) == [e.KillWorkers()]
         assert machine.feed(e.TrackerOpened(0), report(0)) == []
 
     def test_who_is_saving_is_not_let_go(self) -> None:
-        machine = ResourcePool(2).run()
+        machine = Machine(2).run()
         machine.feed(e.TrackerOpened(0), report(0, SYNC), report(1, SYNC))
         assert machine.feed(e.Raised(1, ERROR)) == [e.SetTimer("collect")]
 
     def test_who_only_waits_for_a_save_is_let_go(self) -> None:
-        machine = ResourcePool(2).run()
+        machine = Machine(2).run()
         name = name_of(machine.report(ASYNC, ASYNC))
         machine.snapshotted(name, 0, 1)
         machine.feed(e.Recorded(False), e.TrackerOpened(0), report(0))
         assert machine.feed(e.Raised(1, ERROR)) == [e.CloseTrackers((0,)), e.SetTimer("collect")]
         # An error that the driver found is told as the first rank's, which is there all the same.
-        machine = ResourcePool(2).run()
+        machine = Machine(2).run()
         machine.feed(e.TrackerOpened(0), report(0), report(1))
         assert machine.feed(e.Raised(0, ERROR)) == [e.CloseTrackers((0,)), e.SetTimer("collect")]
 
     def test_a_death_says_how(self) -> None:
-        machine = ResourcePool(1)
+        machine = Machine(1)
         machine.gone(0, exitcode=-11)
         (failure,) = machine.state.failures
         assert failure.died
         assert "SIGSEGV" in summarise_error(failure.error)
 
     def test_the_answer_never_comes_once_it_stops(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(report(0), e.Raised(1, ERROR))
         assert machine.feed(report(0)) == []
 
     def test_retries_until_the_limit(self) -> None:
-        machine = ResourcePool(1, max_failures=2)
+        machine = Machine(1, max_failures=2)
         for attempt in (1, 2):
             machine.run()
             machine.feed(e.Raised(0, ERROR))
@@ -585,7 +585,7 @@ class TestFailures:
         assert machine.state.failed_attempts == 3
 
     def test_retries_without_limit(self) -> None:
-        machine = ResourcePool(1, max_failures=-1)
+        machine = Machine(1, max_failures=-1)
         for _ in range(20):
             machine.run()
             machine.gone(0, exitcode=1)
@@ -593,7 +593,7 @@ class TestFailures:
         assert machine.state.attempt == 21
 
     def test_numbers_and_rows_go_on_after_a_retry(self) -> None:
-        machine = ResourcePool(1, max_failures=1).run()
+        machine = Machine(1, max_failures=1).run()
         name = name_of(machine.report(SYNC))
         machine.saved(name, 0)
         machine.feed(e.Recorded(False), e.Committed(name), e.Raised(0, ERROR))
@@ -603,7 +603,7 @@ class TestFailures:
         assert machine.state.rows == 1
 
     def test_no_timer_of_a_failed_attempt_reaches_the_next(self) -> None:
-        machine = ResourcePool(1, max_failures=1).run()
+        machine = Machine(1, max_failures=1).run()
         machine.gone(0, exitcode=1)
         assert e.SetTimer not in machine.kinds
         machine.run()
@@ -613,44 +613,44 @@ class TestFailures:
 
 class TestInterrupt:
     def test_once_lets_workers_clean_up(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         assert machine.feed(e.Interrupt()) == [e.InterruptWorkers(), e.SetTimer("grace")]
         machine.gone(0, 1, exitcode=130)
         assert machine.actions == [e.End(Phase.INTERRUPTED, ())]
 
     def test_the_grace_runs_out(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Interrupt())
         assert machine.feed(e.TimerFired("grace", 1)) == [e.KillWorkers()]
 
     def test_twice_kills(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Interrupt())
         assert machine.feed(e.Interrupt()) == [e.KillWorkers()]
 
     def test_while_starting(self) -> None:
-        machine = ResourcePool()
+        machine = Machine()
         machine.feed(ready(0), e.Interrupt())
         assert machine.feed(ready(1)) == []
         machine.gone(0, 1)
         assert machine.phase() is Phase.INTERRUPTED
 
     def test_while_finishing_it_has_finished_all_the_same(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         machine.feed(e.Returned(0))
         assert machine.feed(e.Interrupt()) == [e.KillWorkers()]
         machine.gone(0, exitcode=-9)
         assert machine.phase() is Phase.FINISHED
 
     def test_it_wins_over_a_retry(self) -> None:
-        machine = ResourcePool(1, max_failures=-1).run()
+        machine = Machine(1, max_failures=-1).run()
         machine.feed(e.Raised(0, ERROR))
         assert machine.feed(e.Interrupt()) == [e.KillWorkers()]
         machine.gone(0, exitcode=-9)
         assert machine.phase() is Phase.INTERRUPTED
 
     def test_after_the_end_nothing_happens(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         machine.feed(e.Returned(0))
         machine.gone(0)
         assert machine.feed(e.Interrupt()) == []
@@ -661,7 +661,7 @@ class TestPreemption:
     notice = e.Notice("preemption", 1, 9.0)
 
     def test_is_told_at_one_report_and_stops_at_the_next(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         assert machine.row(1) == [e.Answer((0, 1), False)]
         assert machine.feed(e.Preempt(1, 9.0)) == [e.SetTimer("preemption")]
         assert machine.row(2) == [e.Answer((0, 1), False, self.notice)]
@@ -673,12 +673,12 @@ class TestPreemption:
         assert machine.row(1) == [e.Answer((0, 1), False)], "it was the last attempt's"
 
     def test_while_a_report_is_open(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(report(0), e.Preempt(1, 9.0), report(1))
         assert machine.feed(e.Recorded(False)) == [e.Answer((0, 1), False, self.notice)]
 
     def test_of_the_driver_ends_the_run(self) -> None:
-        machine = ResourcePool(max_failures=-1).run()
+        machine = Machine(max_failures=-1).run()
         machine.feed(e.Preempt(None, 9.0))
         machine.row(1)
         machine.row(2)
@@ -687,7 +687,7 @@ class TestPreemption:
         assert machine.phase() is Phase.PREEMPTED
 
     def test_of_the_driver_after_that_of_a_worker(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Preempt(1, 9.0))
         assert machine.feed(e.Preempt(None, 9.5), e.Preempt(0, 9.6)) == []
         machine.row(1)
@@ -696,7 +696,7 @@ class TestPreemption:
         assert machine.phase() is Phase.PREEMPTED
 
     def test_the_stop_condition_holds_first(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         machine.feed(e.Preempt(0, 9.0))
         machine.report(None)
         assert machine.feed(e.Recorded(True)) == [e.Answer((0,), True)]
@@ -704,26 +704,26 @@ class TestPreemption:
         assert machine.phase() is Phase.FINISHED
 
     def test_those_who_return_in_time_have_finished(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Preempt(None, 9.0))
         machine.stop()
         assert machine.phase() is Phase.FINISHED
 
     def test_nobody_reports_in_time(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Preempt(1, 9.0), report(0))
         assert machine.feed(e.TimerFired("preemption", 1)) == [e.KillWorkers()]
         assert machine.gone(0, 1, exitcode=-9)[-1] == e.StartWorkers(2, 2)
 
     def test_the_time_is_up_when_all_have_returned(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Preempt(None, 9.0), e.Returned(0), e.Returned(1))
         assert machine.feed(e.TimerFired("preemption", 1)) == [e.KillWorkers()]
         machine.gone(0, 1, exitcode=-9)
         assert machine.phase() is Phase.FINISHED
 
     def test_while_starting(self) -> None:
-        machine = ResourcePool()
+        machine = Machine()
         machine.feed(ready(0), e.Preempt(None, 9.0))
         assert machine.feed(e.TimerFired("preemption", 1)) == [e.KillWorkers()]
         machine.gone(0, 1, exitcode=-9)
@@ -731,14 +731,14 @@ class TestPreemption:
 
     @pytest.mark.parametrize("rank", [1, None])
     def test_a_failure_after_the_notice_is_part_of_it(self, rank: int | None) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Preempt(rank, 9.0), e.Raised(1, ERROR), e.Raised(0, ERROR))
         machine.gone(0, 1)
         assert machine.state.failed_attempts == 0
         assert machine.phase() is (Phase.STARTING if rank else Phase.PREEMPTED)
 
     def test_a_worker_that_is_lost_while_the_group_leaves(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Preempt(1, 9.0))
         machine.row(1)
         machine.row(2)
@@ -749,7 +749,7 @@ class TestPreemption:
         assert (machine.state.attempt, machine.state.failed_attempts) == (2, 0)
 
     def test_more_often_than_allowed(self) -> None:
-        machine = ResourcePool(1, max_failures=-1, max_preemptions=1)
+        machine = Machine(1, max_failures=-1, max_preemptions=1)
         for attempt in (1, 2):
             machine.run()
             assert machine.state.attempt == attempt
@@ -763,13 +763,13 @@ class TestPreemption:
         assert failure.error["type"] == "PreemptedError"
 
     def test_ctrl_c_wins(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(e.Preempt(None, 9.0), e.Interrupt())
         machine.gone(0, 1, exitcode=130)
         assert machine.phase() is Phase.INTERRUPTED
 
     def test_after_the_end_nothing_happens(self) -> None:
-        machine = ResourcePool(1).run()
+        machine = Machine(1).run()
         machine.stop()
         assert machine.feed(e.Preempt(0, 9.0), e.CapacityChanged(9)) == []
         assert machine.phase() is Phase.FINISHED
@@ -779,7 +779,7 @@ class TestResize:
     resize = e.Notice("resize")
 
     def test_waits_for_a_checkpoint(self) -> None:
-        machine = ResourcePool(1, sizes=(1, 3), capacity=1).run()
+        machine = Machine(1, sizes=(1, 3), capacity=1).run()
         machine.row(1, SYNC)
         assert machine.feed(e.CapacityChanged(2)) == []
         assert machine.row(2) == [e.Answer((0,), False, self.resize)]
@@ -789,7 +789,7 @@ class TestResize:
         assert machine.state.failed_attempts == machine.state.preempted_attempts == 0
 
     def test_an_asynchronous_one_counts_once_it_is_committed(self) -> None:
-        machine = ResourcePool(1, sizes=(1, 2), capacity=1).run()
+        machine = Machine(1, sizes=(1, 2), capacity=1).run()
         machine.feed(e.CapacityChanged(2))
         machine.row(1)
         name = name_of(machine.report(ASYNC, number=2))
@@ -801,14 +801,14 @@ class TestResize:
         assert machine.row(4) == [e.Answer((0,), True)]
 
     def test_room_that_came_while_it_started(self) -> None:
-        machine = ResourcePool(1, sizes=(1, 2), capacity=1)
+        machine = Machine(1, sizes=(1, 2), capacity=1)
         machine.feed(e.CapacityChanged(2))
         machine.run()
         assert machine.row(1) == [e.Answer((0,), False, self.resize)]
 
     @pytest.mark.parametrize("told", [True, False])
     def test_room_that_is_gone_again(self, told: bool) -> None:
-        machine = ResourcePool(1, sizes=(1, 2), capacity=1).run()
+        machine = Machine(1, sizes=(1, 2), capacity=1).run()
         machine.feed(e.CapacityChanged(2))
         if told:
             machine.row(1)
@@ -817,7 +817,7 @@ class TestResize:
         assert machine.row(3) == [e.Answer((0,), False)]
 
     def test_room_that_is_gone_again_while_it_leaves(self) -> None:
-        machine = ResourcePool(2, sizes=(1, 3), capacity=2).run()
+        machine = Machine(2, sizes=(1, 3), capacity=2).run()
         machine.feed(e.CapacityChanged(3))
         machine.row(1)
         machine.row(2, SYNC)
@@ -825,13 +825,13 @@ class TestResize:
         assert machine.stop()[-1] == e.StartWorkers(2, 1)
 
     def test_only_growth_is_planned(self) -> None:
-        machine = ResourcePool(2, sizes=(1, 3), capacity=2).run()
+        machine = Machine(2, sizes=(1, 3), capacity=2).run()
         machine.feed(e.CapacityChanged(1))
         assert machine.row(1, SYNC)[-1] == e.Answer((0, 1), False)
         assert machine.row(2) == [e.Answer((0, 1), False)]
 
     def test_a_fixed_size_stays(self) -> None:
-        machine = ResourcePool(2, max_failures=1).run()
+        machine = Machine(2, max_failures=1).run()
         machine.feed(e.CapacityChanged(9))
         assert machine.row(1) == [e.Answer((0, 1), False)]
         machine.feed(e.CapacityChanged(0), e.Raised(0, ERROR))
@@ -839,7 +839,7 @@ class TestResize:
 
     @pytest.mark.parametrize(("capacity", "size"), [(1, 1), (2, 2), (9, 3)])
     def test_after_a_loss(self, capacity: int, size: int) -> None:
-        machine = ResourcePool(3, sizes=(1, 3), capacity=3, max_failures=1).run()
+        machine = Machine(3, sizes=(1, 3), capacity=3, max_failures=1).run()
         machine.feed(e.CapacityChanged(capacity))
         machine.gone(1, exitcode=-9)
         machine.feed(e.TimerFired("collect", 1))
@@ -850,7 +850,7 @@ class TestResize:
         machine.run()
 
     def test_too_little_is_left(self) -> None:
-        machine = ResourcePool(2, sizes=(2, 3), capacity=2, max_failures=-1).run()
+        machine = Machine(2, sizes=(2, 3), capacity=2, max_failures=-1).run()
         machine.feed(e.CapacityChanged(1))
         machine.gone(1, exitcode=-9)
         machine.gone(0, exitcode=-9)
@@ -865,7 +865,7 @@ class TestResize:
         assert failure.error["message"].startswith("1 worker(s) fit now after WorkerDiedError")
 
     def test_too_little_is_left_for_a_resize(self) -> None:
-        machine = ResourcePool(2, sizes=(2, 3), capacity=2).run()
+        machine = Machine(2, sizes=(2, 3), capacity=2).run()
         machine.feed(e.CapacityChanged(3))
         machine.row(1)
         machine.row(2, SYNC)
@@ -874,7 +874,7 @@ class TestResize:
         assert machine.phase() is Phase.FAILED
 
     def test_a_preemption_goes_before_it(self) -> None:
-        machine = ResourcePool(1, sizes=(1, 2), capacity=1).run()
+        machine = Machine(1, sizes=(1, 2), capacity=1).run()
         machine.feed(e.CapacityChanged(2))
         machine.row(1)
         machine.feed(e.Preempt(None, 9.0), e.CapacityChanged(1), e.CapacityChanged(2))
@@ -885,7 +885,7 @@ class TestResize:
         assert machine.phase() is Phase.PREEMPTED
 
     def test_a_failure_before_it_starts_with_the_new_size(self) -> None:
-        machine = ResourcePool(1, sizes=(1, 2), capacity=1, max_failures=1).run()
+        machine = Machine(1, sizes=(1, 2), capacity=1, max_failures=1).run()
         machine.feed(e.CapacityChanged(2))
         machine.row(1)
         machine.feed(e.Raised(0, ERROR))
@@ -895,19 +895,19 @@ class TestResize:
 
 class TestHang:
     def test_is_explained(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         machine.row(1)
         machine.feed(report(1, number=2))
         assert machine.feed(e.Stuck(30.0, False)) == [e.ExplainHang((0, 2), (1,), 2, 30.0)]
         assert machine.phase() is Phase.RUNNING
 
     def test_those_who_returned_are_not_missing(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         machine.feed(e.Returned(0), report(1))
         assert machine.feed(e.Stuck(30.0, False)) == [e.ExplainHang((2,), (1,), 1, 30.0)]
 
     def test_is_a_failure_when_it_takes_too_long(self) -> None:
-        machine = ResourcePool(max_failures=1).run()
+        machine = Machine(max_failures=1).run()
         machine.feed(report(0))
         explain, timer = machine.feed(e.Stuck(60.0, True))
         assert isinstance(explain, e.ExplainHang)
@@ -918,18 +918,18 @@ class TestHang:
         assert machine.gone(0, 1, exitcode=-9)[-1] == e.StartWorkers(2, 2)
 
     def test_one_that_was_explained_is_ended_sooner(self) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(report(0))
         assert machine.feed(e.Stuck(60.0, True, True)) == [e.SetTimer("collect")]
 
     @pytest.mark.parametrize("arrived", [0, 2])
     def test_nobody_waits_for_anybody(self, arrived: int) -> None:
-        machine = ResourcePool().run()
+        machine = Machine().run()
         machine.feed(*(report(rank, SYNC) for rank in range(arrived)))
         assert machine.feed(e.Stuck(30.0, True)) == []
 
     def test_while_stopping(self) -> None:
-        machine = ResourcePool(3).run()
+        machine = Machine(3).run()
         machine.feed(report(0), e.Raised(1, ERROR))
         assert machine.feed(e.Stuck(30.0, True)) == []
 
@@ -938,16 +938,16 @@ class TestIllegal:
     @pytest.mark.parametrize("event", [report(0), e.Returned(0)])
     def test_before_everyone_is_up(self, event: e.Event) -> None:
         with pytest.raises(IllegalTransition, match=r"while starting .*before it: rank 1 ready"):
-            ResourcePool().feed(ready(1), event)
+            Machine().feed(ready(1), event)
 
     def test_ready_twice(self) -> None:
         with pytest.raises(IllegalTransition, match="Ready"):
-            ResourcePool().feed(ready(0), ready(0))
+            Machine().feed(ready(0), ready(0))
 
     def test_two_reports_without_an_answer(self) -> None:
         with pytest.raises(IllegalTransition, match="while running"):
-            ResourcePool().run().feed(report(0), report(0))
+            Machine().run().feed(report(0), report(0))
 
     def test_a_commit_of_nothing(self) -> None:
         with pytest.raises(IllegalTransition, match="Committed"):
-            ResourcePool().run().feed(e.Committed("checkpoint_000000"))
+            Machine().run().feed(e.Committed("checkpoint_000000"))

@@ -196,7 +196,7 @@ class Walk:
             notified_before = self.notified is not None and self.notified[0].kind == "preemption"
             assert not notified_before, "notified twice"
             self.notified = (action.notice, self.state.rows)
-        if self.state.leaving:
+        if self.state.stops_on_notice:
             assert action.stop
             assert self.notified is not None, "stopped before the workers could save"
             notice, row = self.notified
@@ -213,8 +213,7 @@ class Walk:
     def on_CloseTrackers(self, action: e.CloseTrackers) -> None:
         for rank in action.ranks:
             worker = self.workers[rank]
-            # A worker that was asked before ignores the second message.
-            if worker.doing not in ("gone", "closing trackers", "closed"):
+            if worker.doing != "gone":
                 assert worker.doing == "waiting"
                 worker.doing = "closing trackers"
 

@@ -327,9 +327,7 @@ class Controller:
         save = action.save
         record = self._run.describe_checkpoint(save.name, save.id, save.report_number, save.reports)
         self._warn_of_different_files(save)
-        if self._run.storage.is_local:
-            self._published(save, record, _outcome(lambda: self._run.publish(record)))
-            return
+        # Never on this thread: a flush takes milliseconds, and other runs may share the loop.
         future = self._storage.submit(self._run.publish, record)
         future.add_done_callback(
             lambda done: self._loop.call_soon(
@@ -528,14 +526,6 @@ class Controller:
             f"it {doing}."
         )
         self._feed(e.SaveFailed(name, pack_error(error)))
-
-
-def _outcome(action: Callable[[], None]) -> BaseException | None:
-    try:
-        action()
-    except LockstepError as error:
-        return error
-    return None
 
 
 _PERFORM: dict[type, Callable[[Controller, Any], None]] = {

@@ -134,14 +134,14 @@ class RunState(NamedTuple):
     """How many rows the newest committed checkpoint covers."""
     # A notice, and the end of the attempt.
     notice: Notice | None = None
-    told_rows: int | None = None
+    noticed_at: int | None = None
     """At which row the ranks got the notice; None: not yet."""
-    leaving: bool = False
+    stops_on_notice: bool = False
     """The ranks stop because of the notice."""
     returned: frozenset[int] = frozenset()
-    holding: frozenset[int] = frozenset()
+    trackers_open: frozenset[int] = frozenset()
     """Ranks that have a tracker's run open."""
-    ending: frozenset[int] = frozenset()
+    closing: frozenset[int] = frozenset()
     """Ranks that are closing their tracker's run, and must not be killed before they have."""
     gone: frozenset[int] = frozenset()
     """Ranks whose process has exited."""
@@ -188,14 +188,14 @@ def _fresh_attempt(state: RunState) -> RunState:
         saves=(),
         committed_before=state.committed,
         returned=frozenset(),
-        holding=frozenset(),
-        ending=frozenset(),
+        trackers_open=frozenset(),
+        closing=frozenset(),
         gone=frozenset(),
         failures=(),
         killed=False,
         notice=None,
-        told_rows=None,
-        leaving=False,
+        noticed_at=None,
+        stops_on_notice=False,
     )
 
 
@@ -230,7 +230,9 @@ def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
 
 def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]:
     if state.phase is Phase.STOPPING:
-        return _let_go(state, {event.rank})  # never answered: the rank is about to be stopped
+        return _close_trackers(
+            state, {event.rank}
+        )  # never answered: the rank is about to be stopped
     if state.phase is not Phase.RUNNING:
         raise _illegal(state, event)
     rank, report = event
@@ -371,10 +373,10 @@ def _answer_with_notice(
     state: RunState, notice: Notice, everyone: tuple[int, ...]
 ) -> tuple[RunState, list[Action]]:
     """Send the notice at one report, so that ranks can save; stop them at a later one."""
-    if state.told_rows is None:
-        return state._replace(told_rows=state.rows), [Answer(everyone, False, notice)]
-    if notice.kind == "preemption" or state.safe_rows > state.told_rows:
-        return state._replace(leaving=True), [Answer(everyone, True)]
+    if state.noticed_at is None:
+        return state._replace(noticed_at=state.rows), [Answer(everyone, False, notice)]
+    if notice.kind == "preemption" or state.safe_rows > state.noticed_at:
+        return state._replace(stops_on_notice=True), [Answer(everyone, True)]
     return state, [Answer(everyone, False)]
 
 
@@ -407,10 +409,11 @@ def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Act
 def _returned(state: RunState, event: Returned) -> tuple[RunState, list[Action]]:
     state = state._replace(
         returned=state.returned | {event.rank},
+        trackers_open=state.trackers_open - {event.rank},
         history=_note(state, f"rank {event.rank} returned"),
     )
     if state.phase is Phase.STOPPING:
-        return _after_ending(state) if event.rank in state.ending else (state, [])
+        return _after_closing(state) if event.rank in state.closing else (state, [])
     if state.phase is not Phase.RUNNING:
         raise _illegal(state, event)
     if len(state.returned) == state.world_size:
@@ -418,31 +421,31 @@ def _returned(state: RunState, event: Returned) -> tuple[RunState, list[Action]]
     return _check_counts(state)
 
 
-def _holding(state: RunState, event: TrackerOpened) -> tuple[RunState, list[Action]]:
-    return state._replace(holding=state.holding | {event.rank}), []
+def _tracker_opened(state: RunState, event: TrackerOpened) -> tuple[RunState, list[Action]]:
+    return state._replace(trackers_open=state.trackers_open | {event.rank}), []
 
 
-def _let_go(state: RunState, waiting: set[int]) -> tuple[RunState, list[Action]]:
+def _close_trackers(state: RunState, waiting: set[int]) -> tuple[RunState, list[Action]]:
     """Another rank has failed: let ranks that wait at a report close their trackers' runs.
 
     Without this, rank 0's tracker would show a run that is still running, for ever.
     """
-    ranks = (waiting & state.holding) - state.ending - state.gone
+    ranks = (waiting & state.trackers_open) - state.closing - state.gone
     if not ranks or not state.failures or state.killed or state.interrupted:
         return state, []
-    return state._replace(ending=state.ending | ranks), [CloseTrackers(tuple(sorted(ranks)))]
+    return state._replace(closing=state.closing | ranks), [CloseTrackers(tuple(sorted(ranks)))]
 
 
-def _after_ending(state: RunState) -> tuple[RunState, list[Action]]:
+def _after_closing(state: RunState) -> tuple[RunState, list[Action]]:
     """A rank has closed its tracker's run. The kill waited for that, and can follow now."""
     state, actions = _check_stopped(state)
-    if state.phase is Phase.STOPPING and not state.killed and not _still_ending(state):
+    if state.phase is Phase.STOPPING and not state.killed and not _still_closing(state):
         actions = [SetTimer("collect"), *actions]
     return state, actions
 
 
-def _ending(state: RunState, event: ClosingTrackers) -> tuple[RunState, list[Action]]:
-    state = state._replace(ending=state.ending | {event.rank})
+def _closing_trackers(state: RunState, event: ClosingTrackers) -> tuple[RunState, list[Action]]:
+    state = state._replace(closing=state.closing | {event.rank})
     if event.error is None:
         return state, []
     return _fail(state, WorkerFailure(event.rank, event.error))
@@ -466,12 +469,15 @@ def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
 
 
 def _raised(state: RunState, event: Raised) -> tuple[RunState, list[Action]]:
-    was_ending = event.rank in state.ending
-    told = event.rank in {failure.rank for failure in state.failures}
-    state = state._replace(ending=state.ending - {event.rank})
-    if not (told and was_ending):
-        return _fail(state, WorkerFailure(event.rank, event.error))
-    return _after_ending(state)
+    was_closing = event.rank in state.closing
+    if was_closing:
+        state = state._replace(
+            closing=state.closing - {event.rank}, trackers_open=state.trackers_open - {event.rank}
+        )
+    known = event.rank in {failure.rank for failure in state.failures}
+    if known and was_closing:
+        return _after_closing(state)
+    return _fail(state, WorkerFailure(event.rank, event.error))
 
 
 def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
@@ -508,7 +514,7 @@ def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Actio
         failures=(*state.failures, failure),
         history=_note(state, f"rank {failure.rank} failed"),
     )
-    state, let_go = _let_go(state, _waiting(state))
+    state, let_go = _close_trackers(state, _waiting(state))
     state, actions = _check_stopped(state)
     if timer and state.phase is Phase.STOPPING and not state.killed and not state.interrupted:
         return state, [*let_go, timer, *actions]
@@ -545,7 +551,7 @@ def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
         return state, []
     state = state._replace(
         notice=Notice("preemption", event.rank, event.deadline),
-        told_rows=None,
+        noticed_at=None,
         history=_note(state, "preemption notice"),
     )
     return state, [SetTimer("preemption")]
@@ -557,13 +563,13 @@ def _capacity_changed(state: RunState, event: CapacityChanged) -> tuple[RunState
 
 def _consider_growing(state: RunState) -> RunState:
     """Plan a resize if more workers fit, or drop the plan if they do not fit any more."""
-    if state.phase is not Phase.RUNNING or state.leaving:
+    if state.phase is not Phase.RUNNING or state.stops_on_notice:
         return state
     grown = state.scaling.grown(state.world_size, state.capacity) is not None
     if grown and state.notice is None:
-        return state._replace(notice=Notice("resize"), told_rows=None)
+        return state._replace(notice=Notice("resize"), noticed_at=None)
     if not grown and state.notice is not None and state.notice.kind == "resize":
-        return state._replace(notice=None, told_rows=None)
+        return state._replace(notice=None, noticed_at=None)
     return state
 
 
@@ -599,12 +605,14 @@ def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Act
         return state, []
     if event.kind == "preemption":
         finished = len(state.returned) == state.world_size
-        state = state._replace(phase=Phase.STOPPING, leaving=state.leaving or not finished)
+        state = state._replace(
+            phase=Phase.STOPPING, stops_on_notice=state.stops_on_notice or not finished
+        )
     elif state.phase is not Phase.STOPPING:
         return state, []
-    elif event.kind in ("cause", "collect") and _still_ending(state):
+    elif event.kind in ("cause", "collect") and _still_closing(state):
         return state, [SetTimer("grace")]
-    elif event.kind == "collect" and state.holding & _silent(state):
+    elif event.kind == "collect" and state.trackers_open & _silent(state):
         # Such a rank may notice a broken connection, or reach its report, and close its trackers.
         return state, [SetTimer("cause")]
     return state._replace(killed=True), [KillWorkers()]
@@ -628,9 +636,9 @@ def _silent(state: RunState) -> set[int]:
     return set(range(state.world_size)) - state.gone - state.returned - told
 
 
-def _still_ending(state: RunState) -> frozenset[int]:
+def _still_closing(state: RunState) -> frozenset[int]:
     """The ranks that are closing their trackers' runs."""
-    return state.ending - state.gone - state.returned
+    return state.closing - state.gone - state.returned
 
 
 def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
@@ -638,7 +646,7 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     if state.phase is not Phase.STOPPING:
         return state, []
     if len(state.gone) < state.world_size:
-        waited_for = _silent(state) or _still_ending(state)
+        waited_for = _silent(state) or _still_closing(state)
         if state.failures and not waited_for and not state.killed:
             return state._replace(killed=True), [KillWorkers()]
         return state, []
@@ -655,7 +663,7 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
         return state._replace(phase=Phase.INTERRUPTED), [*lost, End(Phase.INTERRUPTED, failures)]
     notice = state.notice
     preempted = notice is not None and notice.kind == "preemption"
-    if notice is not None and (state.leaving or (failures and preempted)):
+    if notice is not None and (state.stops_on_notice or (failures and preempted)):
         state, actions = _left(state, notice)
     elif not failures:
         state, actions = state._replace(phase=Phase.FINISHED), [End(Phase.FINISHED, ())]
@@ -752,8 +760,8 @@ _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] 
     Committed: _committed,
     SaveFailed: _save_failed,
     Returned: _returned,
-    TrackerOpened: _holding,
-    ClosingTrackers: _ending,
+    TrackerOpened: _tracker_opened,
+    ClosingTrackers: _closing_trackers,
     Raised: _raised,
     Gone: _gone,
     Interrupt: _interrupt,
