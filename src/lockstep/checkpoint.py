@@ -145,8 +145,7 @@ class Checkpoint:
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the checkpoint to a local directory (default: a new one); returns its path."""
-        if self._storage is not None:
-            self._check_directory(self._storage)
+        self._directory()
         if path is not None:
             target = os.path.abspath(os.path.expanduser(os.fspath(path)))
             self._copy_to(target)
@@ -163,7 +162,7 @@ class Checkpoint:
     def as_directory(self) -> Iterator[str]:
         """The checkpoint as a local directory: its own, or a temporary copy."""
         if self._storage is not None and self._storage.is_local:
-            self._check_directory(self._storage)
+            self._directory()
             yield self._storage.root
             return
         temporary = tempfile.mkdtemp(prefix="lockstep-")
@@ -174,14 +173,11 @@ class Checkpoint:
 
     def get_metadata(self) -> dict[str, Any]:
         """The metadata that ``set_metadata`` stored; empty if there is none."""
-        if self._storage is None:
-            text = self._files.get(METADATA_FILE, b"{}")
-        else:
-            self._check_directory(self._storage)
-            try:
-                text = self._storage.read(METADATA_FILE)
-            except FileNotFoundError:
-                return {}
+        storage = self._directory()
+        try:
+            text = self._files[METADATA_FILE] if storage is None else storage.read(METADATA_FILE)
+        except (FileNotFoundError, KeyError):
+            return {}
         metadata: dict[str, Any] = json.loads(text)
         return metadata
 
@@ -191,11 +187,11 @@ class Checkpoint:
             text = json.dumps(dict(metadata)).encode()
         except (TypeError, ValueError) as error:
             raise TypeError(f"Metadata {metadata!r} does not fit in JSON: {error}.") from error
-        if self._storage is None:
+        storage = self._directory()
+        if storage is None:
             self._files[METADATA_FILE] = text
         else:
-            self._check_directory(self._storage)
-            self._storage.write(METADATA_FILE, text)
+            storage.write(METADATA_FILE, text)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Add these entries to the metadata, replacing entries of the same name."""
@@ -230,10 +226,8 @@ class Checkpoint:
     @property
     def is_dict(self) -> bool:
         """Whether the checkpoint was created by ``from_dict``, stored or not."""
-        if self._storage is None:
-            return DICT_FILE in self._files
-        self._check_directory(self._storage)
-        return self._storage.exists(DICT_FILE)
+        storage = self._directory()
+        return DICT_FILE in self._files if storage is None else storage.exists(DICT_FILE)
 
     @property
     def current_id(self) -> int | None:
@@ -281,10 +275,10 @@ class Checkpoint:
             FileNotFoundError: the directory does not exist.
             NotADirectoryError: the path is a file.
         """
-        if self._storage is None:
+        storage = self._directory()
+        if storage is None:
             return {name: len(data) for name, data in sorted(self._files.items())}
-        self._check_directory(self._storage)
-        sizes = self._storage.walk_files()
+        sizes = storage.walk_files()
         sizes.pop(MANIFEST, None)  # publishing writes a new one
         return sizes
 
@@ -301,9 +295,7 @@ class Checkpoint:
 
         ``move`` moves the files of a local directory instead of copying them.
         """
-        source = self._storage
-        if source is not None:
-            self._check_directory(source)
+        source = self._directory()
 
         def save(name: str) -> None:
             target = f"{directory}/{name}" if directory else name
@@ -393,10 +385,11 @@ class Checkpoint:
                 tar.addfile(member, io.BytesIO(data))
         return archive.getvalue()
 
-    @staticmethod
-    def _check_directory(storage: Storage) -> None:
-        if storage.is_directory():
-            return
+    def _directory(self) -> Storage | None:
+        """The storage, known to be a directory; None for a dict that is not stored."""
+        storage = self._storage
+        if storage is None or storage.is_directory():
+            return storage
         if storage.exists():
             raise NotADirectoryError(
                 f"The checkpoint {storage.uri!r} is a file; give the directory that holds it."

@@ -43,11 +43,19 @@ class CheckpointUploadMode(Enum):
         return next((m for m in cls if isinstance(value, str) and m.name == value.upper()), None)
 
 
+def _invalid(config: object, name: str, text: str, kind: type[Exception] = ValueError) -> Exception:
+    """The error for an argument: the value that was given, then ``text``."""
+    return kind(f"{type(config).__name__}({name}={getattr(config, name)!r}): {text}")
+
+
 def _check_choice(config: object, name: str, *choices: object) -> None:
-    value = getattr(config, name)
-    if value not in choices:
+    if getattr(config, name) not in choices:
         expected = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
-        raise ValueError(f"{type(config).__name__}({name}={value!r}): expected {expected}.")
+        raise _invalid(config, name, f"expected {expected}.")
+
+
+def _check_int(config: object, name: str, least: int, why: str) -> None:
+    check_field_int(type(config).__name__, name, getattr(config, name), least, why)
 
 
 def _is_searched(value: object) -> bool:
@@ -100,28 +108,22 @@ class ScalingConfig:
             return
         if isinstance(self.num_workers, tuple):
             if len(self.num_workers) != 2:
-                raise ValueError(
-                    f"ScalingConfig(num_workers={self.num_workers!r}): expected (min, max)."
-                )
+                raise _invalid(self, "num_workers", "expected (min, max).")
             for size in self.num_workers:
                 why = f" (min, max) was given as {self.num_workers!r}."
                 check_field_int("ScalingConfig", "num_workers", size, 1, why)
             if self.num_workers[0] > self.num_workers[1]:
-                raise ValueError(
-                    f"ScalingConfig(num_workers={self.num_workers!r}): min is above max."
-                )
+                raise _invalid(self, "num_workers", "min is above max.")
         else:
             why = " (min, max), a tuple, is for a size that may change."
-            check_field_int("ScalingConfig", "num_workers", self.num_workers, 0, why)
+            _check_int(self, "num_workers", 0, why)
         if not isinstance(self.use_gpu, bool):
-            raise TypeError(f"ScalingConfig(use_gpu={self.use_gpu!r}): expected True or False.")
+            raise _invalid(self, "use_gpu", "expected True or False.", TypeError)
         if self.resources_per_worker is None:
             return
         if not isinstance(self.resources_per_worker, Mapping):
-            raise TypeError(
-                f"ScalingConfig(resources_per_worker={self.resources_per_worker!r}): expected a "
-                "dict, such as {'CPU': 2}."
-            )
+            text = "expected a dict, such as {'CPU': 2}."
+            raise _invalid(self, "resources_per_worker", text, TypeError)
         for name, amount in self.resources_per_worker.items():
             if name not in ("CPU", "GPU"):
                 raise ValueError(
@@ -198,9 +200,7 @@ class FailureConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "max_preemption_failures"):
-            check_field_int(
-                "FailureConfig", name, getattr(self, name), -1, " -1 means without limit."
-            )
+            _check_int(self, name, -1, " -1 means without limit.")
         _check_choice(self, "fail_fast", True, False, "raise")
         if self.fail_fast and self.max_failures:
             raise ValueError(
@@ -233,25 +233,15 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         if self.checkpoint_frequency is None:
             object.__setattr__(self, "checkpoint_frequency", 0)
-        check_field_int(
-            "CheckpointConfig", "checkpoint_frequency", self.checkpoint_frequency, 0, " 0: never."
-        )
+        _check_int(self, "checkpoint_frequency", 0, " 0: never.")
         if self.checkpoint_at_end not in (None, True, False):
-            raise TypeError(
-                f"CheckpointConfig(checkpoint_at_end={self.checkpoint_at_end!r}): "
-                "expected True or False."
-            )
+            raise _invalid(self, "checkpoint_at_end", "expected True or False.", TypeError)
         if self.num_to_keep is not None:
-            check_field_int(
-                "CheckpointConfig", "num_to_keep", self.num_to_keep, 0, " None keeps them all."
-            )
+            _check_int(self, "num_to_keep", 0, " None keeps them all.")
         _check_choice(self, "checkpoint_score_order", "max", "min")
         attribute = self.checkpoint_score_attribute
         if attribute is not None and (not isinstance(attribute, str) or not attribute):
-            raise ValueError(
-                f"CheckpointConfig(checkpoint_score_attribute={attribute!r}): "
-                "expected the name of a metric."
-            )
+            raise _invalid(self, "checkpoint_score_attribute", "expected the name of a metric.")
 
 
 @dataclass(frozen=True)
@@ -326,25 +316,23 @@ class RunConfig:
             if value is None:
                 object.__setattr__(self, name, default())
             elif not isinstance(value, default):
-                raise TypeError(f"RunConfig({name}={value!r}): expected a {default.__name__}.")
+                raise _invalid(self, name, f"expected a {default.__name__}.", TypeError)
         if self.callbacks is None:
             object.__setattr__(self, "callbacks", ())
         if isinstance(self.callbacks, (str, bytes)) or not isinstance(self.callbacks, Sequence):
-            raise TypeError(f"RunConfig(callbacks={self.callbacks!r}): expected a list.")
+            raise _invalid(self, "callbacks", "expected a list.", TypeError)
         if self.name is not None and (
             not isinstance(self.name, str)
             or not self.name.strip()
             or self.name in (".", "..")
             or any(character in self.name for character in "/\\\0")
         ):
-            raise ValueError(f"RunConfig(name={self.name!r}): expected a directory name.")
+            raise _invalid(self, "name", "expected a directory name.")
         if self.storage_path is not None and not isinstance(self.storage_path, (str, Path)):
-            raise TypeError(f"RunConfig(storage_path={self.storage_path!r}): expected a path.")
+            raise _invalid(self, "storage_path", "expected a path.", TypeError)
         if self.storage_path == "":
-            raise ValueError(
-                "RunConfig(storage_path=''): expected a path; '.' is the current directory, "
-                "None the default place."
-            )
+            text = "expected a path; '.' is the current directory, None the default place."
+            raise _invalid(self, "storage_path", text)
         if self.storage_filesystem is not None and self.storage_path is None:
             raise ValueError("RunConfig(storage_filesystem=…) needs storage_path, a path on it.")
         _check_choice(self, "verbose", 0, 1, 2, 3)
@@ -357,10 +345,8 @@ class RunConfig:
         for name in ("hang_warning_s", "hang_timeout_s", "storage_timeout_s"):
             seconds = getattr(self, name)
             if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
-                raise ValueError(
-                    f"RunConfig({name}={seconds!r}): expected seconds, finite and above 0, or "
-                    "None for never."
-                )
+                text = "expected seconds, finite and above 0, or None for never."
+                raise _invalid(self, name, text)
         self._check_stop()
 
     def _convert_older_arguments(self) -> None:
@@ -396,10 +382,8 @@ class RunConfig:
         if self.stop is None or callable(self.stop):
             return
         if not isinstance(self.stop, Mapping):
-            raise TypeError(
-                f"RunConfig(stop={self.stop!r}): expected a dict of metric thresholds "
-                "or a function (trial_id, result) -> bool."
-            )
+            text = "expected a dict of metric thresholds or a function (trial_id, result) -> bool."
+            raise _invalid(self, "stop", text, TypeError)
         for key, bound in self.stop.items():
             if not isinstance(key, str):
                 raise TypeError(f"RunConfig(stop={{{key!r}: …}}): expected the name of a metric.")

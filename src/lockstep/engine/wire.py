@@ -233,7 +233,7 @@ class SocketChannel(Channel):
     def send(self, message: Any) -> None:
         """See :class:`Channel`."""
         frame = make_frame(message)
-        self._undisturbed(lambda: self._send(frame))
+        self._defer_interrupts(lambda: self._send(frame))
 
     def post(self, item: Any) -> None:
         """See :class:`Channel`."""
@@ -256,7 +256,7 @@ class SocketChannel(Channel):
         """See :class:`Channel`."""
         if not self._unread:
             self._wait()
-            self._undisturbed(self._read)
+            self._defer_interrupts(self._read)
         return self._unread.popleft()
 
     @contextlib.contextmanager
@@ -277,7 +277,7 @@ class SocketChannel(Channel):
 
     def close(self) -> None:
         """Send the posted items, end the I/O thread and close the socket."""
-        self._undisturbed(self._close)
+        self._defer_interrupts(self._close)
 
     def _close(self) -> None:
         with self._sending:
@@ -288,7 +288,7 @@ class SocketChannel(Channel):
         self._wakeup.close()
         self._sock.close()
 
-    def _undisturbed(self, call: Callable[[], None]) -> None:
+    def _defer_interrupts(self, call: Callable[[], None]) -> None:
         if threading.current_thread() is not threading.main_thread():
             call()  # signal handlers run in the main thread only
             return
