@@ -239,7 +239,8 @@ def test_workers_of_another_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
     run = journal(tmp_path, hostname="far.away", pid=os.getpid())
     assert cli.main(["stack", run]) == 1
     err = capsys.readouterr().err
-    assert f"has workers on far.away, and this is {socket.gethostname()}; ask there." in err
+    assert f"has workers on far.away, and this is {socket.gethostname()}; " in err
+    assert "; run this command there." in err
     assert cli.main(["show", run]) == 0
     assert "unfinished; whether it runs can be seen on far.away" in capsys.readouterr().out
 
@@ -258,7 +259,7 @@ def test_a_process_that_is_no_worker_is_left_alone(
 def test_a_number_that_was_given_to_another_process() -> None:
     with (
         process("sleep", "1000") as other,
-        pytest.raises(EngineError, match="is another one by now"),
+        pytest.raises(EngineError, match="is another process now"),
     ):
         request_stacks(other.pid, recorded=time.time() - 3600)
     with pytest.raises(EngineError, match=f"process {other.pid} has ended"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.config import CheckpointConfig
-from lockstep.retention import CheckpointRecord, best_first_last, surplus
+from lockstep.retention import CheckpointRecord, surplus, worst_to_best
 
 
 def records(*scores: float | None) -> list[CheckpointRecord]:
@@ -28,29 +28,29 @@ def ids(found: list[CheckpointRecord]) -> list[int]:
 
 class TestRanking:
     def test_worst_first_best_last(self) -> None:
-        assert ids(best_first_last(records(2, 4, 1, 3), config(None))) == [2, 0, 3, 1]
-        assert ids(best_first_last(records(2, 4, 1, 3), config(None, "min"))) == [1, 3, 0, 2]
+        assert ids(worst_to_best(records(2, 4, 1, 3), config(None))) == [2, 0, 3, 1]
+        assert ids(worst_to_best(records(2, 4, 1, 3), config(None, "min"))) == [1, 3, 0, 2]
 
     def test_as_many_as_are_kept(self) -> None:
-        assert ids(best_first_last(records(2, 4, 1, 3), config(2, "min"))) == [0, 2]
-        assert ids(best_first_last(records(2, 4), config(5))) == [0, 1]
-        assert best_first_last(records(2, 4), config(0)) == []
+        assert ids(worst_to_best(records(2, 4, 1, 3), config(2, "min"))) == [0, 2]
+        assert ids(worst_to_best(records(2, 4), config(5))) == [0, 1]
+        assert worst_to_best(records(2, 4), config(0)) == []
 
     def test_a_tie_goes_to_the_later(self) -> None:
-        assert ids(best_first_last(records(1, 1, 1), config(2))) == [1, 2]
+        assert ids(worst_to_best(records(1, 1, 1), config(2))) == [1, 2]
 
     def test_without_a_score_the_newest_is_best(self) -> None:
-        assert ids(best_first_last(records(9, 5, 7), config(2, attribute=None))) == [1, 2]
+        assert ids(worst_to_best(records(9, 5, 7), config(2, attribute=None))) == [1, 2]
 
     @pytest.mark.parametrize("order", ["max", "min"])
     @pytest.mark.parametrize("bad", [None, math.nan])
     def test_missing_and_nan_are_worst(self, order: str, bad: float | None) -> None:
         scores = (bad, 3.0, bad, -math.inf, math.inf)
-        assert ids(best_first_last(records(*scores), config(None, order)))[:2] == [0, 2]
+        assert ids(worst_to_best(records(*scores), config(None, order)))[:2] == [0, 2]
 
     @pytest.mark.parametrize(("order", "best"), [("max", 2), ("min", 1)])
     def test_infinity_is_a_score(self, order: str, best: int) -> None:
-        ranked = ids(best_first_last(records(0.0, -math.inf, math.inf), config(None, order)))
+        ranked = ids(worst_to_best(records(0.0, -math.inf, math.inf), config(None, order)))
         assert ranked[-1] == best
 
 

@@ -19,7 +19,7 @@ _SUBPACKAGES = ("air", "data", "exceptions", "train", "tune")
 
 _TASKS_AND_ACTORS = ("available_resources", "cluster_resources", "get", "put", "remote", "wait")
 
-# What scripts for Ray give to init() about a cluster.
+# Arguments of Ray's init() about a cluster, and what to use instead.
 _NO_CLUSTER = "there is no cluster, a run is processes of this machine"
 _OF_A_CLUSTER = {
     "local_mode": "use ScalingConfig(num_workers=0) to train in this process",
@@ -54,18 +54,18 @@ def init(
     ignore_reinit_error: bool = False,
     **of_a_cluster: Any,
 ) -> None:
-    """Set what later runs of this process start with. Optional; starts nothing.
+    """Choose the settings of later runs of this process. Optional; starts nothing.
 
-    Called again, it changes only what it is given; ``shutdown()`` forgets it all.
+    A second call changes only the given settings; ``shutdown()`` forgets all of them.
 
     Args:
         engine: ``"local"`` (the default): processes on this machine.
-        runtime_env: ``{"env_vars": {"NAME": "value"}}``: set in every worker before anything of
-            yours is imported there.
-        num_cpus, num_gpus: how much of this machine elastic runs may use. Called again during a
-            run, with more, it makes them grow.
+        runtime_env: ``{"env_vars": {"NAME": "value"}}``: set in every worker before your modules
+            are imported there.
+        num_cpus, num_gpus: how much of this machine elastic runs may use. A call with more, during
+            a run, lets the run grow.
         address, ignore_reinit_error, of_a_cluster: accepted for scripts that were written for Ray.
-            What would set up or join a cluster does nothing, with a warning.
+            An argument that would set up or join a cluster does nothing, with a warning.
     """
     from lockstep import runtime
     from lockstep.engine.registry import ENGINES
@@ -78,7 +78,7 @@ def init(
     runtime.configure(engine, runtime_env, num_cpus, num_gpus)
     for name, value in {"address": address, **of_a_cluster}.items():
         if value in (None, "local") or value is (name == "log_to_driver"):
-            continue  # it is so anyway
+            continue  # the value asks for what happens anyway
         text = f"init({name}={value!r}) does nothing: {_OF_A_CLUSTER.get(name, _NO_CLUSTER)}."
         warnings.warn(text, UserWarning, stacklevel=2)
 
@@ -91,7 +91,7 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Forget ``init()`` and end the warm processes; the next run starts them again."""
+    """Forget ``init()`` and end the warm processes; the next run starts new ones."""
     from lockstep import runtime
 
     runtime.reset()
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> ModuleType:
         return importlib.import_module(f"lockstep.{name}")
     if name in _TASKS_AND_ACTORS:
         raise AttributeError(
-            f"lockstep.{name} does not exist: there are no tasks, actors and clusters here; "
+            f"lockstep.{name} does not exist: lockstep has no tasks, actors or clusters; "
             "train.DataParallelTrainer runs a function on several workers, tune.Tuner several "
             "functions at a time."
         )

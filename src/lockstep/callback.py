@@ -1,7 +1,7 @@
-"""What a user subclasses to follow a run, and the frozen values handed to it.
+"""The classes that users subclass to follow a run, and the frozen values that hooks receive.
 
-Nothing here dispatches: ``train/driver/callbacks.py`` calls the hooks, each callback from a
-thread of its own in the driver process, in this order:
+``train/driver/callbacks.py`` calls the hooks, each callback from a thread of its own in the driver
+process, in this order:
 
     setup → on_trial_start → (on_trial_restore) → on_trial_result | on_trial_save, on_checkpoint …
           → on_trial_complete | on_trial_error → on_experiment_end
@@ -96,9 +96,9 @@ class RunContext:
 
 
 class Callback:
-    """Follows runs and trials; override the hooks you need, each does nothing by default.
+    """Follows runs and trials. Override the hooks you need; by default a hook does nothing.
 
-    The object stays in the driver process, so what it collects can be read after ``fit()``. Its
+    The object stays in the driver process, so its attributes can be read after ``fit()``. The
     hooks are called one after the other, never two at once for one run.
     """
 
@@ -149,12 +149,12 @@ class Callback:
     def on_trial_complete(
         self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
-        """When a trial has ended well."""
+        """When a trial has finished without an error."""
 
     def on_trial_error(
         self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
-        """When a trial has failed for good."""
+        """When a trial has failed and will not be retried."""
 
     def on_experiment_end(self, trials: Sequence[TrialSnapshot], **info: Any) -> None:
         """After everything else."""
@@ -171,7 +171,7 @@ class Callback:
 
 
 class LoggerCallback(Callback):
-    """A callback with the hooks a tracker needs. ``super().__init__()`` need not be called."""
+    """A callback with simpler hooks, for trackers. ``super().__init__()`` need not be called."""
 
     def log_trial_start(self, trial: TrialSnapshot) -> None:
         """When a trial starts."""
@@ -238,7 +238,7 @@ class LoggerCallback(Callback):
 
 
 class UserCallback:
-    """Sees what every rank reports. It may be mixed with ``Callback`` objects in one list."""
+    """Receives the reports of every rank. May be mixed with ``Callback`` objects in one list."""
 
     def after_report(
         self,

@@ -1,4 +1,4 @@
-"""Checkpoint: a directory somewhere, or a dict. Which ones a run keeps is not known here."""
+"""Checkpoint: a directory on any filesystem, or a dict. ``retention`` decides which are kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import shutil
 import tempfile
 import zlib
@@ -31,14 +32,14 @@ _ADDED_KEYS = ("_timestamp", "_preprocessor", _ID_KEY)
 class Checkpoint:
     """A directory on any filesystem, or a dict; each can be read as the other.
 
-    Nothing is looked at when it is made: what is missing shows at the first use, by its path.
-    Pickled by path, a dict that is not stored yet by value. Two are equal when they are the same
-    place, or the same bytes.
+    Creating one reads nothing: a missing directory is reported, with its path, at the first use.
+    A checkpoint is pickled by path; a dict that is not stored yet, by value. Two are equal if they
+    are the same directory, or dicts with the same bytes.
 
     Args:
         path: the directory, or a URI such as ``s3://bucket/prefix``.
-        filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
-        local_path, data_dict, uri: the three things it can be made from, by the older names.
+        filesystem: the ``pyarrow.fs.FileSystem`` of ``path``.
+        local_path, data_dict, uri: the older arguments; exactly one of the four is given.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Checkpoint:
         self._files: dict[str, bytes] = {}
         self._numbers: dict[str, Any] = {}
         if data_dict is not None:
-            self._take(data_dict)
+            self._load_from(data_dict)
         elif not isinstance(places[0], (str, os.PathLike)):
             raise TypeError(
                 f"Checkpoint({places[0]!r}): expected a path; "
@@ -75,16 +76,16 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Self:
-        """The checkpoint that is the directory ``path``; it stays the caller's."""
+        """The directory ``path`` as a checkpoint; the directory stays the caller's."""
         return cls(path)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """A checkpoint of the dict as it is now: later changes do not show. Tensors go to CPU.
+        """A checkpoint of the dict as it is now, without later changes. Tensors move to the CPU.
 
         Raises:
             TypeError: not a dict, or a value in it cannot be pickled.
-            ValueError: it holds a tensor of which this worker has only a shard.
+            ValueError: it contains a tensor of which this worker has only a shard.
         """
         if not isinstance(data, dict):
             raise TypeError(f"Checkpoint.from_dict({data!r}): expected a dict.")
@@ -92,7 +93,7 @@ class Checkpoint:
 
     @classmethod
     def at(cls, storage: Storage) -> Self:
-        """The checkpoint that is the directory of a storage."""
+        """The directory of a storage as a checkpoint."""
         checkpoint = cls.__new__(cls)
         checkpoint._storage, checkpoint._files, checkpoint._numbers = storage, {}, {}
         return checkpoint
@@ -104,17 +105,17 @@ class Checkpoint:
 
     @property
     def storage(self) -> Storage | None:
-        """The storage whose directory it is; None for a dict that is not stored."""
+        """The storage of the directory; None for a dict that is not stored."""
         return self._storage
 
     @property
     def path(self) -> str | None:
-        """The directory's path on ``filesystem``; None for a dict that is not stored."""
+        """The path of the directory on ``filesystem``; None for a dict that is not stored."""
         return None if self._storage is None else self._storage.root
 
     @property
     def filesystem(self) -> pyarrow.fs.FileSystem | None:
-        """The filesystem ``path`` is on; None for a dict that is not stored."""
+        """The filesystem of ``path``; None for a dict that is not stored."""
         return None if self._storage is None else self._storage.filesystem
 
     @property
@@ -129,12 +130,13 @@ class Checkpoint:
         return ("local_path" if self._storage.is_local else "uri"), self._storage.uri
 
     def to_dict(self) -> dict[str, Any]:
-        """A fresh copy of the dict; a directory comes as ``{"fs_checkpoint": <tar archive>}``."""
+        """A new copy of the dict; a directory is ``{"fs_checkpoint": <tar archive>}``."""
         if not self.is_dict:
             return {_TAR_KEY: self._tar()}
         data = self._load()
         manifest = self._manifest()
         if manifest is not None:
+            # Removed first, so that these keys come last.
             for key in _ADDED_KEYS:
                 data.pop(key, None)
             values = (manifest.get("timestamp"), None, manifest.get("id"))
@@ -142,9 +144,8 @@ class Checkpoint:
         return data
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Copy the checkpoint to a local directory (a new temporary one) and return its path."""
-        if self._storage is not None:
-            self._check_directory(self._storage)
+        """Copy the checkpoint to a local directory (default: a new one); returns its path."""
+        self._directory()
         if path is not None:
             target = os.path.abspath(os.path.expanduser(os.fspath(path)))
             self._copy_to(target)
@@ -159,9 +160,9 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The checkpoint as a local directory: its own if it has one, else one for the while."""
+        """The checkpoint as a local directory: its own, or a temporary copy."""
         if self._storage is not None and self._storage.is_local:
-            self._check_directory(self._storage)
+            self._directory()
             yield self._storage.root
             return
         temporary = tempfile.mkdtemp(prefix="lockstep-")
@@ -171,32 +172,29 @@ class Checkpoint:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def get_metadata(self) -> dict[str, Any]:
-        """What was last set with ``set_metadata``; an empty dict at first."""
-        if self._storage is None:
-            text = self._files.get(METADATA_FILE, b"{}")
-        else:
-            self._check_directory(self._storage)
-            try:
-                text = self._storage.read(METADATA_FILE)
-            except FileNotFoundError:
-                return {}
+        """The metadata that ``set_metadata`` stored; empty if there is none."""
+        storage = self._directory()
+        try:
+            text = self._files[METADATA_FILE] if storage is None else storage.read(METADATA_FILE)
+        except (FileNotFoundError, KeyError):
+            return {}
         metadata: dict[str, Any] = json.loads(text)
         return metadata
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata, anything that JSON can hold; kept beside the checkpoint's files."""
+        """Replace the metadata, a dict of JSON values, kept beside the checkpoint's files."""
         try:
             text = json.dumps(dict(metadata)).encode()
         except (TypeError, ValueError) as error:
             raise TypeError(f"Metadata {metadata!r} does not fit in JSON: {error}.") from error
-        if self._storage is None:
+        storage = self._directory()
+        if storage is None:
             self._files[METADATA_FILE] = text
         else:
-            self._check_directory(self._storage)
-            self._storage.write(METADATA_FILE, text)
+            storage.write(METADATA_FILE, text)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Lay these entries over the metadata."""
+        """Add these entries to the metadata, replacing entries of the same name."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
     def __eq__(self, other: object) -> bool:
@@ -223,19 +221,17 @@ class Checkpoint:
         kind = scheme if found else self._storage.filesystem.type_name
         return f"Checkpoint(filesystem={kind}, path={self._storage.root})"
 
-    # For the worker that reports a checkpoint.
+    # The rest is for the worker that reports a checkpoint.
 
     @property
     def is_dict(self) -> bool:
-        """Whether it was made by ``from_dict``, in this process or before it was stored."""
-        if self._storage is None:
-            return DICT_FILE in self._files
-        self._check_directory(self._storage)
-        return self._storage.exists(DICT_FILE)
+        """Whether the checkpoint was created by ``from_dict``, stored or not."""
+        storage = self._directory()
+        return DICT_FILE in self._files if storage is None else storage.exists(DICT_FILE)
 
     @property
     def current_id(self) -> int | None:
-        """The ``_current_checkpoint_id`` of a dict checkpoint, None where it has none."""
+        """The ``_current_checkpoint_id`` of a dict checkpoint; None if there is none."""
         if self._storage is None:
             value = self._numbers.get(_ID_KEY)
             return None if value is None else int(value)
@@ -248,8 +244,8 @@ class Checkpoint:
     def dict_value(self, key: str) -> float | None:
         """The number at ``key`` of the dict (``"a/b"`` reaches into nested dicts).
 
-        A key that is ``"a/b"`` literally wins. None where there is none or it is not a number, and
-        for a stored dict that cannot be read here.
+        A key with the literal name ``"a/b"`` has priority. None if there is no such key or its
+        value is not a number, and for a stored dict that cannot be unpickled here.
         """
         if self._storage is None or not self.is_dict:
             return number_at(self._numbers, key)
@@ -259,31 +255,31 @@ class Checkpoint:
 
     @property
     def is_movable(self) -> bool:
-        """Whether its files may be taken over: a local directory that no run has published.
+        """Whether a report may move the files: a local directory that no run has published.
 
-        A copy of a published one may be, where it goes by another name.
+        A user's copy of a published one has its manifest, with the name of the original.
         """
         if self._storage is None or not self._storage.is_local:
             return False
         try:
             manifest = self._manifest()
-        except ValueError:  # half a copy, perhaps
+        except ValueError:  # an incomplete copy of a manifest
             return False
         own_name = os.path.basename(self._real_path())
         return manifest is None or manifest.get("name", own_name) != own_name
 
     def files(self) -> dict[str, int]:
-        """What a report stores: name relative to the checkpoint → size in bytes.
+        """The files that a report stores: name relative to the checkpoint → size in bytes.
 
         Raises:
-            FileNotFoundError: there is no such directory.
-            NotADirectoryError: it is a file.
+            FileNotFoundError: the directory does not exist.
+            NotADirectoryError: the path is a file.
         """
-        if self._storage is None:
+        storage = self._directory()
+        if storage is None:
             return {name: len(data) for name, data in sorted(self._files.items())}
-        self._check_directory(self._storage)
-        sizes = self._storage.walk_files()
-        sizes.pop(MANIFEST, None)
+        sizes = storage.walk_files()
+        sizes.pop(MANIFEST, None)  # publishing writes a new one
         return sizes
 
     def save_files(
@@ -297,11 +293,9 @@ class Checkpoint:
     ) -> None:
         """Write these files of the checkpoint under ``directory`` of a storage.
 
-        ``move`` takes the files of a local directory over instead of copying them.
+        ``move`` moves the files of a local directory instead of copying them.
         """
-        source = self._storage
-        if source is not None:
-            self._check_directory(source)
+        source = self._directory()
 
         def save(name: str) -> None:
             target = f"{directory}/{name}" if directory else name
@@ -317,10 +311,10 @@ class Checkpoint:
         storage.each(names, save)
         if move and source is not None and source.is_local:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(source.path(MANIFEST))  # of what this was a copy of
+                os.unlink(source.path(MANIFEST))  # of the checkpoint this is a copy of
 
     def fingerprint(self, names: Iterable[str]) -> dict[str, int]:
-        """The CRC-32 of each of these files, to tell whether two ranks' files differ."""
+        """The CRC-32 of each of these files, to find out whether the files of two ranks differ."""
         sums = {}
         for name in names:
             total = 0
@@ -329,7 +323,7 @@ class Checkpoint:
             sums[name] = total
         return sums
 
-    def _take(self, data: dict[str, Any]) -> None:
+    def _load_from(self, data: dict[str, Any]) -> None:
         archive = data.get(_TAR_KEY)
         if isinstance(archive, bytes) and not set(data) - {_TAR_KEY, *_ADDED_KEYS}:
             unpacked = _untar(archive)
@@ -363,13 +357,11 @@ class Checkpoint:
         return manifest
 
     def _load(self) -> dict[str, Any]:
-        import pickle
-
         content = b"".join(self._chunks(DICT_FILE))
         try:
             data: Any = pickle.loads(content)
         except MemoryError:
-            raise
+            raise  # the checkpoint is good, this machine is too small
         except Exception as error:  # a damaged pickle may raise anything
             raise CheckpointError(
                 f"{self!r} cannot be unpickled here: {type(error).__name__}: {error}."
@@ -379,8 +371,7 @@ class Checkpoint:
                 f"{self!r} has a {type(data).__name__} in its {DICT_FILE}; write a dict to it, or "
                 "call the file something else."
             )
-        loaded: dict[str, Any] = data
-        return loaded
+        return data
 
     def _tar(self) -> bytes:
         import tarfile
@@ -394,22 +385,23 @@ class Checkpoint:
                 tar.addfile(member, io.BytesIO(data))
         return archive.getvalue()
 
-    @staticmethod
-    def _check_directory(storage: Storage) -> None:
-        if storage.is_directory():
-            return
+    def _directory(self) -> Storage | None:
+        """The storage, known to be a directory; None for a dict that is not stored."""
+        storage = self._storage
+        if storage is None or storage.is_directory():
+            return storage
         if storage.exists():
             raise NotADirectoryError(
                 f"The checkpoint {storage.uri!r} is a file; give the directory that holds it."
             )
         raise FileNotFoundError(
             f"The checkpoint directory {storage.uri!r} does not exist; "
-            "write it before it is used, and keep it until then."
+            "write the directory before it is used, and keep it until then."
         )
 
 
 def _untar(archive: bytes) -> dict[str, bytes] | None:
-    """The files of a tar archive, None where it is something else."""
+    """The files of a tar archive; None if the bytes are not an archive."""
     import tarfile
 
     files = {}

@@ -1,8 +1,10 @@
-"""What is kept of the dict a checkpoint is made from: its pickle, and the numbers in it."""
+"""What a dict checkpoint keeps of its dict: the pickle, and the numbers in it."""
 
 from __future__ import annotations
 
 import io
+import pickle
+import sys
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -11,18 +13,16 @@ __all__ = ["number_at", "numbers_in", "pickle_dict"]
 
 
 class _OnlyAShard(ValueError):
-    """Of the dicts of all ranks one is kept: the other ranks' shards would be lost."""
+    """One rank's dict is kept, so the shards of the other ranks would be lost."""
 
 
 def pickle_dict(data: dict[str, Any]) -> bytes:
-    """The dict as bytes: by plain pickle if it can, so that it loads without this library.
+    """The dict as bytes: by plain pickle if possible, so that it loads without cloudpickle.
 
     Raises:
-        TypeError: it cannot be pickled; names the key.
-        ValueError: it holds a tensor of which this worker has only a shard.
+        TypeError: the dict cannot be pickled; names the key.
+        ValueError: the dict contains a tensor of which this worker has only a shard.
     """
-    import pickle
-
     try:
         return _pickle_with(pickle.Pickler, data)
     except (MemoryError, _OnlyAShard):
@@ -44,8 +44,6 @@ def pickle_dict(data: dict[str, Any]) -> bytes:
 
 
 def _pickle_with(pickler: Any, data: Any) -> bytes:
-    import sys
-
     torch = sys.modules.get("torch")
     buffer = io.BytesIO()
     if torch is not None:
@@ -55,21 +53,21 @@ def _pickle_with(pickler: Any, data: Any) -> bytes:
 
 
 def _is_shard(value: Any) -> bool:
-    # A DTensor or a ShardedTensor, whose modules are not the same in every torch.
+    # A DTensor or a ShardedTensor. Their modules differ between versions of torch.
     if hasattr(type(value), "full_tensor"):
         return any(placement.is_shard() for placement in value.placements)
     return hasattr(type(value), "local_shards")
 
 
 def _on_cpu(pickler: Any, torch: Any) -> Any:
-    """The pickler class, made to write the tensors of accelerators as CPU tensors."""
+    """A subclass of the pickler that writes the tensors of accelerators as CPU tensors."""
     inherited = getattr(pickler, "reducer_override", None)
 
     class OnCPU(pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, torch.nn.parallel.DistributedDataParallel):
-                # The wrapper belongs to a process group; what is kept is the model in it.
-                # Protocol 1: the later ones insist on the class of the object that is replaced.
+                # The wrapper belongs to a process group, so the model in it is kept instead.
+                # Protocol 1: with a later one, pickle insists on the class of the wrapper.
                 return value.module.__reduce_ex__(1)
             if _is_shard(value):
                 raise _OnlyAShard(
@@ -88,16 +86,16 @@ def _on_cpu(pickler: Any, torch: Any) -> Any:
 
 
 def numbers_in(data: Mapping[Any, Any], above: tuple[int, ...] = ()) -> dict[str, Any]:
-    """The numbers of nested dicts, None in the place of anything else."""
+    """The numbers of nested dicts as floats; any other value is None."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         if not isinstance(key, str):
             continue
         kind = type(value)
-        if kind is float or kind is str:  # so that a dict of a million words costs little
+        if kind is float or kind is str:  # the fast path: a dict may have a million words
             found[key] = value if kind is float else None
         elif isinstance(value, dict):
-            # A dict inside itself has no numbers further down.
+            # A dict may contain itself.
             inside = id(value) in above
             found[key] = None if inside else numbers_in(value, (*above, id(data)))
         else:
@@ -111,7 +109,7 @@ def _as_number(value: Any) -> float | None:
             if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
                 value = value.item()
         except Exception:
-            return None  # a tensor without data has no number
+            return None  # a tensor without data, on the device "meta"
         if isinstance(value, bool) or not isinstance(value, Real):
             return None
     try:
@@ -121,7 +119,7 @@ def _as_number(value: Any) -> float | None:
 
 
 def number_at(numbers: dict[str, Any], key: str) -> float | None:
-    """The number at ``key`` of what ``numbers_in`` found; ``"a/b"`` reaches into nested dicts."""
+    """The number at ``key`` in a result of ``numbers_in``; ``"a/b"`` reaches into nested dicts."""
     if key in numbers:
         value = numbers[key]
         return value if isinstance(value, float) else None

@@ -1,4 +1,4 @@
-"""Checks of numbers that users give. A bool is an int in Python, and never what was meant."""
+"""Checks of numbers that users give. A bool is an int in Python, but never meant as one here."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import math
 import operator
 from typing import Any, TypeGuard
 
-__all__ = ["check_int", "check_positive", "check_seed", "is_finite", "is_int", "is_number"]
+__all__ = [
+    "check_field_int",
+    "check_int",
+    "check_positive",
+    "check_seed",
+    "is_finite",
+    "is_int",
+    "is_number",
+]
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether it is one of Python's integers, and not a bool."""
+    """Whether the value is a Python int, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is one of Python's integers or floats, and not a bool."""
+    """Whether the value is a Python int or float, and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -31,11 +39,11 @@ def check_positive(owner: str, name: str, value: object) -> None:
 
 
 def check_int(given: str, value: Any, least: int = 0) -> int:
-    """The value as Python's integer, which JSON can hold; numpy's integers are accepted.
+    """The value as a Python int, which JSON can hold; numpy's integers are accepted.
 
     Args:
-        given: how the user gave it, for the error.
-        value: what was given.
+        given: the value as the user wrote it, for the error.
+        value: the value.
         least: the smallest value allowed.
 
     Raises:
@@ -43,21 +51,34 @@ def check_int(given: str, value: Any, least: int = 0) -> int:
     """
     number = _index(value)
     if number is None:
-        raise ValueError(f"{given} is not a whole number; give {least} or more.")
+        raise ValueError(f"{given} is not an integer; give {least} or more.")
     if number < least:
         raise ValueError(f"{given} is too small; give {least} or more.")
     return number
 
 
-def check_seed(doing: str, seed: Any) -> int | None:
-    """A seed as Python's integer, or None where the user gave none.
+def check_field_int(owner: str, name: str, value: object, least: int, why: str = "") -> None:
+    """Check the argument ``owner(name=value)``; ``why`` is added to the message.
 
     Raises:
-        TypeError: the seed is neither.
+        TypeError: the value is not an integer.
+        ValueError: the value is too small.
+    """
+    if not is_int(value):
+        raise TypeError(f"{owner}({name}={value!r}): expected an integer.{why}")
+    if value < least:
+        raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")
+
+
+def check_seed(doing: str, seed: Any) -> int | None:
+    """A seed as a Python int, or None if the user gave none.
+
+    Raises:
+        TypeError: the seed is neither an integer nor None.
     """
     number = _index(seed)
     if number is None and seed is not None:
-        raise TypeError(f"{doing}(seed={seed!r}): give a whole number or None.")
+        raise TypeError(f"{doing}(seed={seed!r}): give an integer or None.")
     return number
 
 

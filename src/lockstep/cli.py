@@ -1,10 +1,10 @@
-"""The ``lockstep`` command: look at a run from outside.
+"""The ``lockstep`` command: inspect a run from another process.
 
-    lockstep show RUN     its progress
-    lockstep stack RUN    where each rank of a running run is, at this moment
+    lockstep show RUN     the progress of a run
+    lockstep stack RUN    the Python stack of every rank of a running run, at this moment
 
-RUN is a run's directory, an experiment's (its newest run), the URI of one of them, or, below the
-results root, an experiment's name, a run's name or its trial id.
+RUN is the directory or URI of a run, or of an experiment (for its newest run); or, below the
+results root, the name of an experiment, or the name or trial id of a run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.command(options.run)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Who reads (less, head) has seen enough; what is buffered has nowhere to go at exit.
+        # The reader (less, head) has closed the pipe. The flush at exit would fail, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("lockstep", description="Look at a run from outside.")
+    parser = argparse.ArgumentParser("lockstep", description="Inspect a run from another process.")
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
     for name, function, text in (
@@ -89,7 +89,7 @@ def _find_run(text: str) -> Storage:
     elif not os.path.isabs(text) and ".." not in Path(text).parts and root.is_directory(text):
         place = root.child(text)
     else:
-        found = next(chain(_runs_named(root, text), _runs_elsewhere(text)), None)
+        found = next(chain(_runs_named(root, text), _remote_runs(text)), None)
         if found is None:
             raise FileNotFoundError(
                 f"{text!r} is neither a directory nor a name or trial id below {root.uri}; give "
@@ -110,8 +110,8 @@ def _runs_named(root: Storage, text: str) -> Iterator[Storage]:
                 yield experiment.child(run)
 
 
-def _runs_elsewhere(text: str) -> Iterator[Storage]:
-    """Runs on remote storage that are driven from this machine: their journals are here."""
+def _remote_runs(text: str) -> Iterator[Storage]:
+    """Runs on remote storage whose driver is on this machine, with a local journal."""
     from lockstep.records import RunRecords
     from lockstep.storage import open_storage
 
@@ -173,14 +173,14 @@ def _stack(text: str) -> int:
 
 
 def _driver_records(storage: Storage) -> tuple[str, RunRecords]:
-    """Where the driver of a run writes its logs and its journal, and that journal."""
+    """The local directory of a run's driver, with its logs, and the journal in it."""
     from lockstep.records import RunRecords
     from lockstep.storage import open_storage
 
     records = RunRecords(storage)
     if storage.is_local or records.end is not None:
         return storage.root, records
-    # What is on remote storage is a copy that lags behind.
+    # The journal on remote storage is an older copy.
     directory: str = records.run.get("directory", "")
     try:
         return directory, RunRecords(open_storage(directory))
@@ -202,7 +202,7 @@ def _check_running(records: RunRecords) -> dict[str, Any]:
     if any(worker["hostname"] != socket.gethostname() for worker in attempt["workers"]):
         raise LockstepError(
             f"the run {name} has workers on {_hosts(records)}, and this is {socket.gethostname()}; "
-            "ask there."
+            "run this command there."
         )
     return attempt
 
@@ -213,14 +213,14 @@ def _hosts(records: RunRecords) -> str:
 
 
 class _Log:
-    """What a rank's log says from now on."""
+    """The new lines of a rank's log, from now on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._start = path.stat().st_size if path.exists() else 0
 
     def stacks(self, deadline: float) -> list[str]:
-        """The next stacks in it, tidily; empty if none came in time."""
+        """The next stacks in the log, formatted; empty if none are written in time."""
         from lockstep.console.stacks import first_dump, is_complete, parse_stacks, tidy_stacks
 
         while True:
@@ -237,7 +237,7 @@ class _Log:
 
 
 def _source_line(file: str, line: int) -> str:
-    # A relative name would be looked up in this process's own directories.
+    # linecache would search a relative name in this process's own directories.
     return linecache.getline(file, line) if os.path.isabs(file) else ""
 
 
@@ -288,7 +288,7 @@ def _state(storage: Storage, records: RunRecords) -> str:
     if records.end is not None or attempt is None:
         return records.state
     if any(worker["hostname"] != socket.gethostname() for worker in attempt["workers"]):
-        return "unfinished; whether it runs can be seen on " + _hosts(records)
+        return f"unfinished; whether it runs can be seen on {_hosts(records)}"
     if any(is_worker(worker["pid"], attempt["time"]) for worker in attempt["workers"]):
         return "running"
     advice = f"{records.run['trainer']}.restore({storage.uri!r}).fit()"

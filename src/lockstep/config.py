@@ -1,4 +1,4 @@
-"""What a user configures, validated when built: an object that exists is a valid one."""
+"""The configs that users create. They are checked when created: every config object is valid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep.checks import is_int, is_number
+from lockstep.checks import check_field_int, is_number
 from lockstep.runtime import checked_env_vars
 
 if TYPE_CHECKING:
@@ -36,18 +36,26 @@ class CheckpointUploadMode(Enum):
     ASYNC = "async"
     """Once a snapshot is safe; the upload continues in the background, in order."""
     NO_UPLOAD = "no_upload"
-    """The checkpoint already lies where it should; it is registered as it is."""
+    """The checkpoint is stored already; it is recorded where it is."""
 
     @classmethod
     def _missing_(cls, value: object) -> CheckpointUploadMode | None:
         return next((m for m in cls if isinstance(value, str) and m.name == value.upper()), None)
 
 
-def _check_int(owner: str, name: str, value: object, least: int, why: str = "") -> None:
-    if not is_int(value):
-        raise TypeError(f"{owner}({name}={value!r}): expected a whole number.{why}")
-    if value < least:
-        raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")
+def _invalid(config: object, name: str, text: str, kind: type[Exception] = ValueError) -> Exception:
+    """The error for an argument: the value that was given, then ``text``."""
+    return kind(f"{type(config).__name__}({name}={getattr(config, name)!r}): {text}")
+
+
+def _check_choice(config: object, name: str, *choices: object) -> None:
+    if getattr(config, name) not in choices:
+        expected = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
+        raise _invalid(config, name, f"expected {expected}.")
+
+
+def _check_int(config: object, name: str, least: int, why: str) -> None:
+    check_field_int(type(config).__name__, name, getattr(config, name), least, why)
 
 
 def _is_searched(value: object) -> bool:
@@ -60,10 +68,10 @@ class ScalingConfig:
     """How many workers, and what each one gets.
 
     Args:
-        num_workers: worker processes. 0 runs the training function in this very process, so that
-            ``breakpoint()`` works; everything else stays the same. ``(min, max)`` starts with as
-            many as there is room for, continues with fewer after a loss that cannot be replaced,
-            and grows when room returns.
+        num_workers: worker processes. 0 runs the training function in this process, so that
+            ``breakpoint()`` works; everything else stays the same. ``(min, max)`` starts as many
+            as fit, continues with fewer after a loss that cannot be replaced, and grows again
+            when there is room.
         use_gpu: give each worker a GPU of its own.
         resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
             sets the worker's thread count.
@@ -100,28 +108,22 @@ class ScalingConfig:
             return
         if isinstance(self.num_workers, tuple):
             if len(self.num_workers) != 2:
-                raise ValueError(
-                    f"ScalingConfig(num_workers={self.num_workers!r}): expected (min, max)."
-                )
+                raise _invalid(self, "num_workers", "expected (min, max).")
             for size in self.num_workers:
                 why = f" (min, max) was given as {self.num_workers!r}."
-                _check_int("ScalingConfig", "num_workers", size, 1, why)
+                check_field_int("ScalingConfig", "num_workers", size, 1, why)
             if self.num_workers[0] > self.num_workers[1]:
-                raise ValueError(
-                    f"ScalingConfig(num_workers={self.num_workers!r}): min is above max."
-                )
+                raise _invalid(self, "num_workers", "min is above max.")
         else:
             why = " (min, max), a tuple, is for a size that may change."
-            _check_int("ScalingConfig", "num_workers", self.num_workers, 0, why)
+            _check_int(self, "num_workers", 0, why)
         if not isinstance(self.use_gpu, bool):
-            raise TypeError(f"ScalingConfig(use_gpu={self.use_gpu!r}): expected True or False.")
+            raise _invalid(self, "use_gpu", "expected True or False.", TypeError)
         if self.resources_per_worker is None:
             return
         if not isinstance(self.resources_per_worker, Mapping):
-            raise TypeError(
-                f"ScalingConfig(resources_per_worker={self.resources_per_worker!r}): expected a "
-                "dict, such as {'CPU': 2}."
-            )
+            text = "expected a dict, such as {'CPU': 2}."
+            raise _invalid(self, "resources_per_worker", text, TypeError)
         for name, amount in self.resources_per_worker.items():
             if name not in ("CPU", "GPU"):
                 raise ValueError(
@@ -141,12 +143,12 @@ class ScalingConfig:
         if gpus != int(gpus):
             raise ValueError(
                 f"ScalingConfig(resources_per_worker={{'GPU': {gpus}}}): "
-                "a worker gets whole GPUs; give a whole number."
+                "GPUs are not divided among workers; give an integer."
             )
 
     @property
     def is_searched(self) -> bool:
-        """Whether it has ``tune.choice(…)`` or the like for a value, as in a ``param_space``."""
+        """Whether a value is a search space, such as ``tune.choice(…)`` in a ``param_space``."""
         resources = self.resources_per_worker
         values: list[Any] = [self.num_workers, self.use_gpu, resources]
         if isinstance(resources, Mapping):
@@ -155,27 +157,28 @@ class ScalingConfig:
 
     @property
     def num_cpus_per_worker(self) -> float | None:
-        """CPUs asked for per worker, None where the user did not say."""
+        """The CPUs requested for each worker; None if the user did not request any."""
         return (self.resources_per_worker or {}).get("CPU")
 
     @property
     def num_gpus_per_worker(self) -> int:
-        """GPUs each worker gets: one by default with ``use_gpu=True``."""
+        """How many GPUs each worker gets: by default one with ``use_gpu=True``, else none."""
         if not self.use_gpu:
             return 0
         return int((self.resources_per_worker or {}).get("GPU", 1))
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The smallest and the largest group: in this process, one worker."""
+        """The smallest and the largest number of workers; ``num_workers=0`` counts as one."""
         if self.is_searched:
             raise TypeError(
-                f"{self!r} has a search in it; give it to "
+                f"{self!r} contains a search space; give it to "
                 "Tuner(param_space={'scaling_config': …})."
             )
         if isinstance(self.num_workers, tuple):
             return self.num_workers
-        return (max(self.num_workers, 1), max(self.num_workers, 1))
+        size = max(self.num_workers, 1)
+        return (size, size)
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,7 @@ class FailureConfig:
         fail_fast: True ends at the first failure (``max_failures`` must be 0); ``"raise"`` then
             raises the worker's own exception instead of a TrainingFailedError.
         max_preemption_failures: the same as ``max_failures`` for workers that were preempted
-            (they got a SIGTERM), counted apart.
+            (they got a SIGTERM), counted separately.
     """
 
     max_failures: int = 0
@@ -197,11 +200,8 @@ class FailureConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "max_preemption_failures"):
-            _check_int("FailureConfig", name, getattr(self, name), -1, " -1 means without limit.")
-        if self.fail_fast not in (True, False, "raise"):
-            raise ValueError(
-                f"FailureConfig(fail_fast={self.fail_fast!r}): expected True, False or 'raise'."
-            )
+            _check_int(self, name, -1, " -1 means without limit.")
+        _check_choice(self, "fail_fast", True, False, "raise")
         if self.fail_fast and self.max_failures:
             raise ValueError(
                 f"FailureConfig(fail_fast={self.fail_fast!r}, max_failures={self.max_failures}): "
@@ -211,16 +211,16 @@ class FailureConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Which checkpoints stay.
+    """Which checkpoints are kept.
 
     Args:
         num_to_keep: keep this many, the best by score (without a score: the newest). The newest is
-            always kept besides. None keeps all; 0 keeps none after the run has ended.
-        checkpoint_score_attribute: what ranks them: a key of a dict checkpoint or else of the
-            reported metrics; ``"a/b"`` reaches into nested dicts.
+            always kept as well. None keeps all; 0 keeps none after the run has ended.
+        checkpoint_score_attribute: the score: a key of a dict checkpoint, or else of the reported
+            metrics; ``"a/b"`` reaches into nested dicts.
         checkpoint_score_order: ``"max"`` or ``"min"``: which score is best.
-        checkpoint_frequency: a ``tune.Trainable`` class saves at every so many steps; 0: never. A
-            training function decides by itself when it reports a checkpoint.
+        checkpoint_frequency: after how many steps a ``tune.Trainable`` class saves; 0: never. A
+            training function decides itself when it reports a checkpoint.
         checkpoint_at_end: a ``tune.Trainable`` class saves when its trial ends.
     """
 
@@ -233,34 +233,20 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         if self.checkpoint_frequency is None:
             object.__setattr__(self, "checkpoint_frequency", 0)
-        _check_int(
-            "CheckpointConfig", "checkpoint_frequency", self.checkpoint_frequency, 0, " 0: never."
-        )
+        _check_int(self, "checkpoint_frequency", 0, " 0: never.")
         if self.checkpoint_at_end not in (None, True, False):
-            raise TypeError(
-                f"CheckpointConfig(checkpoint_at_end={self.checkpoint_at_end!r}): "
-                "expected True or False."
-            )
+            raise _invalid(self, "checkpoint_at_end", "expected True or False.", TypeError)
         if self.num_to_keep is not None:
-            _check_int(
-                "CheckpointConfig", "num_to_keep", self.num_to_keep, 0, " None keeps them all."
-            )
-        if self.checkpoint_score_order not in ("max", "min"):
-            raise ValueError(
-                f"CheckpointConfig(checkpoint_score_order={self.checkpoint_score_order!r}): "
-                "expected 'max' or 'min'."
-            )
+            _check_int(self, "num_to_keep", 0, " None keeps them all.")
+        _check_choice(self, "checkpoint_score_order", "max", "min")
         attribute = self.checkpoint_score_attribute
         if attribute is not None and (not isinstance(attribute, str) or not attribute):
-            raise ValueError(
-                f"CheckpointConfig(checkpoint_score_attribute={attribute!r}): "
-                "expected the name of a metric."
-            )
+            raise _invalid(self, "checkpoint_score_attribute", "expected the name of a metric.")
 
 
 @dataclass(frozen=True)
 class SyncConfig:
-    """When files would be copied to remote storage. Here they always are: see ``RunConfig``."""
+    """When to copy files to remote storage. Has no effect: they always are, see ``RunConfig``."""
 
     sync_period: float = 300
     sync_timeout: float = 1800
@@ -270,32 +256,32 @@ class SyncConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where a run lives and how it behaves.
+    """Where a run is stored and how it behaves.
 
     Args:
         name: the experiment directory inside ``storage_path``; by default the trainer's name and
-            the time. A name used before gets another run beside the first.
+            the time. With a name that was used before, another run is stored beside the first.
         storage_path: a directory or a URI such as ``s3://bucket/prefix``; by default
             ``LOCKSTEP_STORAGE`` or ``~/lockstep_results``.
-        storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``storage_path`` is a path on.
-        failure_config, checkpoint_config: see there.
+        storage_filesystem: the ``pyarrow.fs.FileSystem`` of ``storage_path``.
+        failure_config, checkpoint_config: see these classes.
         callbacks: ``tune.Callback``, ``LoggerCallback`` and ``train.UserCallback`` objects, mixed.
-        stop: end the run at a report: ``{"training_iteration": 10, "accuracy": 0.9}`` (any value
-            reached), or ``stop(trial_id, result) -> bool``.
+        stop: end the run at a report: ``{"training_iteration": 10, "accuracy": 0.9}`` (when one of
+            the values is reached), or ``stop(trial_id, result) -> bool``.
         verbose: 0 prints only warnings, 1 the live display, 2 (or 3) every report as well.
         resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
             earlier ones, ``"auto"`` resumes the newest of them if it has not finished,
-            ``"must"`` insists on that.
-        hang_warning_s: when some ranks wait at a report and others have not come for this long,
-            say which, and where they are. None: never.
-        hang_timeout_s: after this long, treat it as a failure. None: never.
-        storage_timeout_s: when a checkpoint, or what a run leaves at its end, has been on its way
-            to storage for this long, give it up: an error. None: never, as it may be large.
+            ``"must"`` fails if there is none to resume.
+        hang_warning_s: if some ranks have waited at a report this long for others, print which
+            ranks are missing and their stacks. None: never.
+        hang_timeout_s: after this long, a hang is a failure. None: never.
+        storage_timeout_s: how long the upload of a checkpoint, or of a run's last files, may take;
+            then it is an error. None: any time, as the files may be large.
         working_dir: None leaves workers in the driver's directory; ``"run"`` changes into the run
             directory, ``"rank"`` into a folder of each rank's own below it.
         worker_runtime_env: ``{"env_vars": {"NAME": "value"}}`` for the workers of this run alone,
-            besides what ``lockstep.init(runtime_env=…)`` has set for all. It is kept with the run,
-            for a restore; keys and passwords are better given to ``init``.
+            in addition to those of ``lockstep.init(runtime_env=…)``. The run keeps them on storage,
+            for a restore; so give keys and passwords to ``init``.
         local_dir: the older name of ``storage_path``.
         log_to_file, progress_reporter, sync_config: accepted for scripts that have them. What
             workers print is always kept, in ``logs/``; the other two do nothing, with a warning.
@@ -321,7 +307,7 @@ class RunConfig:
     sync_config: Any = None
 
     def __post_init__(self) -> None:
-        self._take_older_arguments()
+        self._convert_older_arguments()
         for name, default in (
             ("failure_config", FailureConfig),
             ("checkpoint_config", CheckpointConfig),
@@ -330,53 +316,41 @@ class RunConfig:
             if value is None:
                 object.__setattr__(self, name, default())
             elif not isinstance(value, default):
-                raise TypeError(f"RunConfig({name}={value!r}): expected a {default.__name__}.")
+                raise _invalid(self, name, f"expected a {default.__name__}.", TypeError)
         if self.callbacks is None:
             object.__setattr__(self, "callbacks", ())
         if isinstance(self.callbacks, (str, bytes)) or not isinstance(self.callbacks, Sequence):
-            raise TypeError(f"RunConfig(callbacks={self.callbacks!r}): expected a list.")
+            raise _invalid(self, "callbacks", "expected a list.", TypeError)
         if self.name is not None and (
             not isinstance(self.name, str)
             or not self.name.strip()
             or self.name in (".", "..")
-            or "/" in self.name
-            or "\\" in self.name
-            or "\0" in self.name
+            or any(character in self.name for character in "/\\\0")
         ):
-            raise ValueError(f"RunConfig(name={self.name!r}): expected a directory name.")
+            raise _invalid(self, "name", "expected a directory name.")
         if self.storage_path is not None and not isinstance(self.storage_path, (str, Path)):
-            raise TypeError(f"RunConfig(storage_path={self.storage_path!r}): expected a path.")
+            raise _invalid(self, "storage_path", "expected a path.", TypeError)
         if self.storage_path == "":
-            raise ValueError(
-                "RunConfig(storage_path=''): expected a path; '.' is the current directory, "
-                "None the default place."
-            )
+            text = "expected a path; '.' is the current directory, None the default place."
+            raise _invalid(self, "storage_path", text)
         if self.storage_filesystem is not None and self.storage_path is None:
             raise ValueError("RunConfig(storage_filesystem=…) needs storage_path, a path on it.")
-        if self.verbose not in (0, 1, 2):
-            raise ValueError(f"RunConfig(verbose={self.verbose!r}): expected 0, 1, 2 or 3.")
+        _check_choice(self, "verbose", 0, 1, 2, 3)
+        _check_choice(self, "working_dir", None, "run", "rank")
+        _check_choice(self, "resume", "never", "auto", "must")
         if self.worker_runtime_env is not None:
             checked_env_vars(self.worker_runtime_env, "RunConfig(worker_runtime_env=")
-        if self.working_dir not in (None, "run", "rank"):
-            raise ValueError(
-                f"RunConfig(working_dir={self.working_dir!r}): expected None, 'run' or 'rank'."
-            )
-        if self.resume not in ("never", "auto", "must"):
-            raise ValueError(
-                f"RunConfig(resume={self.resume!r}): expected 'never', 'auto' or 'must'."
-            )
         if self.resume != "never" and self.name is None:
             raise ValueError(f"RunConfig(resume={self.resume!r}) needs the name of the run.")
         for name in ("hang_warning_s", "hang_timeout_s", "storage_timeout_s"):
             seconds = getattr(self, name)
             if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
-                raise ValueError(
-                    f"RunConfig({name}={seconds!r}): expected seconds, finite and above 0, or "
-                    "None for never."
-                )
+                text = "expected seconds, finite and above 0, or None for never."
+                raise _invalid(self, name, text)
         self._check_stop()
 
-    def _take_older_arguments(self) -> None:
+    def _convert_older_arguments(self) -> None:
+        # object.__setattr__, here and above: the dataclass is frozen.
         if self.verbose == 3:
             object.__setattr__(self, "verbose", 2)
         if self.local_dir is not None:
@@ -408,10 +382,8 @@ class RunConfig:
         if self.stop is None or callable(self.stop):
             return
         if not isinstance(self.stop, Mapping):
-            raise TypeError(
-                f"RunConfig(stop={self.stop!r}): expected a dict of metric thresholds "
-                "or a function (trial_id, result) -> bool."
-            )
+            text = "expected a dict of metric thresholds or a function (trial_id, result) -> bool."
+            raise _invalid(self, "stop", text, TypeError)
         for key, bound in self.stop.items():
             if not isinstance(key, str):
                 raise TypeError(f"RunConfig(stop={{{key!r}: …}}): expected the name of a metric.")

@@ -1,7 +1,7 @@
-"""An exception as plain data: it crosses processes and lies in the journal, and comes back whole.
+"""An exception as plain data that crosses processes and is kept in the journal.
 
-The type and its arguments travel as a cloudpickle, the traceback as file names and line numbers, so
-that the exception raised in the driver shows the user's own lines.
+The type and its arguments are kept as a cloudpickle, the traceback as file names and line numbers.
+So the exception raised in the driver shows the user's own lines.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from lockstep.errors import RemoteError
 
@@ -17,13 +17,13 @@ __all__ = ["pack_error", "summarise_error", "unpack_error"]
 
 _PACKAGE = str(Path(__file__).parent)
 _CHAIN = 8
-"""How many exceptions of a chain are kept."""
+"""How many causes of an exception are kept."""
 _FRAMES = 50
-"""How many frames are kept at each end of a traceback: after endless recursion there are more."""
+"""How many frames are kept at each end of a traceback. Endless recursion makes more."""
 
 
 def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
-    """The exception as a JSON-able record, with those it was raised from.
+    """The exception, with its causes, as a record that JSON can hold.
 
     lockstep's own frames around the user's are dropped.
     """
@@ -31,13 +31,13 @@ def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
     from tblib import Traceback
 
     trace = _user_part(error.__traceback__)
-    # The traceback travels apart; frames would drag every local variable into the pickle.
+    # The traceback is kept apart: its frames would pull every local variable into the pickle.
     bare = error.with_traceback(None)
     kind = type(error)
     message = _message(error)
     encoded = None
-    # The second form is for classes whose __init__ takes other arguments than Exception's: built
-    # again from its args such an exception fails, or says something else.
+    # The second form is for classes whose __init__ takes other arguments than Exception's: pickle
+    # would call it with ``args``, and it would fail or build another message.
     for form in (bare, (kind, bare.args, bare.__dict__)):
         try:
             pickled = cloudpickle.dumps(form)
@@ -62,7 +62,7 @@ def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
 
 
 def unpack_error(record: dict[str, Any]) -> BaseException:
-    """The exception again, of its own type where that can be had, with its own traceback."""
+    """The exception of a record, with its traceback: of its own type if that can be imported."""
     from tblib import Traceback
 
     error: BaseException | None = None
@@ -70,7 +70,7 @@ def unpack_error(record: dict[str, Any]) -> BaseException:
         try:
             error = _load(base64.b64decode(record["pickle"]))
         except Exception:
-            error = None  # its class is not to be had on this machine
+            error = None  # its class cannot be imported here
     if not isinstance(error, BaseException):
         error = RemoteError(summarise_error(record))
     if record["traceback"]:
@@ -98,17 +98,12 @@ def _message(error: BaseException) -> str:
 def _load(pickled: bytes) -> BaseException:
     import cloudpickle
 
-    form = cloudpickle.loads(pickled)
-    error: BaseException = _rebuild(*form) if isinstance(form, tuple) else form
-    return error
-
-
-def _rebuild(
-    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
-) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(state)
-    return error
+    error: Any = cloudpickle.loads(pickled)
+    if isinstance(error, tuple):
+        kind, args, state = error
+        error = kind.__new__(kind, *args)
+        error.__dict__.update(state)
+    return cast(BaseException, error)
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:
@@ -119,7 +114,7 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _shortened(trace: Any) -> Any:
-    """A traceback without its middle, where it is long."""
+    """A traceback without its middle part, if it is long."""
     steps = [trace]
     while steps[-1].tb_next is not None:
         steps.append(steps[-1].tb_next)

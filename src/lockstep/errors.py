@@ -3,16 +3,16 @@
     LockstepError (RuntimeError)
     ├── TrainingFailedError          fit() failed; carries .worker_failures and .result
     │   └── WorkerGroupError         … because workers failed (the usual case)
-    ├── WorkerDiedError              a worker process ended without saying why (exit code, signal)
+    ├── WorkerDiedError              a worker process ended without an error (exit code, signal)
     ├── RemoteError                  stands in for a user's exception that could not be sent
     ├── MismatchedReportsError       ranks called report() a different number of times
     ├── CheckpointError              a checkpoint could not be written, committed or read
     ├── StorageError                 the run's storage failed or is unusable
-    ├── HangError                    ranks did not come to a report in time
+    ├── HangError                    ranks did not reach a report in time
     ├── StopConditionError           the user's stop function raised
     ├── PreemptedError               a worker was preempted more often than allowed
     ├── EngineError                  worker processes could not be started
-    └── InsufficientResourcesError   more was asked for than this machine has
+    └── InsufficientResourcesError   more was requested than this machine has
     TrainingInterrupted (KeyboardInterrupt)   Ctrl-C during fit(); carries .result
     TrainingPreempted (SystemExit)            SIGTERM during fit(); carries .result
     StopTraining (BaseException)              raised by report() in a worker that must stop
@@ -56,7 +56,7 @@ class TrainingFailedError(LockstepError):
 
     Attributes:
         worker_failures: rank → the exception of that rank, the first failing rank first.
-        result: what the run had achieved until then (``result.error`` is ``__cause__``).
+        result: the outcome of the run until then (``result.error`` is ``__cause__``).
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TrainingFailedError(LockstepError):
     def __reduce__(self) -> tuple[Any, ...]:
         failures: dict[int, BaseException] | None = self.worker_failures
         if self.result is not None and failures == self.result.worker_failures:
-            failures = None  # the result can pickle exceptions that pickle cannot
+            failures = None  # Result can pickle more exceptions: it keeps their records
         return _failed_again, (type(self), str(self), failures, self.result)
 
 
@@ -117,7 +117,7 @@ class MismatchedReportsError(LockstepError):
 
 
 class HangError(LockstepError):
-    """Ranks did not come to a report within ``RunConfig(hang_timeout_s=…)``."""
+    """Ranks did not reach a report within ``RunConfig(hang_timeout_s=…)``."""
 
 
 class PreemptedError(LockstepError):
@@ -141,11 +141,11 @@ class EngineError(LockstepError):
 
 
 class InsufficientResourcesError(LockstepError):
-    """More resources were asked for than there are."""
+    """More resources were requested than there are."""
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """``fit()`` was interrupted with Ctrl-C; what was committed stays.
+    """``fit()`` was interrupted with Ctrl-C; committed checkpoints and rows stay.
 
     A KeyboardInterrupt, so code that handles Ctrl-C itself keeps working.
     """
@@ -158,14 +158,14 @@ class TrainingInterrupted(KeyboardInterrupt):
         return type(self), (str(self), self.result)
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: it was asked for, so where it happened says nothing."""
+        """What a notebook shows: the message alone, because the user asked for the interrupt."""
         return [str(self)]
 
 
 class TrainingPreempted(SystemExit):
-    """The driver got a SIGTERM during ``fit()``; the run was saved and stopped, and restores.
+    """The driver got a SIGTERM during ``fit()``; the run was saved and stopped, for a restore.
 
-    A SystemExit with code 143, so a script ends with what the signal asked for.
+    A SystemExit with code 143, the exit code of a process that ended on SIGTERM.
     """
 
     def __init__(self, message: str = "", result: Result | None = None) -> None:

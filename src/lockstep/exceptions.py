@@ -2,43 +2,9 @@
 
 from __future__ import annotations
 
-from lockstep.errors import (
-    CheckpointError,
-    EngineError,
-    HangError,
-    InsufficientResourcesError,
-    LockstepError,
-    MismatchedReportsError,
-    PreemptedError,
-    RemoteError,
-    StopConditionError,
-    StopTraining,
-    StorageError,
-    TrainingFailedError,
-    TrainingInterrupted,
-    TrainingPreempted,
-    WorkerDiedError,
-    WorkerGroupError,
-)
+from lockstep import errors
+from lockstep.errors import *  # noqa: F403
+from lockstep.errors import WorkerDiedError as RayActorError
 
-__all__ = [
-    "CheckpointError",
-    "EngineError",
-    "HangError",
-    "InsufficientResourcesError",
-    "LockstepError",
-    "MismatchedReportsError",
-    "PreemptedError",
-    "RayActorError",
-    "RemoteError",
-    "StopConditionError",
-    "StopTraining",
-    "StorageError",
-    "TrainingFailedError",
-    "TrainingInterrupted",
-    "TrainingPreempted",
-    "WorkerDiedError",
-    "WorkerGroupError",
-]
-
-RayActorError = WorkerDiedError
+__all__ = ["RayActorError"]
+__all__ += errors.__all__

@@ -14,12 +14,12 @@ __all__ = ["JobThread"]
 class JobThread:
     """Runs jobs in order, on a daemon thread that exists only while there are jobs.
 
-    Storage may keep a job waiting for ever. A daemon thread does not keep the process alive, and
-    nobody has to wait for the thread.
+    A job may hang for ever, on a storage that does not answer. A daemon thread does not keep the
+    process alive, and nobody must wait for it.
 
     Args:
         name: the thread's name.
-        max_pending: how many jobs may run or wait; the next ``submit`` blocks. None: any number.
+        max_pending: how many jobs may run or wait; then ``submit`` blocks. None: any number.
         on_error: called on the thread with the first job's exception. The jobs after that one are
             skipped. Without it every job runs, and a failure is seen in the job's future only.
     """
@@ -58,7 +58,7 @@ class JobThread:
         return not self._failed
 
     def abandon(self) -> None:
-        """Forget the jobs that have not begun. The running one ends whenever it does."""
+        """Drop the jobs that have not started. Does not wait for the running job."""
         with self._changed:
             self._waiting.clear()
             self._changed.notify_all()
@@ -77,7 +77,7 @@ class JobThread:
         while (next_job := self._next()) is not None:
             future, job = next_job
             if self._failed and self._on_error is not None:
-                continue
+                continue  # jobs build on each other: a later one must not run without this one
             try:
                 result = job()
             except BaseException as error:

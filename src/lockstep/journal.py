@@ -1,18 +1,18 @@
 """The journal: an append-only record of one run's events, one JSON object a line.
 
-    run         once: who, what, with which config
+    run         once: the names, ids and configs
     attempt     the workers are up
     report      one row: every rank's metrics
     log         a batch of train.log() rows of one rank
     checkpoint  committed
-    delete      an old checkpoint is gone
+    delete      an old checkpoint was deleted
     failure     an attempt ended in errors
     leave       an attempt stopped on a notice: a preemption, or to change size
     end         finished, failed, interrupted or preempted
     restore     resumed after an end, or after the driver was killed
 
-Everything else a run directory says can be rebuilt from it. A line that a killed driver left
-half written is ignored, and cut off before the next one is appended.
+Everything else in a run directory, except checkpoints, can be rebuilt from the journal. If a driver
+was killed while it wrote a line, readers ignore that line, and the next driver removes it.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Journal:
             raise StorageError(
                 f"could not open the run's journal {path}: {error.strerror}."
             ) from error
+        # The kernel releases the lock when the process dies: no stale lock can remain.
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -60,22 +61,23 @@ class Journal:
         _cut_half_line(path)
 
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
-        """Write one event. It survives the driver's death as soon as this returns."""
+        """Write one event. Once this returns, the event survives the driver's death."""
         record = {"event": event, **fields}
         self._write(_encode(record) + "\n")
         return record
 
     def append_logs(self, rank: int, attempt: int, rows: list[str]) -> None:
-        """Write rows that are JSON already."""
+        """Write ``train.log()`` rows that are JSON already."""
+        # The rows are spliced in as text: they were encoded in the worker.
         head = _encode({"event": "log", "rank": rank, "attempt": attempt})[:-1]
         self._write(f'{head},"rows":[{",".join(rows)}]}}\n')
 
     def flush(self) -> None:
-        """Make everything survive a power cut, too."""
+        """Wait until every event would survive a power loss, too."""
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file, and so release the lock. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -92,7 +94,10 @@ class Journal:
 
 
 def is_driven(path: str) -> bool:
-    """Whether a process is writing the journal at ``path``, or may be: not every place tells."""
+    """Whether a process has the journal at ``path`` open for writing.
+
+    True also if that cannot be known: not every filesystem has locks.
+    """
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -103,22 +108,20 @@ def is_driven(path: str) -> bool:
 
 def read_lines(data: bytes) -> Iterator[bytes]:
     """The complete lines of a journal's content."""
-    for line in data.splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            yield line
+    return (line for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """One event."""
+    """One event of a journal."""
     record: dict[str, Any] = json.loads(line)
     return record
 
 
 def check_version(header: dict[str, Any], path: str) -> None:
-    """Refuse a journal of a later lockstep, whose first record is ``header``.
+    """Check the format version in ``header``, the first record of the journal at ``path``.
 
     Raises:
-        StorageError: the format is newer than this version reads.
+        StorageError: a later lockstep, with a newer format, wrote the journal.
     """
     found = header.get("version", FORMAT_VERSION)
     if found > FORMAT_VERSION:
@@ -129,11 +132,8 @@ def check_version(header: dict[str, Any], path: str) -> None:
 
 
 def _cut_half_line(path: str) -> None:
-    try:
-        with open(path, "rb+") as file:
-            data = file.read()
-            end = data.rfind(b"\n") + 1
-            if end != len(data):
-                file.truncate(end)
-    except FileNotFoundError:
-        pass
+    with open(path, "rb+") as file:
+        data = file.read()
+        end = data.rfind(b"\n") + 1
+        if end != len(data):
+            file.truncate(end)

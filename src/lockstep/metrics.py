@@ -1,4 +1,4 @@
-"""Metric dictionaries: what may be in one, and the keys every reported row gets besides."""
+"""Metric dictionaries: which values are allowed, and the automatic keys of every row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ AUTOMATIC_KEYS = frozenset(
         "data_wait",
     )
 )
-"""The keys that ``full_row`` adds to what was reported; ``data_wait`` in a run with datasets."""
+"""The keys that ``full_row`` adds to the reported ones; ``data_wait`` only with datasets."""
 
 CHARTED_KEYS = frozenset(
     (
@@ -51,11 +51,11 @@ CHARTED_KEYS = frozenset(
         "data_wait",
     )
 )
-"""Those of them that trackers draw."""
+"""The automatic keys that trackers draw as charts."""
 
 _PLAIN = frozenset((float, int, str, bool, type(None)))
 _BIG_ARRAY = 1000
-"""How many elements an array of a config may have to be kept as it is."""
+"""A larger array in a config is recorded as its repr."""
 
 
 def normalise(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,13 +77,13 @@ def normalise(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describable(config: Mapping[Any, Any]) -> dict[str, Any]:
-    """A config as a journal keeps it: what JSON cannot hold, or a big array, as its repr."""
+    """A config for the journal: values that JSON cannot hold, and big arrays, as their repr."""
     plain = {}
     for key, value in config.items():
         name = _text(key)
         try:
             plain[name] = _described(value, name)
-        except RecursionError:  # it holds itself
+        except RecursionError:  # the value contains itself
             plain[name] = repr(value)
     return plain
 
@@ -100,12 +100,12 @@ def _described(value: Any, key: str) -> Any:
 
 
 def _is_big_array(value: Any) -> bool:
-    # Every row has the config.
+    # Every row contains the config.
     return type(value).__module__ == "numpy" and getattr(value, "size", 0) > _BIG_ARRAY
 
 
 def _text(key: Any) -> str:
-    # A member of an enum of strings is its value, as json has it, not the name str() gives it.
+    # For a member of a string enum, its value (as json does), not the name that str() returns.
     return str.__str__(key) if isinstance(key, str) else str(key)
 
 
@@ -127,10 +127,10 @@ def _plain_value(value: Any, key: str) -> Any:
         converted = value.tolist()
         if type(converted) is not kind:
             return _plain_value(converted, key)
-        if isinstance(value, Real):  # a long double stays one
+        if isinstance(value, Real):  # item() of a long double returns a long double
             return float(value)
     if root in ("torch", "tensorflow", "jax", "jaxlib") and hasattr(value, "shape"):
-        cure = "numpy" if root == "tensorflow" else "item"  # its tensors have no item()
+        cure = "numpy" if root == "tensorflow" else "item"  # TensorFlow's tensors have no item()
         raise ValueError(
             f"metric {key!r} is a {root} tensor of shape {tuple(value.shape)}; "
             f"report a plain number, such as {key}.{cure}()."
@@ -142,10 +142,10 @@ def _plain_value(value: Any, key: str) -> Any:
 
 
 def flatten(metrics: Mapping[str, Any], prefix: str = "", delimiter: str = "/") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a/b": 1}``. An empty dict stays as it is."""
+    """``{"a": {"b": 1}}`` as ``{"a/b": 1}``. An empty dict stays a value."""
     flat: dict[str, Any] = {}
     for key, value in metrics.items():
-        # The exact types first: asking whether something is a Mapping is slow.
+        # The exact types first: isinstance(value, Mapping) is slow.
         if type(value) not in _PLAIN and isinstance(value, Mapping) and value:
             flat.update(flatten(value, f"{prefix}{key}{delimiter}", delimiter))
         else:
@@ -159,7 +159,7 @@ def first_of(objective: str | Sequence[str] | None) -> str | None:
 
 
 def look_up(metrics: Mapping[str, Any], key: str) -> Any:
-    """The value at ``key``; ``"a/b"`` reaches into nested dicts. None where there is none."""
+    """The value at ``key``; ``"a/b"`` reaches into nested dicts. None if there is none."""
     if key in metrics:
         return metrics[key]
     head, slash, rest = key.partition("/")
@@ -173,14 +173,14 @@ def full_row(
     attempt: Mapping[str, Any],
     report: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What was reported, then the keys every row gets, worked out from three journal records.
+    """The reported metrics and the automatic keys, computed from three journal records.
 
     A key that the user reported keeps the user's value.
     """
     timestamp = report["time"]
     elapsed = report["time_since_start"]
     return {
-        **reported,
+        **reported,  # first, for the order of the columns
         "_timestamp": int(report["worker_time"]),
         "_time_this_iter_s": report["worker_time_this_iter"],
         "_training_iteration": report["attempt_index"],
@@ -205,12 +205,12 @@ def full_row(
         "experiment_tag": run["experiment_tag"],
         "checkpoint_dir_name": report["checkpoint"],
         **({"data_wait": max(report["data_wait"])} if "data_wait" in report else {}),
-        **reported,
+        **reported,  # and last, for the values
     }
 
 
 def first_result(run: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trial's ``last_result`` holds before its first report."""
+    """A trial's ``last_result`` before its first report."""
     return {
         "trial_id": run["trial_id"],
         "experiment_id": run["experiment_id"],
@@ -227,7 +227,8 @@ _date_of: tuple[int, str] = (-1, "")
 
 
 def _date(timestamp: float) -> str:
-    # Thousands of reports share a second, and formatting one costs more than the rest of the row.
+    # Cached: thousands of reports share a second, and to format a date costs more than the rest of
+    # the row.
     global _date_of
     second = int(timestamp)
     if _date_of[0] != second:

@@ -1,4 +1,4 @@
-"""Reading a run's directory: its journal, and which checkpoints are really there."""
+"""Reading a run's directory: its journal, and which checkpoints exist."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _INSIDE = "./"
 
 
 def address_from(storage: Storage, checkpoint: Checkpoint) -> str:
-    """How a run in ``storage`` calls a checkpoint that it has not uploaded itself.
+    """How a run in ``storage`` records the place of a checkpoint that was not uploaded by it.
 
-    ``./name`` for one in the run's own directory, which may move, else a path or a URI.
+    ``./name`` in the run's own directory, which may be moved later; else a path or a URI.
 
     Raises:
-        CheckpointError: it lies on another filesystem than the run and was not given as a URI.
+        CheckpointError: the checkpoint is on another filesystem and was not given as a URI.
     """
     place = checkpoint.storage
     assert place is not None
@@ -44,7 +44,7 @@ def address_from(storage: Storage, checkpoint: Checkpoint) -> str:
     if not same and "://" in place.uri:
         address, mark, query = place.uri.partition("?")
         return address.rstrip("/") + mark + query
-    if same or _leads_there(storage, place):
+    if same or _same_files(storage, place):
         path, own = place.root.lstrip("/"), storage.root.strip("/") + "/"
         return _INSIDE + path.removeprefix(own) if path.startswith(own) else place.root
     raise CheckpointError(
@@ -53,10 +53,10 @@ def address_from(storage: Storage, checkpoint: Checkpoint) -> str:
     )
 
 
-def _leads_there(storage: Storage, place: Storage) -> bool:
-    """Whether a path leads to the same files on two filesystems that do not call themselves equal.
+def _same_files(storage: Storage, place: Storage) -> bool:
+    """Whether a path leads to the same files on two filesystems that are not equal objects.
 
-    Two of the same store may not, such as with a newer token, or inherited over a fork.
+    Two objects for the same store may differ: by a newer token, or after a fork.
     """
     from pyarrow.fs import FileSelector
 
@@ -75,14 +75,14 @@ def _leads_there(storage: Storage, place: Storage) -> bool:
 
 
 def open_checkpoint(storage: Storage, record: CheckpointRecord) -> Checkpoint:
-    """The checkpoint that a run in ``storage`` recorded."""
+    """The checkpoint of a record, for a run in ``storage``."""
     if record.uploaded:
         return Checkpoint.at(storage.child(record.name))
     return open_address(storage, record.name)
 
 
 def open_address(storage: Storage, address: str) -> Checkpoint:
-    """The checkpoint that a run in ``storage`` has not uploaded: what ``address_from`` named."""
+    """The checkpoint at an address of ``address_from``, for a run in ``storage``."""
     if address.startswith(_INSIDE):
         return Checkpoint.at(storage.child(address.removeprefix(_INSIDE)))
     if "://" in address:
@@ -91,7 +91,7 @@ def open_address(storage: Storage, address: str) -> Checkpoint:
 
 
 class RunRecords:
-    """A journal, read once; rows are parsed only when asked for."""
+    """A run's journal, read once. Rows are parsed on demand: a journal may have a million."""
 
     def __init__(self, storage: Storage) -> None:
         self.run: dict[str, Any] = {}
@@ -106,24 +106,25 @@ class RunRecords:
         self._logs: list[tuple[int, bytes]] = []
         for numbered in enumerate(read_lines(storage.read(JOURNAL_FILE)), 1):
             line = numbered[1]
+            # By its first bytes, without parsing: nearly all lines are reports and logs.
             if line.startswith(b'{"event":"report"'):
                 self._reports.append(numbered)
             elif line.startswith(b'{"event":"log"'):
                 self._logs.append(numbered)
             else:
-                self._take(self._parse(numbered))
+                self._apply(self._parse(numbered))
         self.rows = len(self._reports)
         if self._reports:
-            self._parse(self._reports[-1])  # so that whoever reads it below need not check
+            self._parse(self._reports[-1])  # a damaged last row is reported here
             self.last_report = self._reports[-1][1]
         if not self.run:
             raise FileNotFoundError(
-                f"{self._path} records no run; the driver may have been killed as it began."
+                f"{self._path} records no run; the driver may have been killed at its start."
             )
 
     @property
     def state(self) -> str:
-        """How it ended; ``"unfinished"`` if the driver died or still runs."""
+        """How the run ended; ``"unfinished"`` if the driver died or still runs."""
         return str(self.end["state"]) if self.end else "unfinished"
 
     def reports(self) -> Iterator[dict[str, Any]]:
@@ -135,15 +136,15 @@ class RunRecords:
         return map(self._parse, self._logs)
 
     def never_uploaded(self) -> set[str]:
-        """Where checkpoints lie, or lay, that users had put there themselves."""
+        """The addresses of all checkpoints, kept or not, that the run did not upload."""
         rows = (self._parse(one) for one in self._reports if b'"checkpoint":"' in one[1])
-        # A driver that was killed may have had no time for more than the row. An uploaded one's
-        # name has no slash.
+        # A driver killed after the row may not have written the checkpoint's own record. The name
+        # of an uploaded checkpoint has no slash.
         places = (str(row["checkpoint"]) for row in rows)
         return self._never_uploaded.union(place for place in places if "/" in place)
 
     def row(self, report: dict[str, Any]) -> dict[str, Any]:
-        """A row with the keys every row gets."""
+        """A report as a row with the automatic keys."""
         return full_row(
             reported_metrics(report), self.run, self.attempts[report["attempt"]], report
         )
@@ -151,7 +152,7 @@ class RunRecords:
     def _parse(self, numbered: tuple[int, bytes]) -> dict[str, Any]:
         return _parse(numbered, self._path)
 
-    def _take(self, record: dict[str, Any]) -> None:
+    def _apply(self, record: dict[str, Any]) -> None:
         event = record.pop("event")
         if event == "run":
             check_version(record, self._path)
@@ -168,6 +169,7 @@ class RunRecords:
         elif event == "failure":
             self.failure = record
         elif event == "restore":
+            # The run continues: its earlier end does not count any more.
             self.run = {**self.run, **record}
             self.end = self.failure = None
         elif event == "end":
@@ -183,13 +185,13 @@ def _parse(numbered: tuple[int, bytes], path: str) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         raise StorageError(
             f"line {number} of {path} is not a record of a run ({error}); "
-            "the file is damaged: put a good copy in its place, or take the line out."
+            "the file is damaged: replace it with a good copy, or remove the line."
         ) from error
     return record
 
 
 def reported_metrics(report: dict[str, Any]) -> dict[str, Any]:
-    """What was reported: rank 0's metrics, or those combined across ranks."""
+    """The metrics of a report: rank 0's, or the metrics combined across ranks."""
     metrics: dict[str, Any] = report["reduced"] if "reduced" in report else report["ranks"][0]
     return metrics
 
@@ -197,7 +199,10 @@ def reported_metrics(report: dict[str, Any]) -> dict[str, Any]:
 def existing_checkpoints(
     storage: Storage, known: dict[int, CheckpointRecord]
 ) -> list[CheckpointRecord]:
-    """What is really there: publishing makes a checkpoint exist, the journal only follows."""
+    """The checkpoints that exist, by id.
+
+    Storage decides, not the journal: a checkpoint is published first and recorded afterwards.
+    """
     found = [record for record in known.values() if not record.uploaded]
     uploaded = {record.name: record for record in known.values() if record.uploaded}
     for name in storage.published(storage.listdir("")):
@@ -209,7 +214,7 @@ def existing_checkpoints(
 
 
 def _published_as(storage: Storage, name: str) -> list[CheckpointRecord]:
-    """The checkpoint of this name; none for a copy that somebody has put there, whole or not."""
+    """The checkpoint of this name; none if a user has copied another checkpoint there."""
     manifest = storage.manifest(name)
     with suppress(ValueError, TypeError):
         record = CheckpointRecord.of(parse_line(manifest or b""))
@@ -219,18 +224,18 @@ def _published_as(storage: Storage, name: str) -> list[CheckpointRecord]:
 
 
 def newest_run(experiment: Storage) -> Storage:
-    """The run of an experiment's directory that began last.
+    """The run of an experiment's directory that started last.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the directory contains no run.
     """
     runs: dict[float, Storage] = {}
     for name in experiment.listdir(""):
         run = experiment.child(name)
         if run.exists(JOURNAL_FILE):
-            began = _began(run)
-            if began is not None:
-                runs.setdefault(began, run)  # "run" comes before its copy "run.bak"
+            started = _start_time(run)
+            if started is not None:
+                runs.setdefault(started, run)  # "run" comes before its copy "run.bak"
     if not runs:
         raise FileNotFoundError(
             f"{experiment.uri} is not the directory of a run: there is no {JOURNAL_FILE} with a "
@@ -239,8 +244,8 @@ def newest_run(experiment: Storage) -> Storage:
     return runs[max(runs)]
 
 
-def _began(run: Storage) -> float | None:
-    """When a run began; None where its driver was killed before it had said so."""
+def _start_time(run: Storage) -> float | None:
+    """When a run started; None if its driver was killed before it recorded that."""
     head = b""
     for chunk in run.read_chunks(JOURNAL_FILE):
         head += chunk

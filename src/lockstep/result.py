@@ -1,8 +1,8 @@
-"""Result: what a run achieved, read from its directory alone."""
+"""Result: the outcome of a run, read from the run's directory alone."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from lockstep.records import (
     open_checkpoint,
     reported_metrics,
 )
-from lockstep.retention import CheckpointRecord, best_first_last
+from lockstep.retention import CheckpointRecord, worst_to_best
 from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage, open_storage
 
@@ -34,14 +34,14 @@ __all__ = ["Result"]
 
 
 class Result:
-    """What a run achieved. ``fit()`` returns it; ``Result.from_path`` reads it again, anywhere.
+    """The outcome of a run. ``fit()`` returns it; ``Result.from_path`` reads it on any machine.
 
     Attributes:
-        metrics: the last row: what was reported, and the keys every row gets.
-        reported_metrics: exactly what was reported last.
-        metrics_by_rank: the same from every rank.
+        metrics: the last row: the reported metrics and the automatic keys.
+        reported_metrics: exactly the metrics reported last.
+        metrics_by_rank: the metrics reported last, of every rank.
         checkpoint: the newest checkpoint, None if there is none.
-        best_checkpoints: ``(checkpoint, metrics)`` pairs that were kept, the best one last.
+        best_checkpoints: ``(checkpoint, metrics)`` pairs of the kept checkpoints, the best last.
         error: the exception that ended the run, None if there was none.
         config: the ``train_loop_config``.
         state: ``"finished"``, ``"failed"``, ``"interrupted"``, ``"preempted"``, or
@@ -55,7 +55,7 @@ class Result:
         records = RunRecords(storage)
         self.state: str = records.state
         config = records.run["config"]
-        # A trial's config is what was searched; a run's own, what its function got.
+        # A trial's config is the searched one; another run's is its train_loop_config.
         is_trial = "trial" in records.run
         self.config: dict[str, Any] = dict(
             config if is_trial else config.get("train_loop_config") or {}
@@ -88,7 +88,7 @@ class Result:
         """Read a run's directory, or the newest run of an experiment's directory.
 
         Raises:
-            FileNotFoundError: there is no run.
+            FileNotFoundError: the directory contains no run.
         """
         storage = open_storage(path, storage_filesystem)
         if not storage.exists(JOURNAL_FILE):
@@ -107,7 +107,7 @@ class Result:
 
     @property
     def filesystem(self) -> pyarrow.fs.FileSystem:
-        """The Arrow filesystem that ``path`` is on."""
+        """The Arrow filesystem of ``path``."""
         return self._storage.filesystem
 
     @property
@@ -119,14 +119,14 @@ class Result:
 
     @property
     def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        """The checkpoints that were kept by score, with their metrics, from worst to best."""
-        ranked = best_first_last(self._checkpoints, self._checkpoint_config)
+        """The checkpoints kept by score, with their metrics, from worst to best."""
+        ranked = worst_to_best(self._checkpoints, self._checkpoint_config)
         return [(self._open(record), record.metrics) for record in ranked]
 
     def get_best_checkpoint(self, metric: str, mode: Literal["max", "min"]) -> Checkpoint | None:
-        """The kept checkpoint whose row has the largest or smallest ``metric``; the later of two.
+        """The kept checkpoint whose row has the largest or smallest ``metric``.
 
-        None where no row has it.
+        Of two equal ones, the later. None if no row has the metric.
         """
         if mode not in ("max", "min"):
             raise ValueError(f"get_best_checkpoint(mode={mode!r}): expected 'max' or 'min'.")
@@ -144,37 +144,30 @@ class Result:
     def metrics_dataframe(self) -> pd.DataFrame:
         """One row a report, from every attempt; nested metrics as ``a/b`` columns.
 
-        The column ``attempt`` is the run's; a metric of that name is in ``metrics/attempt``.
+        The column ``attempt`` is the number of the attempt; a metric of that name is in the column
+        ``metrics/attempt``.
         """
         import pandas as pd
 
         records = RunRecords(self._storage)
         rows = [
-            {**_beside({"attempt"}, records.row(report)), "attempt": report["attempt"]}
+            {**_metric_columns({"attempt"}, records.row(report)), "attempt": report["attempt"]}
             for report in records.reports()
         ]
         return pd.DataFrame(rows)
 
     @cached_property
     def rank_dataframe(self) -> pd.DataFrame:
-        """One row a report and rank: rank, attempt, training_iteration and what it reported.
+        """One row a report and rank: rank, attempt, training_iteration and the metrics.
 
         A metric with the name of one of these three is in ``metrics/rank`` and so on.
         """
-        import pandas as pd
-
-        own = ["rank", "attempt", "training_iteration"]
-        rows = [
-            {
-                "rank": rank,
-                "attempt": report["attempt"],
-                "training_iteration": report["iteration"],
-                **_beside(own, metrics),
-            }
+        rows = (
+            ((rank, report["attempt"], report["iteration"]), metrics)
             for report in RunRecords(self._storage).reports()
             for rank, metrics in enumerate(report["ranks"])
-        ]
-        return pd.DataFrame(rows, columns=None if rows else own)
+        )
+        return _dataframe(["rank", "attempt", "training_iteration"], rows)
 
     @cached_property
     def log_dataframe(self) -> pd.DataFrame:
@@ -182,21 +175,12 @@ class Result:
 
         A metric with the name of one of these four is in ``metrics/rank`` and so on.
         """
-        import pandas as pd
-
-        own = ["rank", "attempt", "step", "time"]
-        rows = [
-            {
-                "rank": batch["rank"],
-                "attempt": batch["attempt"],
-                "step": row["step"],
-                "time": row["time"],
-                **_beside(own, row["metrics"]),
-            }
+        rows = (
+            ((batch["rank"], batch["attempt"], row["step"], row["time"]), row["metrics"])
             for batch in RunRecords(self._storage).logs()
             for row in batch["rows"]
-        ]
-        return pd.DataFrame(rows, columns=None if rows else own)
+        )
+        return _dataframe(["rank", "attempt", "step", "time"], rows)
 
     def __repr__(self) -> str:
         shown = {
@@ -212,8 +196,8 @@ class Result:
         return f"Result(\n  {lines}\n)"
 
     def __getstate__(self) -> dict[str, Any]:
-        # The dataframes are read again where they are wanted; the errors go as their records,
-        # because the class of one may be local to a function.
+        # Dataframes are read again on demand. Errors are pickled as their records, because pickle
+        # cannot handle an exception class that is local to a function.
         frames = ("metrics_dataframe", "rank_dataframe", "log_dataframe")
         left_out = (*frames, "error", "worker_failures")
         return {key: value for key, value in vars(self).items() if key not in left_out}
@@ -233,11 +217,24 @@ class Result:
         return open_checkpoint(self._storage, record)
 
 
-def _beside(own: Container[str], metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics' columns; those that are called like one of ``own`` get another name."""
+def _metric_columns(own: Container[str], metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics as columns; a metric with the name of an ``own`` column is renamed."""
     return {
         f"metrics/{key}" if key in own else key: value for key, value in flatten(metrics).items()
     }
+
+
+def _dataframe(
+    own: list[str], rows: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
+) -> pd.DataFrame:
+    """A dataframe of rows, each with the values of the ``own`` columns and its metrics."""
+    import pandas as pd
+
+    filled = [
+        {**dict(zip(own, values, strict=True)), **_metric_columns(own, metrics)}
+        for values, metrics in rows
+    ]
+    return pd.DataFrame(filled, columns=None if filled else own)
 
 
 def _resizes(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:

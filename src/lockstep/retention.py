@@ -1,15 +1,16 @@
-"""Which checkpoints are best and which may go: pure decisions over their records."""
+"""Which checkpoints are best and which may be deleted: pure decisions over their records."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from lockstep.config import CheckpointConfig
 
-__all__ = ["CheckpointRecord", "best_first_last", "surplus"]
+__all__ = ["CheckpointRecord", "surplus", "worst_to_best"]
 
 
 @dataclass(frozen=True)
@@ -18,24 +19,24 @@ class CheckpointRecord:
 
     id: int
     name: str
-    """Its directory in the run's own; for one that was not uploaded by lockstep, where it lies."""
+    """Its directory in the run's directory; its address if lockstep did not upload it."""
     index: int
-    """How many reports the run had seen with the one that carried it."""
+    """How many reports the run had, the one with this checkpoint included."""
     score: float | None
     metrics: dict[str, Any]
     timestamp: int
     uploaded: bool = True
-    """False: it lies where the user put it."""
+    """False: the user stored it, and ``name`` is its address."""
     iteration: int = 0
-    """The ``training_iteration`` of the newest row: an attempt from this checkpoint counts on."""
+    """The ``training_iteration`` of the newest row. An attempt from here continues the count."""
     trained_s: float = 0.0
-    """How long the run had trained by then."""
+    """How long the run had trained until then."""
     positions: dict[str, Any] | None = None
-    """How far all ranks had read the datasets: an attempt from this checkpoint resumes there."""
+    """How far all ranks had read the datasets. An attempt from here resumes there."""
 
     @staticmethod
     def of(written: Mapping[str, Any]) -> CheckpointRecord:
-        """The record that was written, without what only a later version knows."""
+        """The record from a journal or a manifest, without the keys of later versions."""
         known = {field.name for field in fields(CheckpointRecord)}
         return CheckpointRecord(**{key: written[key] for key in written if key in known})
 
@@ -46,15 +47,15 @@ def _quality(record: CheckpointRecord, config: CheckpointConfig) -> tuple[float,
     score = record.score
     if score is None or math.isnan(score):
         return (-math.inf, record.id)
-    # A real -inf still beats a score that is missing; it can't beat it by value, so nudge it.
     signed = score if config.checkpoint_score_order == "max" else -score
-    return (max(signed, -1.7976931348623157e308), record.id)
+    # A score of -inf is still better than a missing score, which is ranked as -inf above.
+    return (max(signed, -sys.float_info.max), record.id)
 
 
-def best_first_last(
+def worst_to_best(
     records: Sequence[CheckpointRecord], config: CheckpointConfig
 ) -> list[CheckpointRecord]:
-    """From worst to best, as many as the config keeps. Ties: the later one is better."""
+    """The records that the config keeps, from worst to best. Of equals, the later is better."""
     ranked = sorted(records, key=lambda record: _quality(record, config))
     if config.num_to_keep is None:
         return ranked
@@ -64,17 +65,19 @@ def best_first_last(
 def surplus(
     records: Sequence[CheckpointRecord], config: CheckpointConfig, *, ended: bool
 ) -> list[CheckpointRecord]:
-    """What may be deleted now. The newest always stays, except after the end with none to keep.
+    """The records that may be deleted now.
 
-    While no checkpoint has the score that ranks them, all stay: its name may be misspelt, and
-    what is deleted by mistake cannot be had again.
+    The newest stays, to restart from; only a run that has ended and keeps none deletes it. While
+    no checkpoint has the score that ranks them, all stay: its name may be misspelt, and what is
+    deleted by mistake is lost.
     """
     if config.num_to_keep is None or not records:
         return []
     unscored = all(record.score is None for record in records)
     if config.checkpoint_score_attribute is not None and unscored and config.num_to_keep > 0:
         return []
-    kept = {record.id for record in best_first_last(records, config)}
+    kept = {record.id for record in worst_to_best(records, config)}
+    # Without the newest checkpoint a failed run would start over, however bad its score is.
     if not (ended and config.num_to_keep == 0):
         kept.add(max(record.id for record in records))
     return [record for record in records if record.id not in kept]

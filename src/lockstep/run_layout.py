@@ -1,16 +1,16 @@
-"""What the files and directories of a run, and of an experiment, are called. The only such place.
+"""The names of the files and directories of a run and of an experiment. The only such place.
 
     <storage>/<experiment>/
         experiment.jsonl  tuner.pkl  callbacks/     of a search; see ``tune/experiment``
         <trainer>_<trial id>_<tag>_<date>/          a run
-            journal.jsonl                           everything that happened, one JSON object a line
-            trainer.pkl                             the function and the configs, to restore it with
+            journal.jsonl                           all events of the run, one JSON object a line
+            trainer.pkl                             the function and the configs, for a restore
             checkpoint_000000/                      exists once .lockstep_checkpoint.json is in it
-            .staging/  .trash/                      not published yet; not part of the run any more
+            .staging/  .trash/                      not published yet; about to be deleted
             progress.csv  result.json  params.json
-            logs/rank_0.log …                       what each rank printed
+            logs/rank_0.log …                       the output of each rank
 
-Temporary directories of this machine have names from here, too.
+The names of temporary directories on this machine are here, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-"""What the first record of a journal says; a reader refuses a newer one."""
+"""The version in the first record of a journal; readers refuse a newer one."""
 
 JOURNAL_FILE = "journal.jsonl"
 TRAINER_FILE = "trainer.pkl"
@@ -46,27 +46,27 @@ LOG_DIRECTORY = "logs"
 TRACE_DIRECTORY = "pytorch_profiler"
 
 MANIFEST = ".lockstep_checkpoint.json"
-"""The file in a checkpoint's directory that says it is whole."""
+"""The file in a checkpoint's directory that marks the checkpoint as complete."""
 METADATA_FILE = ".metadata.json"
-"""What ``Checkpoint.set_metadata`` was given."""
+"""The metadata of ``Checkpoint.set_metadata``."""
 DICT_FILE = "dict_checkpoint.pkl"
-"""What ``Checkpoint.from_dict`` was given."""
+"""The dict of ``Checkpoint.from_dict``."""
 STAGING_DIRECTORY = ".staging"
 TRASH_DIRECTORY = ".trash"
 TEMPORARY = ".lockstep-tmp-"
-"""How the name of a file begins that is about to be renamed; such a file is never listed."""
+"""The prefix of a file that will be renamed when it is complete. Never listed."""
 
 SNAPSHOT_PREFIX = ".snapshot-"
-"""Directories that hold what a worker has still to upload."""
+"""The prefix of directories with the files that a worker must still upload."""
 SPOOL_PREFIX = "lockstep-run-"
-"""Local directories of runs whose storage is remote."""
+"""The prefix of local directories of runs whose storage is remote."""
 EXPERIMENT_SPOOL_PREFIX = "lockstep-experiment-"
-"""Local directories of experiments whose storage is remote."""
+"""The prefix of local directories of experiments whose storage is remote."""
 
 OWN_NAMES = frozenset(
     (JOURNAL_FILE, LOG_DIRECTORY, PARAMS_FILE, PROGRESS_FILE, RESULT_FILE, TRAINER_FILE)
 )
-"""What no checkpoint may be called."""
+"""Names that no checkpoint may have."""
 
 _EXPERIMENT_JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
 _EXPERIMENT_FILES = {
@@ -92,32 +92,38 @@ def checkpoint_name(checkpoint_id: int) -> str:
 
 
 def is_numbered(name: str) -> bool:
-    """Whether it is one of ``checkpoint_name``'s."""
+    """Whether it is a name of ``checkpoint_name``."""
     return re.fullmatch(r"checkpoint_\d{6,}", name) is not None
 
 
 def entry_of(location: str) -> str | None:
-    """The entry of the run's directory that a checkpoint which is not uploaded lies in, if any."""
+    """The entry of the run's directory with a checkpoint that was not uploaded; None if outside."""
     return location.split("/")[1] if location.startswith("./") else None
 
 
 def log_file(rank: int) -> str:
-    """A rank's log, relative to the run's directory."""
+    """The log of a rank, relative to the run's directory."""
     return f"{LOG_DIRECTORY}/rank_{rank}.log"
 
 
 def callback_state_file(callback: str, number: int) -> str:
-    """Where the state of the ``number``-th callback of a class is kept."""
+    """The file with the state of the ``number``-th callback of a class."""
     return f"callback_{callback}_{number}.pkl"
 
 
 def snapshot_prefix(trial_id: str, root: str) -> str:
-    """How the snapshots of the run at ``root`` begin; a copy of a run has the same trial id."""
+    """The prefix of the snapshots of the run at ``root``.
+
+    It depends on ``root``, because a copy of a run has the same trial id.
+    """
     return f"{SNAPSHOT_PREFIX}{trial_id}-{zlib.crc32(root.encode()):08x}-"
 
 
 def spool_prefix() -> str:
-    """How the spools of this machine begin: another machine's drivers cannot be seen from here."""
+    """The prefix of this machine's spools.
+
+    Machines may share a temporary directory, and cannot see whether each other's drivers run.
+    """
     return f"{SPOOL_PREFIX}{zlib.crc32(os.uname().nodename.encode()):08x}-"
 
 
@@ -127,6 +133,6 @@ def experiment_file(kind: str, number: int) -> str:
 
 
 def experiment_number(name: str) -> int | None:
-    """Which experiment's journal a file is; None where it is none."""
+    """The number of the experiment whose journal the file is; None if it is not a journal."""
     match = _EXPERIMENT_JOURNAL.fullmatch(name)
     return int(match[1] or 1) if match else None

@@ -1,4 +1,4 @@
-"""What ``lockstep.init()`` has set for this process: the engine and the workers' environment."""
+"""The settings of ``lockstep.init()`` for this process: engine, resources, workers' variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Runtime:
     engine: str
     env_vars: Mapping[str, str] = field(default_factory=dict)
     num_cpus: int | None = None
-    """What elastic runs may use; None: what the machine has."""
+    """How many CPUs elastic runs may use; None: all of the machine."""
     num_gpus: int | None = None
 
 
@@ -34,26 +34,26 @@ def configure(
     num_cpus: int | None,
     num_gpus: int | None,
 ) -> None:
-    """Check and keep what ``lockstep.init()`` was given, and tell the runs that watch."""
+    """Check and keep the arguments of ``lockstep.init()``, and notify the watchers."""
     global _configured
     for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
         if count is not None and (not is_int(count) or count < 0):
-            raise ValueError(f"init({name}={count!r}): expected a whole number, 0 or more.")
+            raise ValueError(f"init({name}={count!r}): expected an integer, 0 or more.")
     runtime_env = {} if runtime_env is None else runtime_env
     env_vars = checked_env_vars(runtime_env, "init(runtime_env=")
-    before = current()  # what is not given again stays
+    before = current()  # arguments that are not given keep their value
     _configured = Runtime(
         engine or before.engine,
         env_vars if "env_vars" in runtime_env else before.env_vars,
         before.num_cpus if num_cpus is None else num_cpus,
         before.num_gpus if num_gpus is None else num_gpus,
     )
-    for changed in list(_watchers):
+    for changed in list(_watchers):  # a copy: a watcher may cancel itself
         changed()
 
 
 def checked_env_vars(runtime_env: object, given: str) -> dict[str, str]:
-    """The variables in a ``runtime_env``; ``given`` begins the message where it makes no sense."""
+    """The variables in a ``runtime_env``; ``given`` starts the message of an error."""
     if not isinstance(runtime_env, Mapping):
         raise TypeError(f"{given}{runtime_env!r}): expected a dict with 'env_vars'.")
     unknown = sorted(set(runtime_env) - {"env_vars"})
@@ -63,7 +63,8 @@ def checked_env_vars(runtime_env: object, given: str) -> dict[str, str]:
             "process's Python, packages and working directory."
         )
     env_vars = runtime_env.get("env_vars")
-    env_vars = {} if env_vars is None else env_vars
+    if env_vars is None:
+        return {}
     if not isinstance(env_vars, Mapping):
         raise TypeError(
             f"{given}{{'env_vars': {env_vars!r}}}): expected a dict of names to values."
@@ -78,25 +79,25 @@ def checked_env_vars(runtime_env: object, given: str) -> dict[str, str]:
 
 
 def watch(changed: Callable[[], None]) -> Callable[[], None]:
-    """Call ``changed``, in whatever thread, after each ``init()``; returns a cancel."""
+    """Call ``changed`` after each ``init()``, on its thread; returns a function that ends this."""
     _watchers.append(changed)
     return lambda: _watchers.remove(changed) if changed in _watchers else None
 
 
 def current() -> Runtime:
-    """What holds for the next run."""
+    """The settings for the next run."""
     return _configured or Runtime(settings.engine_name())
 
 
 def is_configured() -> bool:
-    """Whether ``init()`` was called and not forgotten since."""
+    """Whether ``init()`` was called, and not ``reset`` since."""
     return _configured is not None
 
 
 def reset() -> None:
-    """Forget ``init()`` and end everything engines keep warm."""
+    """Forget ``init()`` and end the processes that engines keep warm."""
     global _configured
     _configured = None
-    select = sys.modules.get("lockstep.engine.registry")
-    if select is not None:
-        select.close_engines()
+    registry = sys.modules.get("lockstep.engine.registry")  # loaded by the first run
+    if registry is not None:
+        registry.close_engines()

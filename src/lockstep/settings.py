@@ -1,6 +1,6 @@
-"""The only reader of environment variables. Everything else asks here.
+"""The only place that reads environment variables.
 
-Values are read when asked for, not at import, so a test or a notebook may change them.
+Values are read at each call, not at import, so a test or a notebook may change them.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def _seconds(name: str, default: float) -> float:
 
 
 def results_root() -> str:
-    """``LOCKSTEP_STORAGE``: where runs go when ``RunConfig(storage_path=…)`` is not given."""
+    """``LOCKSTEP_STORAGE``: where runs are stored without ``RunConfig(storage_path=…)``."""
     return os.environ.get("LOCKSTEP_STORAGE") or str(Path.home() / "lockstep_results")
 
 
 def engine_name() -> str:
-    """``LOCKSTEP_ENGINE``: the engine used when ``lockstep.init(engine=…)`` names none."""
+    """``LOCKSTEP_ENGINE``: the engine without ``lockstep.init(engine=…)``."""
     return os.environ.get("LOCKSTEP_ENGINE") or "local"
 
 
@@ -58,7 +58,7 @@ def stop_grace_seconds() -> float:
 
 
 def preemption_grace_seconds() -> float:
-    """``LOCKSTEP_PREEMPTION_GRACE_S``: how long after a SIGTERM a run may take to save and stop."""
+    """``LOCKSTEP_PREEMPTION_GRACE_S``: how long a run may take to save and stop after SIGTERM."""
     return _seconds("LOCKSTEP_PREEMPTION_GRACE_S", 25.0)
 
 
@@ -79,28 +79,25 @@ def legacy_keras(extra: Mapping[str, str]) -> bool:
 
 
 def tensorflow_log_level() -> str:
-    """``TF_CPP_MIN_LOG_LEVEL`` for workers; when unset "1", which leaves out what is no warning."""
+    """``TF_CPP_MIN_LOG_LEVEL`` for workers; when unset "1", only warnings and errors."""
     return os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")
 
 
 def user_thread_setting(extra: Mapping[str, str]) -> str | None:
-    """The thread count the user chose through the usual variables, None where they did not."""
-    for name in THREAD_VARIABLES:
-        value = extra.get(name) or os.environ.get(name)
-        if value:
-            return value
-    return None
+    """The thread count that the user chose by one of the usual variables; None if none is set."""
+    values = (extra.get(name) or os.environ.get(name) for name in THREAD_VARIABLES)
+    return next(filter(None, values), None)
 
 
 def omp_threads() -> int | None:
-    """``OMP_NUM_THREADS`` of this process as a number, None when unset or not one."""
+    """``OMP_NUM_THREADS`` of this process; None when unset or not a number."""
     text = os.environ.get("OMP_NUM_THREADS", "")
     return int(text) if text.isdigit() and int(text) > 0 else None
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with ``extra`` laid over it, for a child process."""
-    # Where wandb in this process has its service: a worker's wandb would use it, as this process.
+    """The environment of a child process: this process's, with ``extra`` added."""
+    # The address of this process's wandb service. A worker must start its own.
     inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
     return {**inherited, **extra}
 
@@ -111,6 +108,6 @@ def library_variable(name: str) -> str | None:
 
 
 def tracker_environment() -> dict[str, str]:
-    """What MLflow needs in the environment before it accepts a store of files, unless it is set."""
+    """The variable without which MLflow refuses a store of files, unless the user has set it."""
     name = "MLFLOW_ALLOW_FILE_STORE"
     return {} if os.environ.get(name) else {name: "true"}

@@ -25,8 +25,8 @@ from lockstep.data import (
         ({"datasets_to_split": None}, "datasets_to_split=None.*give 'all' or a list of names"),
         ({"order": "random"}, r"order='random'\): give 'local' or 'global'"),
         ({"equal": 1}, r"equal=1\): give True or False"),
-        ({"seed": "x"}, r"seed='x'\): give a whole number or None"),
-        ({"seed": True}, r"seed=True\): give a whole number or None"),
+        ({"seed": "x"}, r"seed='x'\): give an integer or None"),
+        ({"seed": True}, r"seed=True\): give an integer or None"),
     ],
 )
 def test_a_wrong_data_config(options: dict[str, Any], message: str) -> None:

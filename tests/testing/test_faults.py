@@ -108,7 +108,7 @@ def test_a_plan_is_frozen_and_each_method_gives_a_new_one() -> None:
     ("make", "error", "message"),
     [
         (lambda p: p.kill(rank=-1, at_report=1), ValueError, r"rank=-1\): must be 0 or more"),
-        (lambda p: p.kill(rank=1.0, at_report=1), TypeError, r"rank=1\.0\): expected a whole"),
+        (lambda p: p.kill(rank=1.0, at_report=1), TypeError, r"rank=1\.0\): expected an integer"),
         (lambda p: p.hang(rank=True, at_report=1), TypeError, "rank=True"),
         (lambda p: p.terminate(rank=0, at_report=0), ValueError, "at_report=0.*1 or more"),
         (lambda p: p.kill(rank=0, at_report="3"), TypeError, "at_report='3'"),

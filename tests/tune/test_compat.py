@@ -36,7 +36,7 @@ def test_a_search_for_a_number_of_workers_belongs_to_a_tuner() -> None:
     domains: list[Any] = [tune.grid_search([1, 2]), tune.randint(1, 3)]
     for domain in domains:
         config = ScalingConfig(num_workers=domain)
-        with pytest.raises(TypeError, match=r"has a search in it; give it to .*'scaling_config'"):
+        with pytest.raises(TypeError, match=r"contains a search space; give .*'scaling_config'"):
             DataParallelTrainer(lambda: None, scaling_config=config).fit()
 
 

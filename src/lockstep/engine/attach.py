@@ -15,23 +15,23 @@ __all__ = ["is_worker", "request_stacks"]
 
 _SERVER = b"lockstep.engine.forkserver"
 _CLOCK_S = 2.0
-"""How far the clock of the run's journal and the kernel's may be apart."""
+"""How far the times in the run's journal and the kernel's times may differ."""
 
 
 def request_stacks(pid: int, recorded: float) -> None:
-    """Let a worker write its threads' stacks to its output, whatever it is doing.
+    """Make a worker write its threads' stacks to its output, whatever it is doing.
 
     Args:
         pid: the worker's process.
-        recorded: when the run noted that this worker is up, in seconds since the epoch.
+        recorded: when the run recorded that this worker is up, in seconds since the epoch.
 
     Raises:
-        EngineError: the process is not that worker (any more), or it may not be asked.
+        EngineError: the process is not that worker (any more), or this user may not signal it.
     """
     if sys.platform != "linux":
-        raise EngineError(f"a worker's stacks can be had on Linux only, and this is {sys.platform}")
+        raise EngineError(f"a worker's stacks can only be read on Linux; this is {sys.platform}")
     try:
-        # It names this very process, also when its number is given to another one meanwhile.
+        # The handle stays with this process, even if its number is reused meanwhile.
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         raise EngineError(f"process {pid} has ended") from None
@@ -49,7 +49,7 @@ def request_stacks(pid: int, recorded: float) -> None:
 
 
 def is_worker(pid: int, recorded: float) -> bool:
-    """Whether the worker that a run noted at that time still runs, as far as can be seen here."""
+    """Whether the worker that a run recorded at that time still runs, seen from this machine."""
     try:
         _check(pid, recorded)
     except (EngineError, OSError):
@@ -58,25 +58,25 @@ def is_worker(pid: int, recorded: float) -> bool:
 
 
 def _check(pid: int, recorded: float) -> None:
-    """The signal ends a process that does not expect it, so be sure."""
+    """Make sure that it is the worker: the signal would kill a process without a handler."""
     process = Path("/proc", str(pid))
     parent, started = _parent_and_start(process)
     if started > recorded + _CLOCK_S:
-        raise EngineError(f"the worker has ended, and process {pid} is another one by now")
-    # A worker may have changed what its own command line shows.
+        raise EngineError(f"the worker has ended, and process {pid} is another process now")
+    # A worker may have changed its own command line; its parent, the server, has not.
     commands = [(Path("/proc", str(number)) / "cmdline").read_bytes() for number in (pid, parent)]
     if not any(_SERVER in command for command in commands):
         raise EngineError(f"process {pid} is not a worker's own process")
     status = (process / "status").read_text(encoding="utf-8", errors="replace")
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    if fields["State"].split()[0] in "ZX":
+    if fields["State"].split()[0] in "ZX":  # a zombie, or dead
         raise EngineError(f"process {pid} has ended")
     if not int(fields["SigCgt"], 16) >> (STACK_SIGNAL - 1) & 1:
         raise EngineError(f"process {pid} is not ready to show its stacks; try again")
 
 
 def _parent_and_start(process: Path) -> tuple[int, float]:
-    # The name of the program comes first, in parentheses, and may contain anything.
+    # The name of the program comes first, in parentheses, and may contain spaces.
     fields = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
     values = fields.split()
     uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])

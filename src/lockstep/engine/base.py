@@ -41,7 +41,7 @@ __all__ = [
 
 
 OUT_OF_MEMORY = "the kernel killed it because memory ran out"
-"""The ``detail`` of a worker that was sacrificed for want of memory."""
+"""The ``detail`` of a worker that the kernel killed because memory ran out."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class GroupSpec:
     payload: bytes
     """Pickled by the caller; the worker's first ``channel.receive()`` returns the bytes."""
     preload: tuple[str, ...] = ()
-    """Modules worth having imported before workers start; failing to import one is no error."""
+    """Modules to import before workers start, to save time; a failed import is not an error."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Laid over the driver's environment before anything of the user's is imported."""
+    """Added to the driver's environment before any of the user's modules is imported."""
     cpus_per_worker: float | None = None
     gpus_per_worker: int = 0
     gpus: tuple[str, ...] | None = None
-    """The devices these workers share out; None: all that are visible."""
+    """The devices to divide among these workers; None: all visible ones."""
 
 
 class WorkerInfo(NamedTuple):
@@ -86,7 +86,7 @@ class WorkerExited(NamedTuple):
     exitcode: int | None
     """The exit code, or minus the signal number; None when it cannot be known."""
     detail: str = ""
-    """What the engine knows beyond the code, in words; or ``OUT_OF_MEMORY``."""
+    """What else the engine knows about the end, as text; or ``OUT_OF_MEMORY``."""
 
 
 class WorkerPreempted(NamedTuple):
@@ -99,7 +99,7 @@ EngineEvent = WorkerMessage | WorkerExited | WorkerPreempted
 
 
 class Posted(NamedTuple):
-    """What a worker passed to ``Channel.post``, in order, in batches."""
+    """A batch of items that a worker passed to ``Channel.post``, in order."""
 
     items: list[Any]
 
@@ -108,33 +108,33 @@ class Channel(ABC):
     """A worker's end of the line to its driver.
 
     ``send`` and ``post`` may be called from any thread; ``receive`` from one thread at a time.
-    When the driver is gone the worker's whole process group ends, whatever it is doing.
+    When the driver is gone, the worker's process group is killed, whatever it is doing.
     """
 
     rank: int
 
     @abstractmethod
     def send(self, message: Any) -> None:
-        """Send one message; what was posted before goes first."""
+        """Send one message, after everything that was posted before."""
 
     @abstractmethod
     def post(self, item: Any) -> None:
-        """Deliver soon, batched with its neighbours. Never waits."""
+        """Deliver soon, in a batch with other items. Never waits."""
 
     @abstractmethod
     def receive(self) -> Any:
         """Wait for the driver's next message."""
 
     def interrupts_end_it(self) -> AbstractContextManager[None]:
-        """Within this an interrupt may end the worker at once: there is nothing to clean up."""
+        """Inside this context an interrupt may end the worker at once, without any cleanup."""
         return nullcontext()
 
 
 class WorkerGroup(ABC):
     """Workers that were started together. All methods are called on the loop's thread.
 
-    None of them waits: what they cause arrives as events. After the last ``WorkerExited`` only
-    ``close`` may be called.
+    No method waits: the effects arrive as events. After the last ``WorkerExited`` only ``close``
+    may be called.
     """
 
     @abstractmethod
@@ -147,9 +147,9 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def dump_stacks(self, rank: int) -> None:
-        """Let a worker write where each of its Python threads is into its output, whatever it does.
+        """Make a worker write the stacks of its Python threads to its output, whatever it is doing.
 
-        Does nothing where a worker cannot be stuck without this process being stuck, too.
+        Does nothing if the worker runs in this process.
         """
 
     @abstractmethod
@@ -158,20 +158,20 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Kill what is left and release every file, socket and thread. Idempotent."""
+        """Kill the remaining workers and release every file, socket and thread. Idempotent."""
 
 
 class OutputSink(Protocol):
-    """Takes what workers print. Called from one thread of the engine's, never concurrently."""
+    """Receives the output of workers. Called from one thread of the engine, never concurrently."""
 
     def write(self, rank: int, data: bytes) -> None:
-        """Some bytes of a worker's stdout or stderr, in order."""
+        """Some bytes of a worker's stdout and stderr, in order."""
 
     def tick(self) -> float | None:
-        """Called when due or after writes; returns seconds until it wants to be called again."""
+        """Called after writes and when due; returns the seconds until it is due, None for never."""
 
     def close(self) -> None:
-        """No more output comes."""
+        """Called once, after all output."""
 
 
 class Engine(ABC):
@@ -191,11 +191,14 @@ class Engine(ABC):
 
     @abstractmethod
     def capacity(self, spec: GroupSpec) -> int:
-        """How many workers like ``spec``'s there is room for, its own group's included."""
+        """How many workers like ``spec``'s fit, the workers of its own group included."""
 
     @abstractmethod
     def watch_capacity(self, loop: EventLoop, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call ``changed`` on the loop whenever the capacity may have changed; returns a cancel."""
+        """Call ``changed`` on the loop whenever the capacity may have changed.
+
+        Returns a function that ends this.
+        """
 
     @abstractmethod
     def start(

@@ -1,12 +1,14 @@
-"""The warm fork server: a small process that has imported the framework and forks workers from it.
+"""The warm fork server: a small process that has imported the framework and forks workers.
 
-It runs no user code, has no thread when it forks and never touches a GPU, so forking it is safe and
-takes milliseconds. It is the parent of every worker: it sees how each one ends, and it ends them
-all when the driver is gone, however the driver died.
+The server runs no user code, has no second thread and never uses a GPU. So a fork of it is safe,
+and takes milliseconds. The server is the parent of every worker: it sees how each worker ends, and
+it kills all workers when the driver is gone, however the driver died.
 
-    driver ── control socket ──▶ server      one: hands over a session socket for each worker group
+    driver ── control socket ──▶ server      one: passes a session socket for each worker group
     driver ◀─ session socket ──▶ server      Spawn (with the worker's socket and log pipe) / Ended
     driver ◀─ worker socket ───▶ worker      everything else
+
+Each worker leads a process group of its own. Killing the group ends what the worker has started.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import pkgutil
 import random
 import selectors
 import signal
@@ -25,7 +28,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from io import TextIOWrapper
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -41,6 +43,7 @@ from lockstep.engine.processes import (
     process_handle,
 )
 from lockstep.engine.resources import BlasThreads
+from lockstep.engine.wakeup import Wakeup
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
 
 __all__ = [
@@ -55,22 +58,23 @@ __all__ = [
 ]
 
 LEFTOVER_GRACE_S = 1.0
-"""How long processes that a cleanly exited worker left behind may take to end by themselves."""
+"""How long the processes that a worker left behind may run after it has exited cleanly."""
 
 THREADS_LATE_S = 3.0
-"""How long the end of a worker waits for threads of the user's before it says so."""
+"""How long a worker waits silently for the user's threads when its function has ended."""
 
 PARENT_CHECK_S = 1.0
-"""How often to look whether the driver lives, where the system does not tell."""
+"""How often to check that the driver runs, where the system has no process handles."""
 
 CLOSE_SIGNAL = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
-"""Ends the server. Not SIGTERM: where every process of a job gets one, workers must save."""
+"""Ends the server. Not SIGTERM: a batch system sends one to every process of a job, and then the
+workers must have time to save."""
 
-_HELD_BACK = {signal.SIGINT, signal.SIGTERM, CLOSE_SIGNAL}
+_BLOCKED_AT_FORK = {signal.SIGINT, signal.SIGTERM, CLOSE_SIGNAL}
 
 
 class Spawn(NamedTuple):
-    """Fork one worker; its socket and the pipe for its output come along."""
+    """Fork one worker. Its socket and the pipe for its output are sent along."""
 
     rank: int
     entry: str
@@ -85,7 +89,7 @@ class Interrupt(NamedTuple):
 
 
 class DumpStacks(NamedTuple):
-    """Let one worker write its threads' stacks to its stderr."""
+    """Make one worker write its threads' stacks to its stderr."""
 
     rank: int
 
@@ -95,13 +99,13 @@ class Kill(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A worker's own first message: the driver ends it should this server be killed."""
+    """A worker's first message: the driver must kill this process if the server is killed."""
 
     pid: int
 
 
 class Ended(NamedTuple):
-    """A worker's process is gone (to the driver)."""
+    """Sent to the driver: a worker's process has ended."""
 
     rank: int
     exitcode: int | None
@@ -114,19 +118,19 @@ def main(control_fd: int, driver_pid: int, preload: list[str]) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:
-            # The worker imports it again and fails where the user can see it.
+            # The worker imports it again, and fails where the user sees the error.
             print(f"lockstep: could not import {name} ahead of time: {error}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # or every worker would print what is buffered here
+            stream.flush()  # a fork copies the buffer: every worker would print it again
     gc.collect()
-    gc.freeze()  # pages of what is imported stay shared with the workers
+    gc.freeze()  # a collection in a worker would write to these pages, and so copy them
     _adopt_orphans()
     _Server(socket.socket(fileno=control_fd), driver_pid).run()
 
 
 def _adopt_orphans() -> None:
-    """Processes that workers leave behind become this process's children, and are reaped."""
+    """Become the parent of the processes that workers leave behind, so that they are reaped."""
     if sys.platform == "linux":
         import ctypes
 
@@ -142,26 +146,25 @@ class _Server:
         self._driver_pid = driver_pid
         self._selector = selectors.DefaultSelector()
         self._sessions: dict[socket.socket, dict[int, int]] = {}  # session → pid → rank
-        self._oom_kills: dict[int, int] = {}  # pid → how many there were before it
+        self._oom_kills: dict[int, int] = {}  # pid → the kernel's count when it was forked
         self._killed: set[int] = set()
         self._leftovers: list[tuple[float, int]] = []  # when to kill, process group
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
+        self._wakeup = Wakeup()
         self._selector.register(control, selectors.EVENT_READ, self._new_session)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._children_ended)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._children_ended)
         self._driver_fd = process_handle(driver_pid)
         if self._driver_fd is not None:
             self._selector.register(self._driver_fd, selectors.EVENT_READ, self._shut_down)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(CLOSE_SIGNAL, lambda *_: self._shut_down())
+        # Python writes to the wake-up pipe only for signals that have a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup.signal_fd, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
         while True:
-            # The driver is the parent; its death before its handle was opened shows here only.
+            # The driver is the parent. If it died before its handle was opened, only this shows it.
             if os.getppid() != self._driver_pid:
                 self._shut_down()
             timeout = None if self._driver_fd is not None else PARENT_CHECK_S
@@ -215,13 +218,14 @@ class _Server:
 
     def _kill_session(self, session: socket.socket) -> None:
         for pid in self._sessions[session]:
-            self._killed.add(pid)
+            self._killed.add(pid)  # so that its SIGKILL is not taken for the kernel's
             kill_family(pid)
 
     def _spawn(self, session: socket.socket, spawn: Spawn, files: list[int]) -> None:
         known_oom_kills = oom_kills()
-        # A signal that finds the worker with the server's handlers would be lost, or end them all.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        # The worker starts with the server's handlers: until it has its own, a signal would be
+        # lost, or would end every worker. Blocked signals are delivered once they are unblocked.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_AT_FORK)
         self._blas_threads.follow(spawn.environment)
         try:
             pid = os.fork()
@@ -231,47 +235,49 @@ class _Server:
         else:
             if pid == 0:
                 _run_worker(self, spawn, *files)
-            # Both sides set the group: whichever runs first, killing the group reaches the worker.
+            # Parent and child both set the group: whichever runs first, the group can be killed.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             self._sessions[session][pid] = spawn.rank
             self._oom_kills[pid] = known_oom_kills
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_AT_FORK)
         for fd in files:
             os.close(fd)
 
     def forget(self) -> None:
-        """In a worker: let go of everything that is the server's."""
+        """In a worker: release every handler and file that belongs to the server."""
         signal.set_wakeup_fd(-1)
         for name in (signal.SIGTERM, signal.SIGCHLD, CLOSE_SIGNAL):
             signal.signal(name, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._selector.close()
-        for sock in (self._control, self._wake_read, self._wake_write, *self._sessions):
+        self._wakeup.close()
+        for sock in (self._control, *self._sessions):
             sock.close()
         if self._driver_fd is not None:
             os.close(self._driver_fd)
 
     def _children_ended(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_read.recv(4096)
+        self._wakeup.drain()
         while True:
             try:
-                # Not reaped yet, so that the process group's number cannot be anyone else's.
+                # WNOWAIT: while the process is not reaped, its process group's number cannot be
+                # given to another group, and so the group can be killed safely.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
             if ended is None:
                 return
-            clean = ended.si_code == os.CLD_EXITED and ended.si_status == 0
             exitcode = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-            self._worker_ended(ended.si_pid, exitcode, clean)
+            self._child_ended(ended.si_pid, exitcode)
 
-    def _worker_ended(self, pid: int, exitcode: int, clean: bool) -> None:
+    def _child_ended(self, pid: int, exitcode: int) -> None:
         session = next((s for s, workers in self._sessions.items() if pid in workers), None)
         if session is None:
-            os.waitpid(pid, 0)  # an orphan of some worker
+            os.waitpid(pid, 0)  # a process that some worker left behind
             return
+        clean = exitcode == 0
+        # After a clean exit the processes left behind get time to end; after a crash they do not.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGTERM if clean else signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -287,12 +293,13 @@ class _Server:
         self._killed.discard(pid)
         if exitcode != -signal.SIGKILL or killed_here or oom_kills() <= known:
             return False
-        for other in self._oom_kills:  # that one is accounted for
+        # This kill is accounted for: it must not explain the end of another worker, too.
+        for other in self._oom_kills:
             self._oom_kills[other] += 1
         return True
 
     def _notify(self, session: socket.socket, message: Ended) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the driver has closed the session
             send_with_files(session, message, [])
 
 
@@ -303,22 +310,20 @@ def _receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
         return None
 
 
-def _end_own_group() -> None:
-    os.killpg(os.getpid(), signal.SIGKILL)
-
-
 def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -> NoReturn:
     exitcode = 1
     try:
+        # The signals stay blocked until the worker has its own handlers, below.
         server.forget()
         _become_worker(spawn, output_fd)
-        channel = SocketChannel(spawn.rank, socket.socket(fileno=socket_fd), _end_own_group)
+        sock = socket.socket(fileno=socket_fd)
+        # Without its driver a worker ends, with every process it has started.
+        channel = SocketChannel(spawn.rank, sock, lambda: os.killpg(os.getpid(), signal.SIGKILL))
         _handle_signals(channel)
         try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_AT_FORK)
             channel.send(Started(os.getpid()))
-            entry = _load_entry(spawn.entry)
-            exitcode = entry(channel)
+            exitcode = pkgutil.resolve_name(spawn.entry)(channel)
         finally:
             channel.close()
     except KeyboardInterrupt:
@@ -339,7 +344,7 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _open_stream(1, "strict")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _open_stream(2, "backslashreplace")  # type: ignore[misc]
-    # Written by a handler in C: it works while the interpreter is stuck.
+    # The handler is in C, so it works while the interpreter is stuck.
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     os.environ.clear()
     os.environ.update(spawn.environment)
@@ -348,21 +353,24 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
     importlib.invalidate_caches()
     with contextlib.suppress(OSError):
         os.chdir(spawn.cwd)
-    # Every worker is forked with the server's generators: alike, and alike from run to run.
+    # A fork copies the server's random state: all workers of all runs would draw the same numbers.
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 
 
 def _handle_signals(channel: SocketChannel) -> None:
-    """SIGINT raises KeyboardInterrupt, though not inside a message; SIGTERM is a notice to the
-    driver, and processes that this one forks die of it as usual."""
+    """Install the worker's handlers of SIGINT and SIGTERM.
+
+    SIGINT raises KeyboardInterrupt, but not inside a message. SIGTERM notifies the driver; a
+    process that this worker forks gets the default handler, and ends on SIGTERM as usual.
+    """
     signal.signal(signal.SIGINT, lambda *_: channel.interrupt())
     drop = sys.unraisablehook
 
     def repeat(dropped: sys.UnraisableHookArgs) -> None:
-        # A destructor, or the callback of a weak reference (every import has one): an exception
-        # goes no further there, and Ctrl-C would be lost.
+        # Python drops an exception in a destructor or in the callback of a weak reference (every
+        # import has one). A Ctrl-C that arrives there would be lost.
         if dropped.exc_type is KeyboardInterrupt:
             channel.interrupt_again()
         else:
@@ -373,8 +381,8 @@ def _handle_signals(channel: SocketChannel) -> None:
     def announce(signum: int, frame: FrameType | None) -> None:
         channel.announce_termination()
 
-    # Python forgets in a forked child which signals came before it got to run: one that comes so
-    # early has to wait until the handler is gone.
+    # Python clears its list of pending signals in a forked child. A SIGTERM that arrives before the
+    # child has the default handler would be lost, so SIGTERM is blocked during a fork.
     mask = threading.local()
 
     def before_fork() -> None:
@@ -396,21 +404,11 @@ def _open_stream(fd: int, errors: str) -> TextIOWrapper:
     return open(fd, "w", buffering=1, errors=errors, closefd=False)
 
 
-def _load_entry(name: str) -> Callable[[SocketChannel], int]:
-    module, _, function = name.partition(":")
-    entry: Callable[[SocketChannel], int] = getattr(importlib.import_module(module), function)
-    return entry
-
-
-def _threads_to_wait_for() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
-
-
 def _warn_of_threads(threads: list[threading.Thread]) -> None:
     names = ", ".join(thread.name for thread in threads if thread.is_alive())
     if names:
         print(
-            f"lockstep: the function is over, but its thread(s) {names} still run, so the "
+            f"lockstep: the function has ended, but its thread(s) {names} still run, so the "
             "worker waits: end them in the function, or make them daemon threads.",
             file=sys.stderr,
             flush=True,
@@ -418,9 +416,10 @@ def _warn_of_threads(threads: list[threading.Thread]) -> None:
 
 
 def _exit_cleanly(exitcode: int) -> NoReturn:
-    """What the interpreter does at exit, as far as users notice, without tearing modules down."""
+    """Exit as the interpreter does (threads, atexit, flush), but without destroying modules."""
+    main = threading.main_thread()
     try:
-        if threads := _threads_to_wait_for():
+        if threads := [t for t in threading.enumerate() if not t.daemon and t is not main]:
             late = threading.Timer(THREADS_LATE_S, _warn_of_threads, (threads,))
             late.daemon = True
             late.start()

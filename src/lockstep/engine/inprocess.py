@@ -1,15 +1,15 @@
-"""The engine for ``num_workers=0``: the function runs in this very process, on this thread.
+"""The engine for ``num_workers=0``: the function runs in this process, on the driver's thread.
 
-The function runs inside a callback of the loop, and every message it sends is handled before
-``send`` returns; while it waits for an answer it runs the loop itself. So there is no second
-thread, and ``breakpoint()`` stops everything.
+The function runs inside a callback of the loop. Every message it sends is handled before ``send``
+returns, and ``receive`` runs the loop until an answer is there. So there is no second thread, and
+``breakpoint()`` stops everything.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -73,7 +73,7 @@ class InProcessEngine(Engine):
         return _InProcessGroup(spec, loop, emit, output)
 
     def close(self) -> None:
-        """Nothing is kept warm."""
+        """See :class:`Engine`. Nothing is kept warm."""
 
 
 class _InProcessGroup(WorkerGroup):
@@ -88,28 +88,27 @@ class _InProcessGroup(WorkerGroup):
         self._directory = current_directory()
         self._emit = emit
         self._output = output
-        self._killed = False
         self._closed = False
         self._channel = _LoopChannel(
             loop, lambda message: self._emit_event(WorkerMessage(0, message))
         )
         self._channel.deliver(spec.payload)
+        # Not now: start() must return before the first event.
         loop.call_soon(self._run)
 
     def send(self, rank: int, message: Any) -> None:
         self._channel.deliver(message)
 
     def interrupt(self) -> None:
-        # The loop runs inside the function's report(), so that is where it is raised.
+        # The loop runs inside the function's report(): that call raises KeyboardInterrupt.
         self._channel.interrupted = True
 
     def dump_stacks(self, rank: int) -> None:
-        """The function runs on the loop's own thread."""
+        """Does nothing: the function runs on the loop's own thread."""
 
     def kill(self) -> None:
-        """This process cannot be killed: the function ends at its next report."""
-        self._killed = True
-        self._channel.kill()
+        """End the function at its next report: this process cannot be killed."""
+        self._channel.killed = True
 
     def close(self) -> None:
         if not self._closed:
@@ -120,23 +119,21 @@ class _InProcessGroup(WorkerGroup):
     def _run(self) -> None:
         if self._closed:
             return
-        module, _, function = self._spec.entry.partition(":")
         exitcode = 1
         surroundings = _surroundings(self._spec.environment, self._directory)
         with surroundings, _copied_output(self._print), self._channel.interruptible():
             try:
-                entry = getattr(importlib.import_module(module), function)
-                exitcode = entry(self._channel)
+                exitcode = pkgutil.resolve_name(self._spec.entry)(self._channel)
             except KeyboardInterrupt:
                 exitcode = 130
             except (Exception, SystemExit):
                 traceback.print_exc()
-        self._channel.pass_on()
-        self._emit_event(WorkerExited(0, -9 if self._killed else exitcode))
+        self._channel.emit_from_threads()
+        self._emit_event(WorkerExited(0, -9 if self._channel.killed else exitcode))
 
     def _emit_event(self, event: EngineEvent) -> None:
-        # A killed process would send nothing more, either.
-        if not self._closed and not (self._killed and isinstance(event, WorkerMessage)):
+        # As with a process: after a kill there is an exit, but no message any more.
+        if not self._closed and not (self._channel.killed and isinstance(event, WorkerMessage)):
             self._emit(event)
 
     def _print(self, data: bytes) -> None:
@@ -155,15 +152,12 @@ class _LoopChannel(Channel):
         self._from_threads: deque[Any] = deque()
         self._thread = threading.get_ident()
         self.interrupted = False
-        self._killed = False
+        self.killed = False
         self._driving = False
-
-    def kill(self) -> None:
-        self._killed = True
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Ctrl-C ends the function at once, but never in the middle of the driver's own work."""
+        """Ctrl-C ends the function at once, but never interrupts the driver's own work."""
 
         def interrupt(signum: int, frame: FrameType | None) -> None:
             if self._driving:
@@ -184,13 +178,14 @@ class _LoopChannel(Channel):
         self._inbox.append(message)
 
     def send(self, message: Any) -> None:
+        # The driver's code runs on its own thread only; messages of other threads wait for it.
         if threading.get_ident() != self._thread:
             self._from_threads.append(message)
-            self._loop.call_soon(self.pass_on)
+            self._loop.call_soon(self.emit_from_threads)
             return
         self._driving = True
         try:
-            self.pass_on()
+            self.emit_from_threads()
             self._emit(message)
         finally:
             self._driving = False
@@ -198,13 +193,14 @@ class _LoopChannel(Channel):
     def post(self, item: Any) -> None:
         self.send(Posted([item]))
 
-    def pass_on(self) -> None:
+    def emit_from_threads(self) -> None:
+        """Emit the messages of other threads, on the loop's thread."""
         while self._from_threads:
             self._emit(self._from_threads.popleft())
 
     def receive(self) -> Any:
-        while self._killed or self.interrupted or not self._inbox:
-            if self._killed or self.interrupted:
+        while self.killed or self.interrupted or not self._inbox:
+            if self.killed or self.interrupted:
                 self.interrupted = False
                 raise KeyboardInterrupt
             self._driving = True
@@ -217,13 +213,13 @@ class _LoopChannel(Channel):
 
 @contextlib.contextmanager
 def _surroundings(extra: Mapping[str, str], directory: str) -> Iterator[None]:
-    """The function may change variables and directory; afterwards they are as they were."""
+    """Add variables; afterwards restore the environment and the directory."""
     before = dict(os.environ)
     os.environ.update(extra)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the function may have removed it
+        with contextlib.suppress(OSError):  # the function may have removed the directory
             os.chdir(directory)
         os.environ.clear()
         os.environ.update(before)
@@ -233,7 +229,7 @@ def _surroundings(extra: Mapping[str, str], directory: str) -> Iterator[None]:
 def _copied_output(copy: Callable[[bytes], None]) -> Iterator[None]:
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8", errors="replace") as nowhere:
-        # A process may have none (a service): what is printed goes to the log then.
+        # A service may have no stdout or stderr. Its output then goes to the log only.
         sys.stdout, sys.stderr = (
             _Tee(nowhere if stream is None else stream, copy) for stream in before
         )
@@ -244,7 +240,7 @@ def _copied_output(copy: Callable[[bytes], None]) -> Iterator[None]:
 
 
 class _Tee:
-    """A stream that also goes to the run's log; the rest (fileno, isatty) is the stream's own."""
+    """A stream whose text also goes to the run's log. All other attributes are the stream's."""
 
     def __init__(self, stream: TextIO, copy: Callable[[bytes], None]) -> None:
         self._stream = stream

@@ -86,7 +86,7 @@ class LocalEngine(Engine):
             try:
                 return _LocalGroup(spec, loop, emit, output, server)
             except ConnectionError:
-                # It has died since its last use: a fresh one gets a try.
+                # The server has died since its last use. Start a new one, once.
                 self._discard(server)
             except OSError as error:
                 raise EngineError(f"could not start {spec.size} worker(s): {error}.") from error
@@ -103,7 +103,8 @@ class LocalEngine(Engine):
         atexit.unregister(self.close)
 
     def _server(self, spec: GroupSpec) -> _ForkServer:
-        # Variables can change what a module does when it is imported, so they are part of the key.
+        # Variables can change what an import does, so a server is for one environment only.
+        # The pid: a forked child of the driver must not use its parent's server.
         key = (os.getpid(), spec.preload, tuple(sorted(spec.environment.items())))
         with self._lock:
             server = self._servers.get(key)
@@ -128,10 +129,12 @@ class _ForkServer:
         self._owner = os.getpid()
         self._sending = threading.Lock()
         self._control, remote = socket.socketpair()
-        # Not 0 to 2, which are free in a driver that was started with them closed.
+        # If the driver was started without stdin, stdout or stderr, the socket may have got one of
+        # their numbers, and Popen would replace it.
         remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         remote.close()
         code = (
+            # SIGTERM is ignored before anything is imported, which may take seconds.
             "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
             f"sys.path[:] = {_import_path()!r}; "
             "from lockstep.engine.forkserver import main; "
@@ -146,7 +149,7 @@ class _ForkServer:
                 stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
                 stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
                 env=server_environment(spec),
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C on the terminal goes to the driver alone
             )
         except OSError as error:
             self._control.close()
@@ -158,17 +161,17 @@ class _ForkServer:
         return self._process.poll() is None
 
     def ending(self) -> str:
-        """How the process ended; call it only when it has (or is about to)."""
+        """How the process ended, for a message. Call this when it has ended or is about to end."""
         try:
             code = self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
-            return "it runs, but does not answer"
+            return "the process runs, but does not answer"
         return f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
 
     def open_session(self) -> socket.socket:
         mine, theirs = socket.socketpair()
         try:
-            with self._sending:  # runs may start in several threads at once
+            with self._sending:  # several threads may start runs at once
                 send_with_files(self._control, "session", [theirs.fileno()])
         except OSError:
             mine.close()
@@ -180,9 +183,10 @@ class _ForkServer:
     def close(self) -> None:
         self._control.close()
         if os.getpid() != self._owner:
-            self._process.returncode = 0  # in a forked child the process is its parent's
+            self._process.returncode = 0  # this is a forked child: its parent owns the process
             return
-        # A forked child may hold the socket, or it is importing still.
+        # To close the socket is not enough: a forked child may hold it, or the server may still be
+        # importing.
         self._process.send_signal(CLOSE_SIGNAL)
         try:
             self._process.wait(timeout=5)
@@ -209,6 +213,7 @@ class _LocalGroup(WorkerGroup):
         self._packed: tuple[Any, bytes] = (object(), b"")
         pipes: list[int] = []
         payload = make_frame(spec.payload)
+        # Any failure below closes what was opened so far, and ends the workers started so far.
         with contextlib.ExitStack() as undo:
             session = undo.enter_context(server.open_session())
             for rank in range(spec.size):
@@ -229,7 +234,7 @@ class _LocalGroup(WorkerGroup):
                         )
                         send_with_files(session, spawn, [worker_end.fileno(), write_end])
                     finally:
-                        os.close(write_end)
+                        os.close(write_end)  # or the pipe would never report its end
                 connection.send_frame(payload)
                 pipes.append(read_end)
                 self._workers.append(connection)
@@ -238,25 +243,25 @@ class _LocalGroup(WorkerGroup):
         self._session = Connection(session, loop, self._ended, self._server_gone)
 
     def send(self, rank: int, message: Any) -> None:
-        # An answer goes to every rank, one after the other: packed once.
+        # The same answer goes to every rank, one after the other: it is pickled once.
         if message is not self._packed[0]:
             self._packed = (message, make_frame(message))
         self._workers[rank].send_frame(self._packed[1])
 
     def interrupt(self) -> None:
         self._session.send(Interrupt())
-        self._loop.call_soon(lambda: self._forget_unborn(130))
+        self._loop.call_soon(lambda: self._abandon_unstarted(130))
 
     def dump_stacks(self, rank: int) -> None:
         self._session.send(DumpStacks(rank))
 
     def kill(self) -> None:
         self._session.send(Kill())
-        self._loop.call_soon(lambda: self._forget_unborn(-signal.SIGKILL))
+        self._loop.call_soon(lambda: self._abandon_unstarted(-signal.SIGKILL))
 
     def close(self) -> None:
         self._alive.clear()
-        self._session.close()  # the server kills what is left of this session
+        self._session.close()  # the server then kills the workers of this session
         for connection in self._workers:
             connection.close()
         self._output.close()
@@ -265,6 +270,7 @@ class _LocalGroup(WorkerGroup):
         emit = self._emit
 
         def forward(message: Any) -> None:
+            # type(), not isinstance: every report passes here.
             if type(message) is Started:
                 self._pids[rank] = message.pid
             elif type(message) is Terminating:
@@ -274,13 +280,14 @@ class _LocalGroup(WorkerGroup):
 
         return forward
 
-    def _forget_unborn(self, exitcode: int) -> None:
-        """A server that imports still has forked nobody, and may take a minute: no one waits.
+    def _abandon_unstarted(self, exitcode: int) -> None:
+        """Report workers that the server has not forked yet as ended, instead of waiting.
 
-        Whoever it forks later finds its socket closed, and ends.
+        The server may import for a minute. A worker that is forked later finds its socket closed,
+        and ends.
         """
         for rank in sorted(self._alive):
-            self._workers[rank].drain()  # it may have started just now
+            self._workers[rank].drain()  # its Started message may have arrived just now
             if rank in self._alive and rank not in self._pids:
                 self._alive.discard(rank)
                 self._workers[rank].hang_up()
@@ -289,7 +296,7 @@ class _LocalGroup(WorkerGroup):
     def _ended(self, message: Ended) -> None:
         if message.rank not in self._alive:
             return
-        # What the worker sent before it died is read first: it may say why.
+        # First the last messages of the worker: they may contain the reason.
         self._workers[message.rank].drain()
         self._alive.discard(message.rank)
         self._emit(WorkerExited(*message))
@@ -299,7 +306,8 @@ class _LocalGroup(WorkerGroup):
         alive, self._alive = sorted(self._alive), set()
         for rank in alive:
             self._workers[rank].drain()
-            # First, while its descendants can be found: it ends its own group when it is hung up.
+            # Killed before its connection is closed: on that, the worker kills its own group, and
+            # descendants that left the group could not be found any more.
             if rank in self._pids:
                 kill_family(self._pids[rank])
             self._workers[rank].hang_up()

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.engine.wakeup import Wakeup
+
 __all__ = ["EventLoop", "SpinThenBlock", "Timer"]
 
 
@@ -28,10 +30,9 @@ _yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0
 
 
 class SpinThenBlock:
-    """Waits for files as ``poll`` does; when the last waits were all short, without sleeping first.
+    """Waits for files as ``poll`` does. After several short waits it spins before it blocks.
 
-    To fall asleep and be woken takes longer than what is waited for, where one report follows the
-    other.
+    When one report follows the other, to fall asleep and to be woken takes longer than the wait.
     """
 
     __slots__ = ("_poll", "_short_waits")
@@ -41,7 +42,7 @@ class SpinThenBlock:
         self._short_waits = 0
 
     def __call__(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        """What is ready, after ``timeout`` at the latest."""
+        """The files that are ready; empty after ``timeout``."""
         if self._short_waits >= SHORT_WAITS and timeout != 0:
             patience = time.perf_counter() + SHORT_WAIT_S
             while time.perf_counter() < patience:
@@ -49,7 +50,7 @@ class SpinThenBlock:
                 if found:
                     return found
                 _yield_cpu()
-            self._short_waits = 0
+            self._short_waits = 0  # nothing came: do not burn a CPU on the next waits
         begun = time.perf_counter()
         found = self._poll(timeout)
         self._short_waits = (
@@ -73,8 +74,10 @@ class Timer:
 
 
 class EventLoop:
-    """Runs callbacks on the thread that calls ``run_until``. Only ``call_soon`` is thread-safe
-    (and safe in signal handlers)."""
+    """Runs callbacks on the thread that calls ``run_until``.
+
+    Only ``call_soon`` is thread-safe, and safe in signal handlers.
+    """
 
     def __init__(self) -> None:
         # Used directly: the wrapper in ``selectors`` would cost a report a tenth of its time.
@@ -85,10 +88,9 @@ class EventLoop:
         self._soon: deque[Callable[[], None]] = deque()
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
         self._wait = SpinThenBlock(self._poller.poll)
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self.watch(self._wake_read, self._drain_wake)
+        self._wakeup = Wakeup()
+        self._wake = self._wakeup.wake
+        self.watch(self._wakeup.fileno(), self._wakeup.drain)
 
     def watch(
         self, fd: int, on_read: Callable[[], None], on_write: Callable[[], None] | None = None
@@ -108,17 +110,17 @@ class EventLoop:
                 self._poller.unregister(fd)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` on the loop's thread. Callable from any thread or signal handler.
+        """Run ``callback`` on the loop's thread. May be called by any thread or signal handler.
 
         After ``close`` it does nothing.
         """
         self._soon.append(callback)
-        with contextlib.suppress(OSError):  # the pipe is full of wake-ups already, or closed
-            os.write(self._wake_write, b"\0")
+        self._wake()
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Run ``callback`` after ``seconds``."""
         timer = Timer(time.monotonic() + seconds, callback)
+        # The number orders timers of the same time, as timers themselves cannot be compared.
         heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         return timer
 
@@ -133,8 +135,8 @@ class EventLoop:
         ready = [(fd, mask, self._watched[fd]) for fd, mask in found if fd in self._watched]
         for fd, mask, callbacks in ready:
             on_read, on_write = callbacks
-            # A callback before this one may have closed the file, and opened another in its place.
-            # A hang-up or an error is neither bit; it shows when reading.
+            # An earlier callback may have closed this file and opened another with its number.
+            # A hang-up or an error sets neither bit; reading shows it.
             if mask != select.POLLOUT and self._watched.get(fd) is callbacks:
                 on_read()
             if (
@@ -143,7 +145,7 @@ class EventLoop:
                 and self._watched.get(fd) is callbacks
             ):
                 on_write()
-        # Calls that are added meanwhile run next time, so that files and timers get their turn.
+        # Calls that these calls add run next time, so that files and timers get their turn.
         for _ in range(len(self._soon)):
             if self._soon:
                 self._soon.popleft()()
@@ -151,20 +153,15 @@ class EventLoop:
             self._run_due_timers()
 
     def close(self) -> None:
-        """Release the selector and the wake-up pipe. Idempotent."""
-        if self._wake_write < 0:
-            return
-        # Another thread may call_soon() still: it must not write to whatever gets this number next.
-        pipe = self._wake_read, self._wake_write
-        self._wake_read = self._wake_write = -1
+        """Release the poller and the wake-up pipe. Idempotent."""
         if hasattr(self._poller, "close"):
             self._poller.close()
-        for fd in pipe:
-            os.close(fd)
+        self._wakeup.close()
 
     def _timeout(self) -> float | None:
         if self._soon:
             return 0
+        # A cancelled timer stays in the heap until it is first: removing it earlier would be slow.
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         if not self._timers:
@@ -177,8 +174,3 @@ class EventLoop:
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:
                 timer.callback()
-
-    def _drain_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while len(os.read(self._wake_read, 4096)) == 4096:
-                pass

@@ -1,4 +1,4 @@
-"""The thread that reads what the local engine's workers print."""
+"""The thread that reads the output of the local engine's workers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lockstep.engine.base import OutputSink
+from lockstep.engine.wakeup import Wakeup
 
 __all__ = ["OutputPump"]
 
@@ -19,45 +20,40 @@ _T = TypeVar("_T")
 
 
 class OutputPump:
-    """Reads what workers print, so that a worker never waits on a busy driver."""
+    """Reads the output of workers, so that a printing worker never waits for a busy driver."""
 
     def __init__(self, pipes: list[int], sink: OutputSink) -> None:
         self._ranks = {fd: rank for rank, fd in enumerate(pipes)}
         self._sink = sink
-        self._closed = False
         self._failed = False
-        self._wake_read, self._wake_write = os.pipe()
+        self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="lockstep-output", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Read what is left in the pipes, then end the thread. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        os.write(self._wake_write, b"\0")
+        """Read the rest of the pipes, then end the thread. Idempotent."""
+        self._wakeup.wake()
         self._thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._wakeup.close()
 
     def _run(self) -> None:
         poller = select.poll()
-        for fd in (*self._ranks, self._wake_read):
+        for fd in (*self._ranks, self._wakeup.fileno()):
             poller.register(fd, select.POLLIN)
         for fd in self._ranks:
-            os.set_blocking(fd, False)
+            os.set_blocking(fd, False)  # for the last reads: a pipe may be empty and still open
         wait = self._tick()
         closing = False
         while self._ranks and not closing:
             for fd, _ in poller.poll(None if wait is None else max(1, int(wait * 1000))):
-                if fd == self._wake_read:
+                if fd not in self._ranks:
                     closing = True
                 else:
                     self._read(fd, poller)
             wait = self._tick()
         for fd in list(self._ranks):
-            # A process that outlived its worker may hold the pipe open and continue writing: take
-            # what was there now, which is no more than a pipe holds.
+            # A process that outlived its worker may hold the pipe open and continue to write, so
+            # the end of the file may never come. What was printed until now fits in the pipe.
             left = _pipe_capacity(fd)
             while left > 0 and (count := self._read(fd, poller)):
                 left -= count
@@ -80,7 +76,7 @@ class OutputPump:
         return self._to_sink(self._sink.tick)
 
     def _to_sink(self, call: Callable[[], _T]) -> _T | None:
-        """Call the sink. If it raises, reading continues: workers would block on full pipes."""
+        """Call the sink. If the sink raises, reading continues, or workers would block."""
         try:
             return call()
         except Exception:

@@ -1,4 +1,4 @@
-"""Where processes start, ending them with what they started, what the kernel says of their end."""
+"""Process groups and families: finding, killing, and reading why the kernel killed a process."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = [
     "process_handle",
 ]
 
-# Neither SIGUSR1 nor SIGUSR2: batch systems and frameworks use those.
+# SIGUSR1 and SIGUSR2 are left to batch systems and frameworks.
 STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""What makes a worker write its threads' stacks to its stderr."""
+"""Makes a worker write its threads' stacks to its stderr."""
 
 KILL_TIMEOUT_S = 1.0
-"""How long to retry processes that cannot be killed."""
+"""How long ``kill_children`` retries."""
 
 
 def current_directory() -> str:
-    """The current directory, in which workers start.
+    """The current directory: workers start in it.
 
     Raises:
         EngineError: the directory has been removed.
@@ -45,7 +45,10 @@ def current_directory() -> str:
 
 
 def process_handle(pid: int) -> int | None:
-    """A file that becomes readable when the process ends, whoever else holds its sockets open."""
+    """A file that becomes readable when the process ends; None where the system has none.
+
+    Unlike the end of a socket, forked processes cannot delay it.
+    """
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(OSError):
             return os.pidfd_open(pid)
@@ -53,22 +56,20 @@ def process_handle(pid: int) -> int | None:
 
 
 def kill_family(pid: int) -> None:
-    """SIGKILL to a process, its group, and those of its descendants that left the group."""
+    """SIGKILL to a process, its group, and its descendants that have left the group."""
     family = descendants(pid)
     kill_group(pid)
     for descendant in family:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(descendant, signal.SIGKILL)
+        _kill(descendant)
 
 
 def kill_children() -> None:
-    """SIGKILL to every process that has come down to this one, until none is left."""
+    """SIGKILL to every descendant of this process, until none is left."""
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while (children := descendants(os.getpid())) and time.monotonic() < deadline:
         for pid in children:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        # What one leaves behind becomes this process's child when it is gone.
+            _kill(pid)
+        # The children of a killed process become children of this one: look again.
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -76,7 +77,7 @@ def kill_children() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below ``pid``, as far as this system tells."""
+    """Every descendant of ``pid``; empty on a system that does not list them."""
     found: list[int] = []
     pending = [pid]
     while pending:
@@ -93,9 +94,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to a process group and to the process that it is named after."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    """SIGKILL to a process group and to its leader, which may not have joined the group yet."""
+    _kill(-pid)
+    _kill(pid)
+
+
+def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
@@ -110,9 +114,9 @@ def group_exists(group: int) -> bool:
 
 
 def oom_kills(root: str = "/") -> int:
-    """How many processes the kernel has killed for want of memory, in this process's cgroup.
+    """How many processes of this cgroup the kernel has killed because memory ran out.
 
-    Where that is not counted: on the whole machine. ``root``: where proc and sys are mounted.
+    Where cgroups do not count that, of the whole machine. ``root``: where proc and sys are mounted.
     """
     for path in (*_cgroup_files(root), os.path.join(root, "proc/vmstat")):
         try:
@@ -125,7 +129,7 @@ def oom_kills(root: str = "/") -> int:
 
 
 def _cgroup_files(root: str) -> list[str]:
-    """Where this process's cgroup counts, as the machine sees it or as a container does."""
+    """The files with this cgroup's counts, by the machine's path and by a container's."""
     try:
         with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8") as file:
             entries = [line.rstrip("\n").split(":", 2) for line in file]

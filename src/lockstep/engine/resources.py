@@ -1,4 +1,4 @@
-"""CPUs and GPUs: how many there are, and which of them each worker sees."""
+"""CPUs and GPUs: how many this machine has, and which of them each worker may use."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def available_cpus() -> int:
 def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
     """The NVIDIA GPUs a worker may use, as ``CUDA_VISIBLE_DEVICES`` would name them.
 
-    ``environment`` is laid over this process's. Read from the device files, because asking CUDA
-    would make forking unsafe.
+    ``environment`` overrides this process's. GPUs are counted by their device files, because a
+    process that has used CUDA cannot be forked safely.
     """
     present = sorted(
         int(path.removeprefix("/dev/nvidia"))
@@ -49,12 +49,12 @@ def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
     )
     chosen = (environment or {}).get("CUDA_VISIBLE_DEVICES", settings.cuda_visible_devices())
     if chosen is None:
-        # CUDA numbers the devices it can see from 0, whatever the files are called.
+        # CUDA numbers the visible devices from 0, whatever the numbers of the files are.
         return [str(index) for index in range(len(present))]
     if not present:
         return []
     names = [name.strip() for name in chosen.split(",")]
-    # CUDA stops at the first name that is no device.
+    # CUDA ignores every name after the first one that is not a device.
     return list(takewhile(lambda name: _may_be_device(name, len(present)), names))
 
 
@@ -66,7 +66,11 @@ def _may_be_device(name: str, count: int) -> bool:
 
 
 def check_fits(spec: GroupSpec) -> list[str]:
-    """Raise if the GPUs asked for are not here; return a warning if CPUs are oversubscribed."""
+    """Check that the requested GPUs exist; return a warning if CPUs are oversubscribed.
+
+    Raises:
+        InsufficientResourcesError: this machine has fewer GPUs.
+    """
     need = spec.gpus_per_worker * spec.size
     have = len(visible_gpus(spec.environment)) if need else 0
     if need > have:
@@ -84,7 +88,7 @@ def check_fits(spec: GroupSpec) -> list[str]:
 
 
 def room_for(spec: GroupSpec) -> int:
-    """How many workers such as ``spec``'s fit, by ``lockstep.init``'s numbers or this machine's."""
+    """How many workers like ``spec``'s fit into ``lockstep.init``'s limits and this machine."""
     limits = runtime.current()
     cpus = available_cpus() if limits.num_cpus is None else limits.num_cpus
     room = int(cpus // (spec.cpus_per_worker or 1))
@@ -96,7 +100,7 @@ def room_for(spec: GroupSpec) -> int:
 
 
 def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
-    """What a worker's environment gets besides the driver's and the user's: threads and GPUs."""
+    """The user's variables for a worker, with its thread count and its GPUs."""
     environment = dict(spec.environment)
     if settings.user_thread_setting(spec.environment) is None:
         share = spec.cpus_per_worker or available_cpus() / spec.size
@@ -110,7 +114,7 @@ def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
 
 
 def server_environment(spec: GroupSpec) -> dict[str, str]:
-    """A fork server's environment. Its own OpenBLAS has nothing to do: it needs no threads."""
+    """A fork server's environment. The server computes nothing: OpenBLAS needs no threads."""
     environment = settings.child_environment(spec.environment)
     if settings.user_thread_setting(spec.environment) is None:
         environment["OPENBLAS_NUM_THREADS"] = "1"
@@ -118,11 +122,11 @@ def server_environment(spec: GroupSpec) -> dict[str, str]:
 
 
 class BlasThreads:
-    """How many threads each OpenBLAS of this process (NumPy's, SciPy's) starts for its work.
+    """Sets how many threads the OpenBLAS libraries of this process (NumPy's, SciPy's) use.
 
-    It has read the variables when it was loaded, and takes one a CPU at most by itself. Forked
-    processes inherit the number and start their threads when they need them; one that sets it
-    itself starts all of them at once.
+    OpenBLAS reads its variables when it is loaded, so a worker's own variables come too late. The
+    server sets the number before the fork: the worker inherits it, and starts the threads when
+    it needs them. If the worker set the number itself, it would start all threads at once.
     """
 
     def __init__(self) -> None:
@@ -130,7 +134,7 @@ class BlasThreads:
         self._threads = min(_blas_threads(settings.child_environment({})), available_cpus())
 
     def follow(self, environment: Mapping[str, str]) -> None:
-        """Sets the number that these variables ask for."""
+        """Set the number of threads that these variables ask for."""
         threads = _blas_threads(environment)
         if threads != self._threads:
             self._threads = threads
@@ -152,7 +156,7 @@ def _blas_thread_setters() -> list[Callable[[int], object]]:
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in file if "openblas" in line}
-    except OSError:  # only Linux tells
+    except OSError:  # not on Linux
         return []
     found: list[Callable[[int], object]] = []
     for path in sorted(paths):

@@ -1,4 +1,8 @@
-"""Messages on a socket: a length, then a pickle. Both ends of the local engine use it."""
+"""Messages on a socket, used by both ends of the local engine.
+
+A message on the wire is a frame: the length of the body (8 bytes, big-endian), then the body, a
+pickle. A socket is a stream: one read may return part of a frame, or several frames.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from typing import Any, NamedTuple
 
 from lockstep.engine.base import Channel, Posted
 from lockstep.engine.loop import EventLoop, SpinThenBlock
+from lockstep.engine.wakeup import Wakeup
 
 __all__ = [
     "Connection",
@@ -32,25 +37,25 @@ _CHUNK = 1 << 16
 _MAX_FILES = 8
 
 POST_DELAY_S = 0.05
-"""How long a posted item may wait for company."""
+"""How long a posted item may wait, so that the items after it travel in the same message."""
 
 
 def make_frame(message: Any) -> bytes:
-    """A message as it goes over the wire."""
+    """A message as a frame."""
     body = pickle.dumps(message, 5)
     return _LENGTH.pack(len(body)) + body
 
 
 def send_with_files(sock: socket.socket, message: Any, files: list[int]) -> None:
-    """Send a message and open files along with it, on a blocking socket."""
+    """Send a message, and open files along with it, on a blocking socket."""
     frame = make_frame(message)
-    # The files arrive with the first byte, wherever the rest is cut.
+    # The kernel delivers the files with the first byte, even if the frame arrives in parts.
     sent = socket.send_fds(sock, [frame[: _LENGTH.size]], files) if files else 0
     sock.sendall(memoryview(frame)[sent:])
 
 
 def receive_with_files(sock: socket.socket) -> tuple[Any, list[int]] | None:
-    """The next message with its files from a blocking socket; None at its end."""
+    """The next message and its files from a blocking socket; None at the end of the stream."""
     head, files, _, _ = socket.recv_fds(sock, _LENGTH.size, _MAX_FILES)
     if not head:
         return None
@@ -75,11 +80,14 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytearray:
 
 
 class Terminating(NamedTuple):
-    """A worker got a notice to end soon."""
+    """A worker was notified, by a SIGTERM, that it must end soon."""
 
 
 class Connection:
-    """The driver's end: never blocks, lives on the loop. ``on_close`` is called once, at EOF."""
+    """The driver's end. It never blocks, and belongs to the loop's thread.
+
+    ``on_close`` is called once, when the peer has closed its end.
+    """
 
     def __init__(
         self,
@@ -99,11 +107,14 @@ class Connection:
         loop.watch(sock.fileno(), self._readable)
 
     def send(self, message: Any) -> None:
-        """Send now what fits, the rest when the other side reads. Dropped after close."""
+        """Send a message without waiting; what the socket cannot take now is sent later.
+
+        Dropped after ``close``.
+        """
         self.send_frame(make_frame(message))
 
     def send_frame(self, data: bytes) -> None:
-        """The same with a message that ``make_frame`` has packed, for several connections."""
+        """``send`` for a frame of ``make_frame``, which may go to several connections."""
         if self.closed:
             return
         frame = memoryview(data)
@@ -116,27 +127,27 @@ class Connection:
             except BlockingIOError:
                 pass
             except OSError:
-                return  # the peer is gone; its exit is reported by other means
+                return  # the peer is gone; the fork server reports its exit
         if frame:
             self._outgoing.append(frame)
             self._loop.watch(self._sock.fileno(), self._readable, self._writable)
 
     def close(self) -> None:
-        """Close without calling ``on_close``; nothing is delivered any more. Idempotent."""
+        """Close without calling ``on_close``; no message is delivered afterwards. Idempotent."""
         if not self.closed:
             self.closed = True
             self._loop.unwatch(self._sock.fileno())
             self._sock.close()
 
     def hang_up(self) -> None:
-        """Close, and let the peer see it even if a forked process holds this socket too."""
+        """Close so that the peer sees it, even if a forked process holds this socket too."""
         if not self.closed:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             self.close()
 
     def drain(self) -> None:
-        """Deliver what has arrived but not been read yet (the peer may be dead already)."""
+        """Deliver the messages that have arrived but were not read yet; the peer may be dead."""
         while not self.closed and self._read():
             pass
 
@@ -171,7 +182,7 @@ class Connection:
         incoming = self._incoming
         if not incoming and len(data) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(data)
-            if len(data) == _LENGTH.size + size:  # one whole message, as usual
+            if len(data) == _LENGTH.size + size:  # exactly one message, the usual case: no copy
                 self._on_message(pickle.loads(memoryview(data)[_LENGTH.size :]))
                 return True
         incoming += data
@@ -190,7 +201,13 @@ class Connection:
 
 
 class SocketChannel(Channel):
-    """A worker's end: blocking, plus the I/O thread that posts and watches for the driver's end."""
+    """A worker's end. ``send`` and ``receive`` block, on the caller's thread.
+
+    The I/O thread sends posted items, and ends the worker when the driver is gone.
+
+    A KeyboardInterrupt inside ``send`` or ``receive`` would cut a frame in two, and the driver
+    could not read the stream any more. So it is raised after the frame.
+    """
 
     def __init__(self, rank: int, sock: socket.socket, on_driver_gone: Callable[[], None]) -> None:
         sock.setblocking(True)
@@ -208,8 +225,7 @@ class SocketChannel(Channel):
         incoming = select.poll()
         incoming.register(sock.fileno(), select.POLLIN)
         self._wait = SpinThenBlock(incoming.poll)
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_write.setblocking(False)
+        self._wakeup = Wakeup()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._io_thread, name="lockstep-io", daemon=True)
         self._thread.start()
@@ -217,35 +233,35 @@ class SocketChannel(Channel):
     def send(self, message: Any) -> None:
         """See :class:`Channel`."""
         frame = make_frame(message)
-        self._undisturbed(lambda: self._send(frame))
+        self._defer_interrupts(lambda: self._send(frame))
 
     def post(self, item: Any) -> None:
         """See :class:`Channel`."""
         self._posted.append(item)
         if not self._post_pending:
             self._post_pending = True
-            self._wake()
+            self._wakeup.wake()
 
     def announce_termination(self) -> None:
-        """Notify the driver, from the I/O thread: a signal handler must take no lock."""
+        """Notify the driver, from the I/O thread, because a signal handler must take no lock."""
         self._terminating = True
-        self._wake()
+        self._wakeup.wake()
 
     def interrupt_again(self) -> None:
-        """Raise SIGINT in a moment, from the I/O thread: where it came, Python dropped it."""
+        """Send SIGINT to this process again, from the I/O thread: Python dropped the exception."""
         self._lost_interrupt = True
-        self._wake()
+        self._wakeup.wake()
 
     def receive(self) -> Any:
         """See :class:`Channel`."""
         if not self._unread:
             self._wait()
-            self._undisturbed(self._read)
+            self._defer_interrupts(self._read)
         return self._unread.popleft()
 
     @contextlib.contextmanager
     def interrupts_end_it(self) -> Iterator[None]:
-        """See :class:`Channel`. Code that is not Python's gets no KeyboardInterrupt."""
+        """See :class:`Channel`. Code in C, such as an import, would not see KeyboardInterrupt."""
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             yield
@@ -253,30 +269,26 @@ class SocketChannel(Channel):
             signal.signal(signal.SIGINT, before)
 
     def interrupt(self) -> None:
-        """What SIGINT does in a worker: KeyboardInterrupt, but never in the middle of a message."""
+        """Raise KeyboardInterrupt, as SIGINT does; inside a message, after that message."""
         if self._busy:
             self._interrupted = True
         else:
             raise KeyboardInterrupt
 
     def close(self) -> None:
-        """Send what is posted, end the I/O thread and close the socket."""
-        self._undisturbed(self._close)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # woken often enough already, or closed
-            self._wake_write.send(b"\0")
+        """Send the posted items, end the I/O thread and close the socket."""
+        self._defer_interrupts(self._close)
 
     def _close(self) -> None:
         with self._sending:
             self._flush()
         self._closing.set()
-        self._wake_write.send(b"\0")
+        self._wakeup.wake()
         self._thread.join()
-        for sock in (self._wake_read, self._wake_write, self._sock):
-            sock.close()
+        self._wakeup.close()
+        self._sock.close()
 
-    def _undisturbed(self, call: Callable[[], None]) -> None:
+    def _defer_interrupts(self, call: Callable[[], None]) -> None:
         if threading.current_thread() is not threading.main_thread():
             call()  # signal handlers run in the main thread only
             return
@@ -295,7 +307,7 @@ class SocketChannel(Channel):
             self._sendall(frame)
 
     def _read(self) -> None:
-        """One message at least; usually one read brings one whole frame."""
+        """Read at least one message; usually one read returns exactly one frame."""
         head = _LENGTH.size
         try:
             data = self._sock.recv(_CHUNK)
@@ -315,7 +327,7 @@ class SocketChannel(Channel):
 
     def _flush(self) -> None:
         posted = self._posted
-        # Cleared before the queue is looked at: an item that comes later wakes the thread again.
+        # Cleared before the queue is read, so that an item posted meanwhile wakes the thread again.
         self._post_pending = False
         if posted:
             items = [posted.popleft() for _ in range(len(posted))]
@@ -330,9 +342,9 @@ class SocketChannel(Channel):
 
     def _io_thread(self) -> None:
         poller = select.poll()
-        # No events asked for: POLLHUP, the driver's end closing, is always reported.
+        # No events are requested: POLLHUP (the driver closed its end) is always reported.
         poller.register(self._sock.fileno(), 0)
-        poller.register(self._wake_read.fileno(), select.POLLIN)
+        poller.register(self._wakeup.fileno(), select.POLLIN)
         while not self._closing.is_set():
             for fd, event in poller.poll():
                 if fd == self._sock.fileno() and event & (select.POLLHUP | select.POLLERR):
@@ -340,7 +352,7 @@ class SocketChannel(Channel):
                     return
             if self._closing.wait(POST_DELAY_S):
                 return
-            self._wake_read.recv(4096)
+            self._wakeup.drain()
             if self._lost_interrupt:
                 self._lost_interrupt = False
                 os.kill(os.getpid(), signal.SIGINT)

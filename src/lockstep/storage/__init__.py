@@ -1,6 +1,6 @@
-"""A directory on any filesystem, and how something in it comes to exist in one atomic step.
+"""A directory on any filesystem, and how an entry of it is published in one atomic step.
 
-What a checkpoint is made of, and which ones there are, is not known here.
+This package does not know what a checkpoint contains, nor which checkpoints a run has.
 """
 
 from lockstep.storage.base import Storage

@@ -1,4 +1,4 @@
-"""The contract of every storage, and what they share: names, pieces, and what a failure says."""
+"""The contract of every storage, and what all storages share: names, chunks, error messages."""
 
 from __future__ import annotations
 
@@ -19,47 +19,41 @@ __all__ = [
     "CHUNK",
     "Buffer",
     "Storage",
-    "failing",
+    "already_published",
     "file_chunks",
     "join",
-    "published_twice",
+    "storage_errors",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 CHUNK = 16 << 20
-"""The most bytes of a file that are held in memory at once."""
+"""How many bytes of a file are held in memory at most."""
 
-_UPLOADS_AT_ONCE = 8
+_MAX_PARALLEL = 8
 
 
 class Storage(ABC):
-    """A directory somewhere; what is in it is named relative to it, with ``/`` (``""`` is itself).
+    """A directory. Names are relative to it, with ``/``; the name ``""`` is the directory itself.
 
-    Picklable, and safe to use from many threads and processes at once, as long as no two of them
-    write the same name. Every failure is a StorageError that names the path and the cause; only a
-    file that is not there, on read, is a FileNotFoundError.
+    A storage can be pickled. Many threads and processes may use it at once, as long as no two of
+    them write the same name. Every failure is a StorageError that names the path and the cause;
+    only reading a file that does not exist is a FileNotFoundError.
 
-    A publication is a directory that appears whole or not at all::
+    A publication is a directory that appears complete or not at all::
 
-        put(stage("c1") + "/a"), put(stage("c1") + "/b"), …    invisible until
-        publish("c1", manifest)                                the one step that makes it exist
-        unpublish("c1")                                        the one that ends it, then deletes
+        put(stage("c1") + "/a"), put(stage("c1") + "/b"), …    invisible to readers
+        publish("c1", manifest)                                one atomic step: "c1" exists
+        unpublish("c1")                                        one atomic step, then files go
 
-    A directory is what its files make it: empty directories below a name are not kept.
+    Empty directories below a name are not kept.
     """
 
     is_local: bool
-
-    @property
-    @abstractmethod
-    def root(self) -> str:
-        """Where this is: an absolute local path, or the path on ``filesystem``."""
-
-    @property
-    @abstractmethod
-    def uri(self) -> str:
-        """``root`` for people: the URI (without secrets) where it was opened from one."""
+    root: str
+    """An absolute local path, or the path on ``filesystem``."""
+    uri: str
+    """``root`` for display: the URI, without secrets, if the storage was opened from a URI."""
 
     @property
     @abstractmethod
@@ -80,19 +74,19 @@ class Storage(ABC):
 
     @abstractmethod
     def make_directory(self, name: str = "") -> None:
-        """Make the directory and those above it, where they are missing."""
+        """Create the directory and its parents, unless they exist."""
 
     @abstractmethod
     def exists(self, name: str = "") -> bool:
-        """Whether there is such a file or directory."""
+        """Whether the file or directory exists."""
 
     @abstractmethod
     def is_directory(self, name: str = "") -> bool:
-        """Whether there is such a directory."""
+        """Whether the name exists and is a directory."""
 
     @abstractmethod
     def listdir(self, name: str = "") -> list[str]:
-        """The entries of a directory, sorted; none where it is missing."""
+        """The sorted entries of a directory; empty if the directory does not exist."""
 
     @abstractmethod
     def walk_files(self, name: str = "") -> dict[str, int]:
@@ -100,7 +94,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read_chunks(self, name: str) -> Iterator[bytes]:
-        """A file's content, a piece at a time."""
+        """A file's content in chunks of at most ``CHUNK`` bytes."""
 
     def read(self, name: str) -> bytes:
         """A file's content."""
@@ -108,20 +102,19 @@ class Storage(ABC):
 
     @abstractmethod
     def write(self, name: str, data: Buffer) -> None:
-        """Create or replace a file atomically: a reader sees the old or the new, whole."""
+        """Create or replace a file atomically: readers see the old or the new content, complete."""
 
     @abstractmethod
     def put(self, name: str, source: str, *, move: bool = False, flush: bool = True) -> None:
         """Store the local file ``source``.
 
-        Not atomic: meant for staged files. ``move`` takes the file over: it is gone afterwards,
-        and on the same device nothing is copied. ``flush`` waits until it would survive a power
-        loss.
+        Not atomic: meant for staged files. ``move`` removes ``source``, and copies nothing if
+        both are on one device. ``flush`` waits until the file would survive a power loss.
         """
 
     @abstractmethod
     def put_stream(self, name: str, chunks: Iterable[Buffer], *, flush: bool = True) -> None:
-        """``put`` for content that comes in pieces."""
+        """``put`` for content that arrives in chunks."""
 
     def put_bytes(self, name: str, data: Buffer, *, flush: bool = True) -> None:
         """``put`` for content in memory."""
@@ -133,26 +126,26 @@ class Storage(ABC):
 
     @abstractmethod
     def get(self, name: str, destination: str) -> None:
-        """Copy a file or a whole directory to a local path."""
+        """Copy a file or a directory with everything in it to a local path."""
 
     @abstractmethod
     def stage(self, name: str) -> str:
-        """The directory that takes the files of publication ``name`` before it is published."""
+        """The directory for the files of ``name`` until ``name`` is published."""
 
     @abstractmethod
     def publish(self, name: str, manifest: bytes) -> None:
-        """Make what is staged exist as ``name``, in one atomic step.
+        """Make the staged files appear as ``name``, in one atomic step.
 
-        With nothing staged, a directory that lies at ``name`` already is published as it is.
+        If nothing is staged, a directory that exists at ``name`` is published as it is.
         Publishing a name twice is a StorageError.
         """
 
     def is_published(self, name: str) -> bool:
-        """Whether ``name`` is there, whole."""
+        """Whether ``name`` is published, and so complete."""
         return self.exists(join(name, MANIFEST))
 
     def published(self, names: Iterable[str]) -> set[str]:
-        """Those of the names that are there, whole."""
+        """The published ones of the names."""
         found: set[str] = set()
 
         def look(name: str) -> None:
@@ -163,7 +156,7 @@ class Storage(ABC):
         return found
 
     def manifest(self, name: str = "") -> bytes | None:
-        """What ``name`` was published with, None where it is not published."""
+        """The manifest ``name`` was published with; None if ``name`` is not published."""
         try:
             return self.read(join(name, MANIFEST))
         except FileNotFoundError:
@@ -171,18 +164,18 @@ class Storage(ABC):
 
     @abstractmethod
     def discard(self, name: str) -> None:
-        """Delete what is staged for ``name`` and not published. Does nothing when called again."""
+        """Delete the staged, unpublished files of ``name``. Idempotent."""
 
     @abstractmethod
     def unpublish(self, name: str) -> None:
-        """Make ``name`` not exist, in one atomic step, then delete its files. Idempotent."""
+        """Hide ``name`` in one atomic step, then delete its files. Idempotent."""
 
     @abstractmethod
     def sweep(self) -> None:
-        """Delete what a killed process left behind. Only while nobody else writes here."""
+        """Delete the leftovers of killed processes. No other process may write here meanwhile."""
 
     def each(self, names: Iterable[str], action: Callable[[str], None]) -> None:
-        """Call ``action`` on each name, several at once where that is faster here."""
+        """Call ``action`` on each name; on remote storage, several names in parallel."""
         todo = list(names)
         if self.is_local or len(todo) < 2:
             for name in todo:
@@ -190,18 +183,12 @@ class Storage(ABC):
             return
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(min(_UPLOADS_AT_ONCE, len(todo)), "lockstep-storage") as pool:
-            futures = [pool.submit(action, name) for name in todo]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
+        with ThreadPoolExecutor(min(_MAX_PARALLEL, len(todo)), "lockstep-storage") as pool:
+            for _ in pool.map(action, todo):  # the first failure cancels the waiting ones
+                pass
 
     def _get_tree(self, name: str, destination: str) -> None:
-        with failing("make the directory", destination):
+        with storage_errors("make the directory", destination):
             os.makedirs(destination, exist_ok=True)
         self.each(
             self.walk_files(name),
@@ -216,7 +203,11 @@ class Storage(ABC):
 
 
 def join(root: str, name: str) -> str:
-    """``name`` below ``root``; a ValueError where it would lead out of it."""
+    """``name`` below ``root``.
+
+    Raises:
+        ValueError: the name would lead out of ``root``.
+    """
     if not name:
         return root
     if name.startswith("/") or ".." in name.split("/"):
@@ -224,25 +215,24 @@ def join(root: str, name: str) -> str:
     return f"{root}{'' if not root or root.endswith('/') else '/'}{name}"
 
 
-def published_twice(path: str) -> StorageError:
-    """The error of publishing a name that is published."""
+def already_published(path: str) -> StorageError:
+    """The error for publishing a name twice."""
     return StorageError(f"{path!r} is published already; unpublish it first or use another name.")
 
 
 @contextlib.contextmanager
-def failing(doing: str, where: str, *, reading: bool = False) -> Iterator[None]:
-    """Raise what fails inside as a StorageError that says what could not be done, where and why."""
+def storage_errors(doing: str, where: str, *, reading: bool = False) -> Iterator[None]:
+    """Turn failures inside into a StorageError that names the action, the path and the cause.
+
+    While ``reading``, a FileNotFoundError stays what it is.
+    """
     try:
         yield
-    except FileNotFoundError as error:
-        if reading:
-            raise
-        raise StorageError(f"Could not {doing} {where!r}: {_cause(error)}.") from error
     except Exception as error:
         arrow: Any = sys.modules.get("pyarrow")
-        # UnicodeError: a name that is no text, which object stores cannot have.
+        # UnicodeError: a file name with bytes that are not text. Object stores cannot store it.
         known = (OSError, UnicodeError, *(() if arrow is None else (arrow.ArrowException,)))
-        if not isinstance(error, known):
+        if not isinstance(error, known) or (reading and isinstance(error, FileNotFoundError)):
             raise
         raise StorageError(f"Could not {doing} {where!r}: {_cause(error)}.") from error
 
@@ -253,7 +243,7 @@ def _cause(error: BaseException) -> str:
 
 
 def file_chunks(path: str) -> Iterator[bytes]:
-    """A local file's content, a piece at a time."""
-    with failing("read", path, reading=True), open(path, "rb", buffering=0) as file:
+    """A local file's content in chunks."""
+    with storage_errors("read", path, reading=True), open(path, "rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
             yield chunk

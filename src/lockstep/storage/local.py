@@ -1,5 +1,5 @@
-# ruff: noqa: D102  (what a method does is said once, in Storage)
-"""Storage on a mounted filesystem, and every way in which a local file is changed."""
+# ruff: noqa: D102  (the methods are documented in Storage)
+"""Storage on a mounted filesystem. Every change of a local file is made here."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lockstep.storage.base import (
     CHUNK,
     Buffer,
     Storage,
-    failing,
+    already_published,
     file_chunks,
     join,
-    published_twice,
+    storage_errors,
 )
 
 if TYPE_CHECKING:
@@ -29,20 +29,16 @@ __all__ = ["LocalStorage", "save_local"]
 
 
 class LocalStorage(Storage):
-    """A directory on a mounted filesystem; publishing is a rename."""
+    """A directory on a mounted filesystem; publishing is a rename.
+
+    A rename is atomic, but a power loss can undo it, or keep the rename and lose the content.
+    So the order is: flush the files, flush their directories, rename, flush the parent.
+    """
 
     is_local = True
 
     def __init__(self, root: str) -> None:
-        self._root = os.path.abspath(root)
-
-    @property
-    def root(self) -> str:
-        return self._root
-
-    @property
-    def uri(self) -> str:
-        return self._root
+        self.root = self.uri = os.path.abspath(root)
 
     @property
     def filesystem(self) -> pyarrow.fs.FileSystem:
@@ -51,7 +47,7 @@ class LocalStorage(Storage):
         return pyarrow.fs.LocalFileSystem()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LocalStorage) and self._root == other._root
+        return isinstance(other, LocalStorage) and self.root == other.root
 
     __hash__ = Storage.__hash__
 
@@ -63,7 +59,7 @@ class LocalStorage(Storage):
 
     def make_directory(self, name: str = "") -> None:
         path = self.path(name)
-        with failing("make the directory", path):
+        with storage_errors("make the directory", path):
             os.makedirs(path, exist_ok=True)
 
     def exists(self, name: str = "") -> bool:
@@ -74,7 +70,7 @@ class LocalStorage(Storage):
 
     def listdir(self, name: str = "") -> list[str]:
         path = self.path(name)
-        with failing("list", path):
+        with storage_errors("list", path):
             try:
                 entries = os.listdir(path)
             except FileNotFoundError:
@@ -93,32 +89,33 @@ class LocalStorage(Storage):
 
     def read(self, name: str) -> bytes:
         path = self.path(name)
-        with failing("read", path, reading=True), open(path, "rb") as file:
+        with storage_errors("read", path, reading=True), open(path, "rb") as file:
             return file.read()
 
     def write(self, name: str, data: Buffer) -> None:
         path = self.path(name)
         folder, base = os.path.split(path)
         temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{base}"[:255])
-        with failing("write", path):
+        with storage_errors("write", path):
             os.makedirs(folder, exist_ok=True)
-            with _whole_or_gone(temporary):
+            with _removed_on_failure(temporary):
                 _write_file(temporary, (data,))
                 _fsync(temporary)
                 _rename(temporary, path)
 
     def put(self, name: str, source: str, *, move: bool = False, flush: bool = True) -> None:
         path = self.path(name)
-        with failing("read", source, reading=True):
+        with storage_errors("read", source, reading=True):
             status = os.lstat(source)
-        # Renaming a link would store the link; another name of the same file could change it later.
-        alone = not os.path.islink(source) and status.st_nlink == 1
-        with failing(f"copy {source!r} to", path):
+        # A renamed symbolic link would be stored as a link. A file with a second hard link could
+        # be changed later through that link. Both are copied.
+        renamable = not os.path.islink(source) and status.st_nlink == 1
+        with storage_errors(f"copy {source!r} to", path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             if os.path.exists(path) and os.path.samefile(source, path):
                 return
-            if not (move and alone and _renamed(source, path)):
-                with _whole_or_gone(path):
+            if not (move and renamable and _renamed(source, path)):
+                with _removed_on_failure(path):
                     _copy_file(source, path)
                 if move:
                     os.unlink(source)
@@ -127,16 +124,16 @@ class LocalStorage(Storage):
 
     def put_stream(self, name: str, chunks: Iterable[Buffer], *, flush: bool = True) -> None:
         path = self.path(name)
-        with failing("write", path):
+        with storage_errors("write", path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with _whole_or_gone(path):
+            with _removed_on_failure(path):
                 _write_file(path, chunks)
             if flush:
                 _fsync(path)
 
     def flush(self, name: str = "") -> None:
         path = self.path(name)
-        with failing("flush", path):
+        with storage_errors("flush", path):
             if not os.path.isdir(path):
                 _fsync(path)
                 return
@@ -148,7 +145,7 @@ class LocalStorage(Storage):
     def get(self, name: str, destination: str) -> None:
         path = self.path(name)
         if not os.path.isdir(path):
-            with failing(f"copy {path!r} to", destination, reading=True):
+            with storage_errors(f"copy {path!r} to", destination, reading=True):
                 os.makedirs(os.path.dirname(os.path.abspath(destination)), exist_ok=True)
                 _copy_file(path, destination)
             return
@@ -159,13 +156,16 @@ class LocalStorage(Storage):
 
     def publish(self, name: str, manifest: bytes) -> None:
         if self.is_published(name):
-            raise published_twice(self.path(name))
+            raise already_published(self.path(name))
         staged, final = self.path(self.stage(name)), self.path(name)
-        with failing("publish", final):
+        with storage_errors("publish", final):
             if os.path.isdir(final) and not os.path.isdir(staged):
+                # The files are in place already (NO_UPLOAD): the manifest alone publishes them.
                 self.write(join(name, MANIFEST), manifest)
                 _fsync(final)
                 return
+            # The rename is the commit. Everything it makes visible is flushed before it: the
+            # manifest and all directories here, the other files when they were staged.
             os.makedirs(staged, exist_ok=True)
             _write_file(os.path.join(staged, MANIFEST), (manifest,))
             _fsync(os.path.join(staged, MANIFEST))
@@ -173,45 +173,46 @@ class LocalStorage(Storage):
                 _fsync(folder)
             os.makedirs(os.path.dirname(final), exist_ok=True)
             _rename(staged, final)
-            _fsync(os.path.dirname(final))
+            _fsync(os.path.dirname(final))  # a power loss must not undo the rename
 
     def discard(self, name: str) -> None:
         staged = self.path(self.stage(name))
-        with failing("delete", staged):
+        with storage_errors("delete", staged):
             _remove_tree(staged)
 
     def unpublish(self, name: str) -> None:
         path = self.path(name)
         unique = f"{os.path.basename(path)}-{uuid.uuid4().hex[:12]}"
         trash = self.path(join(TRASH_DIRECTORY, unique))
-        with failing("delete", path):
+        with storage_errors("delete", path):
             if not os.path.lexists(path):
                 return
             os.makedirs(os.path.dirname(trash), exist_ok=True)
             _rename(path, trash)
-            # Before any file goes: after a power loss the name must not come back half empty.
+            # Flushed before any file is deleted: otherwise a power loss could bring the name back
+            # with some of its files missing.
             _fsync(os.path.dirname(path))
             _remove_tree(trash)
 
     def sweep(self) -> None:
-        with failing("delete leftovers in", self._root):
+        with storage_errors("delete leftovers in", self.root):
             for folder in (STAGING_DIRECTORY, TRASH_DIRECTORY):
                 _remove_tree(self.path(folder))
-            if os.path.isdir(self._root):
-                for entry in os.listdir(self._root):
+            if os.path.isdir(self.root):
+                for entry in os.listdir(self.root):
                     if entry.startswith(TEMPORARY):
                         _remove_tree(self.path(entry))
 
 
 def save_local(path: str, chunks: Iterable[Buffer]) -> None:
-    """Write a local file, and make the directory it goes to."""
+    """Write a local file and create its directory."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     _write_file(path, chunks)
 
 
 @contextlib.contextmanager
-def _whole_or_gone(path: str) -> Iterator[None]:
-    """Remove the file at ``path`` if what writes it inside fails."""
+def _removed_on_failure(path: str) -> Iterator[None]:
+    """Remove the file at ``path`` if writing it, inside, fails."""
     try:
         yield
     except BaseException:
@@ -221,13 +222,13 @@ def _whole_or_gone(path: str) -> Iterator[None]:
 
 
 def _walk(folder: str, prefix: str, found: dict[str, int], above: tuple[str, ...]) -> None:
-    with failing("list", folder, reading=True), os.scandir(folder) as entries:
+    with storage_errors("list", folder, reading=True), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(TEMPORARY):
                 continue
             if entry.is_dir():
                 real = os.path.realpath(entry.path)
-                # A link to a directory above would be walked for ever.
+                # A link to a parent directory would make the walk endless.
                 if real not in above:
                     _walk(entry.path, f"{prefix}{entry.name}/", found, (*above, real))
             elif entry.is_file():
@@ -239,8 +240,8 @@ def _walk(folder: str, prefix: str, found: dict[str, int], above: tuple[str, ...
                 )
 
 
-# Every change of a local file is one of these, looked up when called: a test that kills the
-# process before or after the n-th change replaces them.
+# Every change of a local file goes through these functions, looked up at the call: tests replace
+# them, to kill the process before or after the n-th change.
 
 
 def _rename(source: str, destination: str) -> None:
@@ -248,7 +249,7 @@ def _rename(source: str, destination: str) -> None:
 
 
 def _renamed(source: str, destination: str) -> bool:
-    """Rename where both are on one device."""
+    """Rename; False if the two paths are on different devices."""
     try:
         _rename(source, destination)
     except OSError as error:
@@ -269,7 +270,7 @@ def _fsync(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network and FUSE mounts cannot flush a directory.
+        # Some network and FUSE filesystems cannot flush a directory.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
             raise
     finally:
@@ -288,7 +289,7 @@ def _copy_file(source: str, destination: str) -> None:
     with open(source, "rb", buffering=0) as reader, open(destination, "wb", buffering=0) as writer:
         copy = getattr(os, "copy_file_range", None)
         if copy is not None:
-            # What the kernel cannot copy by itself, the loop below does.
+            # Not every filesystem supports this; the loop below copies the rest.
             with contextlib.suppress(OSError):
                 while copy(reader.fileno(), writer.fileno(), 1 << 30):
                     pass

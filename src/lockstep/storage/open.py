@@ -1,4 +1,4 @@
-"""Which storage a path, a URI or a filesystem stands for."""
+"""Opening the storage that a path, a URI or a filesystem stands for."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def open_storage(
 ) -> Storage:
     """The storage at a path, a URI, or a path on a given Arrow (or fsspec) filesystem.
 
-    Nothing is looked at or made yet: what is wrong with the place shows at the first use.
+    Nothing is read or created: a missing or unusable place is reported at the first use.
 
     Raises:
-        ValueError: the URI's scheme is not one that can be opened, or no path is like that.
+        TypeError: the path is bytes, or ``filesystem`` is not a filesystem.
+        ValueError: the URI's scheme is unknown, or the path is not valid.
     """
     text = os.fspath(path)
     if not isinstance(text, str):
@@ -53,7 +54,7 @@ def open_storage(
     if scheme not in _REMOTE_SCHEMES:
         raise ValueError(
             f"{text!r} has the unknown scheme {scheme!r}; use a path or one of file, "
-            f"{', '.join(_REMOTE_SCHEMES)}, or give a filesystem besides."
+            f"{', '.join(_REMOTE_SCHEMES)}, or give a filesystem as well."
         )
     remote = RemoteFilesystem(uri=text)
     return RemoteStorage(remote, path_of(remote), without_secrets(text))

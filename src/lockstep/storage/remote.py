@@ -1,10 +1,11 @@
-# ruff: noqa: D102  (what a method does is said once, in Storage)
-"""Storage on any Arrow filesystem, and what of its failures is tried again."""
+# ruff: noqa: D102  (the methods are documented in Storage)
+"""Storage on any Arrow filesystem, and which of its failures are retried."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import time
@@ -17,10 +18,10 @@ from lockstep.storage.base import (
     CHUNK,
     Buffer,
     Storage,
-    failing,
+    already_published,
     file_chunks,
     join,
-    published_twice,
+    storage_errors,
 )
 from lockstep.storage.local import save_local
 from lockstep.storage.remote_filesystem import RemoteFilesystem
@@ -33,17 +34,17 @@ __all__ = ["RemoteStorage"]
 T = TypeVar("T")
 
 _PAUSES_S = (0.1, 0.5)
-"""Before the second and the third try of something that failed on a remote filesystem."""
-_LASTING = (
+"""How long to wait before the second and before the third try of a failed operation."""
+_PERMANENT = (
     FileNotFoundError,
     FileExistsError,
     PermissionError,
     NotADirectoryError,
     IsADirectoryError,
 )
-_LASTING_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG)
-# Object stores tell these in words only.
-_LASTING_WORDS = re.compile(
+_PERMANENT_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG)
+# Object stores report most causes in the message only, as a plain OSError.
+_PERMANENT_WORDS = re.compile(
     r"denied|forbidden|unauthori[sz]ed|credential|signature|access.?key|token|no.?such|not.?found"
     r"|invalid|quota",
     re.IGNORECASE,
@@ -51,27 +52,20 @@ _LASTING_WORDS = re.compile(
 
 
 class RemoteStorage(Storage):
-    """A directory on any Arrow filesystem; publishing is the upload of the manifest, last.
+    """A directory on any Arrow filesystem; publishing uploads the manifest, as the last file.
 
-    What is staged for a name lies under the name itself and is no publication without its manifest.
-    What fails is tried three times, unless the cause would be the same the next time.
+    Object stores have no atomic rename. So the files of a publication are uploaded to their final
+    place, and do not count until the manifest is there; ``unpublish`` deletes the manifest first.
+    A failed operation is tried three times in all, unless its cause is permanent.
     """
 
     is_local = False
 
     def __init__(self, remote: RemoteFilesystem, root: str, uri: str) -> None:
         self._remote = remote
-        self._root = root
-        self._uri = uri
-        self._root_made = False
-
-    @property
-    def root(self) -> str:
-        return self._root
-
-    @property
-    def uri(self) -> str:
-        return self._uri
+        self.root = root
+        self.uri = uri
+        self._root_created = False
 
     @property
     def filesystem(self) -> pyarrow.fs.FileSystem:
@@ -80,22 +74,22 @@ class RemoteStorage(Storage):
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, RemoteStorage)
-            and self._root.strip("/") == other._root.strip("/")
+            and self.root.strip("/") == other.root.strip("/")
             and self.same_filesystem(other)
         )
 
     def __hash__(self) -> int:
-        return hash(self._root.strip("/"))
+        return hash(self.root.strip("/"))
 
     def same_filesystem(self, other: Storage) -> bool:
         return isinstance(other, RemoteStorage) and self._remote.same(other._remote)
 
     def child(self, name: str) -> RemoteStorage:
         path = self.path(name)
-        if "://" not in self._uri:
-            return RemoteStorage(self._remote, path, join(self._uri, name))
-        address, mark, query = self._uri.partition("?")
-        # What would end a URI's path is escaped, so that the URI leads there again.
+        if "://" not in self.uri:
+            return RemoteStorage(self._remote, path, join(self.uri, name))
+        address, mark, query = self.uri.partition("?")
+        # These characters would end the path of the URI.
         escaped = name.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
         return RemoteStorage(self._remote, path, join(address.rstrip("/"), escaped) + mark + query)
 
@@ -129,6 +123,7 @@ class RemoteStorage(Storage):
         stream: Any = None
         position = 0
 
+        # After a lost connection a retry opens the file again, at the position reached so far.
         def next_chunk() -> bytes:
             nonlocal stream
             if stream is None:
@@ -154,7 +149,9 @@ class RemoteStorage(Storage):
         folder, _, base = name.rpartition("/")
 
         def write() -> None:
-            if _uploads_whole(self.filesystem):
+            # An object appears only when its upload is complete. On other filesystems a reader
+            # would see half a file, so that file gets a temporary name first.
+            if _is_object_store(self.filesystem):
                 self._upload(self.path(name), (data,))
                 return
             temporary = self.path(join(folder, f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{base}"))
@@ -164,11 +161,11 @@ class RemoteStorage(Storage):
         self._try("write", name, write)
 
     def put(self, name: str, source: str, *, move: bool = False, flush: bool = True) -> None:
-        with failing("read", source, reading=True):
+        with storage_errors("read", source, reading=True):
             os.stat(source)
         self._try("write", name, lambda: self._upload(self.path(name), file_chunks(source)))
         if move:
-            with failing("delete", source):
+            with storage_errors("delete", source):
                 os.unlink(source)
 
     def put_stream(self, name: str, chunks: Iterable[Buffer], *, flush: bool = True) -> None:
@@ -176,11 +173,11 @@ class RemoteStorage(Storage):
         if isinstance(chunks, (tuple, list)):
             self._try("write", name, lambda: self._upload(path, chunks))
             return
-        with failing("write", self._shown(name)):
-            self._upload(path, chunks)  # what an iterator gave once it does not give again
+        with storage_errors("write", self._display_uri(name)):
+            self._upload(path, chunks)  # no retry: an iterator cannot be read a second time
 
     def flush(self, name: str = "") -> None:
-        """Nothing to do: a file is safe once it is uploaded."""
+        """Nothing to do: an uploaded file is safe."""
 
     def get(self, name: str, destination: str) -> None:
         if self.is_directory(name):
@@ -188,15 +185,15 @@ class RemoteStorage(Storage):
             return
         chunks = self.read_chunks(name)
         first = next(chunks, b"")
-        with failing(f"copy {self._shown(name)!r} to", destination):
-            save_local(destination, _chain(first, chunks))
+        with storage_errors(f"copy {self._display_uri(name)!r} to", destination):
+            save_local(destination, itertools.chain((first,), chunks))
 
     def stage(self, name: str) -> str:
         return name
 
     def publish(self, name: str, manifest: bytes) -> None:
         if self.is_published(name):
-            raise published_twice(self._shown(name))
+            raise already_published(self._display_uri(name))
         self.write(join(name, MANIFEST), manifest)
 
     def discard(self, name: str) -> None:
@@ -208,19 +205,19 @@ class RemoteStorage(Storage):
         self._delete(name)
 
     def sweep(self) -> None:
-        """Nothing to do: unpublished files are known by their name only; see ``discard``."""
+        """Nothing to do: unpublished files look like any others; ``discard`` them by name."""
 
-    def _shown(self, name: str) -> str:
-        return self.child(name).uri if name else self._uri
+    def _display_uri(self, name: str) -> str:
+        return self.child(name).uri if name else self.uri
 
     def _type(self, name: str) -> str:
-        """``"File"``, ``"Directory"``, or nothing."""
+        """``"File"``, ``"Directory"``, or ``""`` if there is neither."""
         path = self.path(name)
 
         def look() -> str:
             try:
                 kind: str = self.filesystem.get_file_info(path).type.name
-            except NotADirectoryError:  # what is above it is a file
+            except NotADirectoryError:  # a parent of the path is a file
                 return ""
             return "" if kind == "NotFound" else kind
 
@@ -237,12 +234,12 @@ class RemoteStorage(Storage):
         return [entry for entry in entries if entry[0]]
 
     def _try(self, doing: str, name: str, action: Callable[[], T], *, reading: bool = False) -> T:
-        with failing(doing, self._shown(name), reading=reading):
+        with storage_errors(doing, self._display_uri(name), reading=reading):
             for pause in _PAUSES_S:
                 try:
                     return action()
                 except OSError as error:
-                    if not _may_pass(error):
+                    if not _is_transient(error):
                         raise
                 time.sleep(pause)
             return action()
@@ -262,7 +259,7 @@ class RemoteStorage(Storage):
                 stream.write(chunk)
             stream.close()
         except BaseException:
-            # Arrow has no way to abandon an upload: closing it stores what came so far.
+            # Arrow cannot abort an upload: closing it stores the part that was written.
             with contextlib.suppress(Exception):
                 stream.close()
             with contextlib.suppress(Exception):
@@ -270,15 +267,15 @@ class RemoteStorage(Storage):
             raise
 
     def _make_parent(self, path: str) -> None:
-        if not _uploads_whole(self.filesystem):
+        if not _is_object_store(self.filesystem):
             parent = path.rpartition("/")[0]
             if parent:
                 self.filesystem.create_dir(parent, recursive=True)
-        elif not self._root_made:
-            # Object stores need no directories, but the bucket has to be there.
-            if self._root:
-                self.filesystem.create_dir(self._root, recursive=True)
-            self._root_made = True
+        elif not self._root_created:
+            # Object stores need no directories, but the bucket must exist.
+            if self.root:
+                self.filesystem.create_dir(self.root, recursive=True)
+            self._root_created = True
 
     def _delete(self, name: str) -> None:
         path = self.path(name)
@@ -294,20 +291,15 @@ class RemoteStorage(Storage):
         self._try("delete", name, delete)
 
 
-def _uploads_whole(filesystem: Any) -> bool:
-    """Whether a file appears only once it is complete, as in object stores."""
+def _is_object_store(filesystem: Any) -> bool:
+    """Whether this is an object store, where a file appears only when it is complete."""
     while filesystem.type_name == "subtree":
         filesystem = filesystem.base_fs
     return any(store in filesystem.type_name for store in ("s3", "gcs", "gs", "abfs"))
 
 
-def _may_pass(error: OSError) -> bool:
-    """Whether the same may work a moment later: a lost connection, an overloaded server."""
-    if isinstance(error, _LASTING) or error.errno in _LASTING_CODES:
+def _is_transient(error: OSError) -> bool:
+    """Whether a retry may work: after a lost connection, with an overloaded server."""
+    if isinstance(error, _PERMANENT) or error.errno in _PERMANENT_CODES:
         return False
-    return not _LASTING_WORDS.search(str(error))
-
-
-def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
+    return not _PERMANENT_WORDS.search(str(error))

@@ -1,4 +1,4 @@
-"""How a URI becomes an Arrow filesystem and a path on it."""
+"""Turning a URI into an Arrow filesystem and a path on it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from lockstep.errors import StorageError
-from lockstep.storage.base import failing
+from lockstep.storage.base import storage_errors
 
 __all__ = ["RemoteFilesystem", "path_of", "without_secrets"]
 
 
 class RemoteFilesystem:
-    """An Arrow filesystem, given or opened from a URI at first use.
+    """An Arrow filesystem, either given or opened from a URI at the first use.
 
-    A storage and its children share one. Pickled by its URI where it has one.
+    A storage and its children share one. Pickled as its URI if it has one.
     """
 
     def __init__(self, filesystem: Any = None, uri: str = "") -> None:
@@ -29,16 +29,16 @@ class RemoteFilesystem:
         return RemoteFilesystem, (self._filesystem, self.uri)
 
     def get(self) -> Any:
-        """The Arrow filesystem, opened now where it was not yet."""
+        """The Arrow filesystem, opened if it was not yet."""
         return self.resolve()[0]
 
     def resolve(self) -> tuple[Any, str]:
-        """The Arrow filesystem and, where it came from a URI, the path the URI stands for."""
+        """The Arrow filesystem, and the path in its URI (empty without a URI)."""
         with self._lock:
             if self._filesystem is None:
                 import pyarrow.fs
 
-                with failing("open", without_secrets(self.uri)):
+                with storage_errors("open", without_secrets(self.uri)):
                     self._filesystem, self._path = pyarrow.fs.FileSystem.from_uri(
                         quote(self.uri, safe=":/?&=%@[]+,~#!$'()*;")
                     )
@@ -55,7 +55,7 @@ class RemoteFilesystem:
 
 
 def path_of(filesystem: RemoteFilesystem) -> str:
-    """The path of the filesystem's URI on it, without connecting where the scheme allows that."""
+    """The path in the filesystem's URI, found without connecting if the scheme allows it."""
     parts = urlsplit(filesystem.uri)
     path = unquote(parts.path).rstrip("/")
     if parts.scheme.lower() in ("s3", "gs", "gcs"):
@@ -66,5 +66,5 @@ def path_of(filesystem: RemoteFilesystem) -> str:
 
 
 def without_secrets(uri: str) -> str:
-    """The URI for display: without the user name and password in it."""
+    """The URI for display, without its user name and password."""
     return re.sub(r"://[^/@]*:[^/@]*@", "://", uri)

@@ -10,12 +10,12 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lockstep.checks import is_int, is_number
+from lockstep.checks import check_field_int, is_number
 from lockstep.train.serialize import dump
 
 __all__ = ["FaultPlan", "InjectedError"]
@@ -68,7 +68,7 @@ class FaultPlan:
         """
         owner = "FaultPlan.random"
         for name, value in (("ranks", ranks), ("reports", reports), ("count", count)):
-            _check_int(owner, name, value, 1)
+            check_field_int(owner, name, value, 1)
         if isinstance(kinds, str) or not kinds or not set(kinds) <= set(_RANDOM_KINDS):
             raise ValueError(f"{owner}(kinds={kinds!r}): expected some of {_RANDOM_KINDS}.")
         generator = random.Random(seed)
@@ -93,8 +93,8 @@ class FaultPlan:
     def exit(
         self, *, rank: int, at_report: int, code: int = 1, attempt: int | None = 1
     ) -> FaultPlan:
-        """The process ends at once with ``code``, without cleanup (``os._exit``)."""
-        _check_int("FaultPlan.exit", "code", code, 0)
+        """The process ends at once with ``code``, without cleaning up (``os._exit``)."""
+        check_field_int("FaultPlan.exit", "code", code, 0)
         if code > _LAST_EXIT_CODE:
             raise ValueError(f"FaultPlan.exit(code={code}): must be {_LAST_EXIT_CODE} or less.")
         return self._and("exit", rank, at_report, attempt, code=code)
@@ -152,10 +152,10 @@ class FaultPlan:
         self, kind: str, rank: int, at_report: int, attempt: int | None, **details: Any
     ) -> FaultPlan:
         owner = f"FaultPlan.{kind}"
-        _check_int(owner, "rank", rank, 0)
-        _check_int(owner, "at_report", at_report, 1)
+        check_field_int(owner, "rank", rank, 0)
+        check_field_int(owner, "at_report", at_report, 1)
         if attempt is not None:
-            _check_int(owner, "attempt", attempt, 1, " None means every attempt.")
+            check_field_int(owner, "attempt", attempt, 1, " None means every attempt.")
         fault = _Fault(kind, rank, at_report, attempt, details)
         return replace(self, _faults=(*self._faults, fault))
 
@@ -249,8 +249,36 @@ def _rebuild_fault(
     return _Fault(kind, rank, at_report, attempt, details)
 
 
-def _check_int(owner: str, name: str, value: object, least: int, why: str = "") -> None:
-    if not is_int(value):
-        raise TypeError(f"{owner}({name}={value!r}): expected a whole number.{why}")
-    if value < least:
-        raise ValueError(f"{owner}({name}={value}): must be {least} or more.{why}")
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit(code: int) -> None:
+    os._exit(code)
+
+
+def _raise(error: BaseException | type[BaseException]) -> None:
+    raise error
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _slow(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+_HAPPEN: dict[str, Callable[..., None]] = {
+    "kill": _kill,
+    "exit": _exit,
+    "raise_in": _raise,
+    "hang": _hang,
+    "slow": _slow,
+    "terminate": _terminate,
+}

@@ -69,7 +69,7 @@ def test_rows() -> None:
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size=0 is too small"),
-        ({"batch_size": 2.5}, "batch_size=2.5 is not a whole number"),
+        ({"batch_size": 2.5}, "batch_size=2.5 is not an integer"),
         ({"prefetch_batches": -1}, "prefetch_batches=-1 is too small"),
         ({"local_shuffle_buffer_size": 0}, "local_shuffle_buffer_size=0 is too small"),
         ({"batch_size": None, "local_shuffle_buffer_size": 9}, "needs a batch_size"),
@@ -93,9 +93,9 @@ def test_numbers_of_numpy() -> None:
     assert json.loads(json.dumps(part.state_dict())) == part.state_dict()
     assert lockstep.data.DataConfig(seed=five).seed == 5
     for wrong in (2.0, True, "4"):
-        with pytest.raises(ValueError, match=r"limit\(.*\) is not a whole number; give 0"):
+        with pytest.raises(ValueError, match=r"limit\(.*\) is not an integer; give 0"):
             dataset.limit(wrong)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"random_shuffle\(seed=.*\): give a whole number"):
+        with pytest.raises(TypeError, match=r"random_shuffle\(seed=.*\): give an integer"):
             dataset.random_shuffle(seed=wrong)  # type: ignore[arg-type]
 
 
