@@ -469,6 +469,20 @@ def test_in_process(mode: CheckpointUploadMode) -> None:
     assert [metrics["n"] for _, metrics in result.best_checkpoints] == [0, 1, 2, 3]
 
 
+def test_async_in_process_is_committed_while_the_function_runs() -> None:
+    def train_func() -> None:
+        for n in range(4):
+            checkpoint = directory(str(n))
+            train.report({"n": n}, checkpoint=checkpoint, checkpoint_upload_mode=ASYNC)
+        patience = time.monotonic() + 10
+        while not here("checkpoint_000003").exists() and time.monotonic() < patience:
+            time.sleep(0.01)
+            train.report({"n": 4})
+        train.report({"n": 5, "exists": here("checkpoint_000003").exists()})
+
+    assert fit(train_func, workers=0, checkpoint_config=CheckpointConfig(1)).metrics["exists"]
+
+
 def test_no_report_waits_until_old_checkpoints_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
