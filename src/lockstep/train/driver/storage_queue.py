@@ -49,6 +49,7 @@ class StorageQueue:
         self._warning_s = run_config.hang_warning_s
         self._timeout_s = run_config.storage_timeout_s
         self._start_queues()
+        self._draining = False
         self._give_up: Callable[[str], None] = lambda why: None
         self.abandoned = False
         """Storage was abandoned once: what it still does may arrive at any time."""
@@ -84,8 +85,10 @@ class StorageQueue:
 
     def sync_regularly(self) -> None:
         """Copy what has changed now, and every few seconds until the run ends."""
-        self.sync_soon()
-        self._later(SYNC_INTERVAL_S, self.sync_regularly)
+        # A timer that is due as the run ends may be past cancelling.
+        if not self._draining:
+            self.sync_soon()
+            self._later(SYNC_INTERVAL_S, self.sync_regularly)
 
     def abandon(self) -> None:
         """Do not wait for what is under way, and start new queues."""
@@ -99,6 +102,7 @@ class StorageQueue:
 
         Warns when that takes long, and gives up after the timeout: other runs share the loop.
         """
+        self._draining = True
         if self._pending() is None:
             done()
             return
