@@ -68,8 +68,8 @@ class _Lines:
 class TerminalDisplay(ProgressDisplay):
     """One panel, redrawn in place at most five times a second.
 
-    Lines are buffered and printed above the panel with the next redraw, so many lines of a worker
-    cost one redraw. What the driver's own code prints appears above the panel, too. While another
+    Lines are buffered and printed above the panel with the next redraw: a thousand lines of a
+    worker cost one redraw. What the driver's own code prints appears above the panel, too. While another
     run of this process shows its panel, this display writes plain lines above that panel.
     """
 
