@@ -582,6 +582,23 @@ def test_a_callback_may_refuse_a_run_before_it_starts() -> None:
         CallbackDispatcher([Recorder(), Refusing()], pytest.fail, 30.0)
 
 
+def test_a_callback_of_the_users_own_has_the_documented_options() -> None:
+    class Own(Callback):
+        uses_directory = False
+        max_waiting = 5
+        end_timeout_s = 7.0
+
+    class Refusing(Callback):
+        def check_before_run(self) -> None:
+            raise ValueError("no key")
+
+    lane = callback_lane.CallbackLane(Own(), pytest.fail, None, None, 0)
+    assert not lane.uses_directory
+    assert (lane._limit, lane.end_timeout_s, lane.batched) == (5, 7.0, False)
+    with pytest.raises(ValueError, match="no key"):
+        CallbackDispatcher([Recorder(), Refusing()], pytest.fail, 30.0)
+
+
 def test_a_callback_may_ask_for_more_time_at_the_end(blocked: Blocked) -> None:
     blocked.end_timeout_s = 20.0
     problems = Problems()

@@ -36,6 +36,10 @@ def _own(trial: TrialSnapshot) -> TrialSnapshot:
     return own
 
 
+def _option(callback: object, name: str) -> Any:
+    return getattr(callback, name, getattr(TrackerCallback, name))
+
+
 class CallbackLane:
     """One callback's queue and thread.
 
@@ -71,15 +75,14 @@ class CallbackLane:
         )
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self.put = self._queue.put
-        # A user's callback gets the defaults, which are the class's own values.
-        options = callback if isinstance(callback, TrackerCallback) else TrackerCallback
-        self.end_timeout_s = options.end_timeout_s
-        self._limit = options.max_waiting
+        # A user's callback may set these, too (docs/tracking.md).
+        self.end_timeout_s = _option(callback, "end_timeout_s")
+        self._limit = _option(callback, "max_waiting")
         self.offer = self.put if self._limit is None else self._put_if_room
-        self.batched = options.batched
+        self.batched = isinstance(callback, TrackerCallback) and callback.batched
         self._takes_rows = self.batched and not isinstance(callback, UserCallback)
         self.is_file = self.batched and self._limit is None
-        self.uses_directory = options.uses_directory
+        self.uses_directory = _option(callback, "uses_directory")
         self.was_late = False
         self._asked = self._answered = 0
         self._closing = threading.Event()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.callback import Callback, RunContext, TrialSnapshot, UserCallback
-from lockstep.trackers.tracker_callback import TrackerCallback
 from lockstep.train.driver.callback_lane import CallbackLane, LaneBarrier
 
 if TYPE_CHECKING:
@@ -200,9 +199,11 @@ class CallbackDispatcher:
 
 
 def _check(callback: object) -> None:
-    if isinstance(callback, TrackerCallback):
-        callback.check_before_run()
     if isinstance(callback, (Callback, UserCallback)):
+        # A user's callback may have one, too (docs/tracking.md).
+        check_before_run = getattr(callback, "check_before_run", None)
+        if check_before_run is not None:
+            check_before_run()
         return
     if isinstance(callback, type) and issubclass(callback, (Callback, UserCallback)):
         name = callback.__name__
