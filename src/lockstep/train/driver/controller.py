@@ -20,6 +20,7 @@ from typing import Any
 
 from lockstep import settings
 from lockstep.checkpoint import Checkpoint
+from lockstep.config import CheckpointUploadMode
 from lockstep.console import Display, RunStatus
 from lockstep.engine import WorkerGroup
 from lockstep.engine.base import (
@@ -330,6 +331,9 @@ class Controller:
 
     def _commit(self, action: e.Commit) -> None:
         save = action.save
+        if save.is_row and save.mode is not CheckpointUploadMode.ASYNC:
+            # Callbacks get the report together with its checkpoint, and may open that.
+            self._notifier.hold()
         record = self._run.describe_checkpoint(save.name, save.id, save.report_number, save.reports)
         self._warn_of_different_files(save)
         attribute = self._run.checkpoint_config.checkpoint_score_attribute
@@ -357,6 +361,7 @@ class Controller:
     def _published(
         self, save: e.Save, record: CheckpointRecord, error: BaseException | None
     ) -> None:
+        self._notifier.release()
         if all(save.id != awaited.id for awaited in self.state.saves):
             return  # abandoned before: it may exist now, but the run does not count on it
         if error is not None:
@@ -539,6 +544,7 @@ class Controller:
             self._notifier.warn_once(f"stalled {name}", f"{name} {doing}.")
             return
         self._storage.abandon()
+        self._notifier.release()
         self._run.discard(name, later=True)
         error = StorageError(
             f"{name} timed out after RunConfig(storage_timeout_s={self._hangs.storage_s:g}): "

@@ -44,6 +44,7 @@ class RunNotifier:
         self._display = display
         self._verbose = verbose
         self._queue: deque[Callable[[], None]] = deque()
+        self._held = False
         self._started = False
         self._last_result: dict[str, Any] = {}
         self._newest: Checkpoint | None = None
@@ -88,6 +89,7 @@ class RunNotifier:
 
     def ended(self, phase: Phase) -> None:
         """The run is over."""
+        self.release()
         self.deliver()
         if self._started:
             failed = phase is Phase.FAILED
@@ -95,9 +97,17 @@ class RunNotifier:
             trial = replace(self._snapshot("ERROR" if failed else "TERMINATED"), stopped=stopped)
             self._callbacks.end(self._run.iteration, trial, failed)
 
+    def hold(self) -> None:
+        """Keep what is queued until ``release``: a report's checkpoint is about to exist."""
+        self._held = True
+
+    def release(self) -> None:
+        """Let ``deliver`` notify again."""
+        self._held = False
+
     def deliver(self) -> None:
         """Notify of what is queued."""
-        while self._queue:
+        while self._queue and not self._held:
             self._queue.popleft()()
 
     def warn_once(self, kind: str, text: str) -> None:
@@ -118,7 +128,10 @@ class RunNotifier:
         checkpoint: str | None,
     ) -> None:
         iteration, rows = numbers
-        opened = None if checkpoint is None else self._run.open_reported(reports, checkpoint)
+        opened = None
+        if checkpoint is not None:
+            opened = self._run.open_reported(reports, checkpoint)
+            trial = replace(trial, checkpoint=self._newest)
         ranks = [report.metrics or {} for report in reports]
         self._callbacks.report(iteration, trial, row, ranks, opened)
         if reports[0].reduce is not None and not self.has_warned("reduce"):
