@@ -1,7 +1,6 @@
 # Every target sets up what it needs in .venv; a second call starts at once.
 #   make demo    train a small model on two workers
 #   make test    the test suite, each framework in its environment (test-main, test-tensorflow, …: one)
-#   make coverage  the main tests, with the share of lines that the driver's process ran
 #   make check   ruff and mypy
 #   make signatures  renew tests/public_api.txt, the public names and signatures
 #   make bench   the benchmarks, against peers in .venv-peers
@@ -14,9 +13,13 @@ PIP := -m pip --disable-pip-version-check install -qq
 PY := .venv/bin/python
 # Frameworks that cannot share an environment with the rest: environments/NAME.txt in .venv-NAME.
 ENVIRONMENTS := tensorflow horovod
+# The complete suite: two tests at a time (many wait for processes), and coverage with its floor.
+# With ARGS it is these options instead.
+PYTEST = $(or $(ARGS),-n 2 --dist=worksteal --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE))
+COVERAGE := 80
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) coverage check signatures bench clean
+.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check signatures bench clean
 
 demo: .venv/.demo
 	@echo "demo: examples/01_quickstart.py"
@@ -25,8 +28,8 @@ demo: .venv/.demo
 test: test-main $(ENVIRONMENTS:%=test-%)
 
 test-main: .venv/.dev
-	@echo "test: pytest"
-	@$(PY) -m pytest $(ARGS)
+	@echo "test: pytest $(PYTEST)"
+	@$(PY) -m pytest $(PYTEST)
 
 # An environment that cannot be made here is skipped, with the reason; with ALL=1 that is an error.
 $(ENVIRONMENTS:%=test-%): test-%:
@@ -39,17 +42,13 @@ $(ENVIRONMENTS:%=test-%): test-%:
 		echo "test: SKIPPED the $* tests: their environment could not be set up, for the reason above" >&2; \
 	fi
 
-coverage: .venv/.dev
-	@echo "coverage: pytest --cov"
-	@$(PY) -m pytest --cov --cov-report=term:skip-covered $(ARGS)
-
 check: .venv/.dev
 	@echo "check: ruff check"
 	@$(PY) -m ruff check .
 	@echo "check: ruff format"
 	@$(PY) -m ruff format --check .
 	@echo "check: mypy --strict"
-	@$(PY) -m mypy --strict src tests
+	@$(PY) -m mypy --strict src tests scripts
 
 signatures: .venv/.dev
 	@echo "signatures: scripts/public_api.py"

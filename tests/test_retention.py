@@ -70,3 +70,9 @@ class TestSurplus:
     def test_none_to_keep_keeps_the_newest_until_the_end(self) -> None:
         assert ids(surplus(records(1, 2), config(0), ended=False)) == [0]
         assert ids(surplus(records(1, 2), config(0), ended=True)) == [0, 1]
+
+    def test_nothing_goes_while_no_checkpoint_has_the_score(self) -> None:
+        assert surplus(records(None, None, None), config(1), ended=False) == []
+        assert surplus(records(None, None, None), config(1), ended=True) == []
+        assert ids(surplus(records(None, None, 1.0), config(1), ended=False)) == [0, 1]
+        assert ids(surplus(records(None, None), config(0), ended=True)) == [0, 1]

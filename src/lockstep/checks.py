@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, TypeGuard
 
-__all__ = ["check_field_int", "check_int", "check_seed", "is_int", "is_number"]
+__all__ = [
+    "check_field_int",
+    "check_int",
+    "check_positive",
+    "check_seed",
+    "is_finite",
+    "is_int",
+    "is_number",
+]
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -16,6 +25,17 @@ def is_int(value: object) -> TypeGuard[int]:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether the value is a Python int or float, and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether it is a number as in ``is_number``, and neither infinite nor NaN."""
+    return is_number(value) and math.isfinite(value)
+
+
+def check_positive(owner: str, name: str, value: object) -> None:
+    """Raise a ValueError unless the value is a finite number above 0."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ValueError(f"{owner}({name}={value!r}): expected a finite number above 0.")
 
 
 def check_int(given: str, value: Any, least: int = 0) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 from lockstep.run_layout import date_name
 
-__all__ = ["describable", "first_result", "flatten", "full_row", "look_up", "normalise"]
+__all__ = ["describable", "first_of", "first_result", "flatten", "full_row", "look_up", "normalise"]
 
 AUTOMATIC_KEYS = frozenset(
     (
@@ -151,6 +151,11 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "", delimiter: str = "/") 
         else:
             flat[f"{prefix}{key}" if prefix else key] = value
     return flat
+
+
+def first_of(objective: str | Sequence[str] | None) -> str | None:
+    """A metric or a mode; the first one of several."""
+    return objective if isinstance(objective, str) or objective is None else objective[0]
 
 
 def look_up(metrics: Mapping[str, Any], key: str) -> Any:

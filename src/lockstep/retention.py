@@ -67,9 +67,14 @@ def surplus(
 ) -> list[CheckpointRecord]:
     """The records that may be deleted now.
 
-    The newest stays, to restart from; only a run that has ended and keeps none deletes it.
+    The newest stays, to restart from; only a run that has ended and keeps none deletes it. While
+    no checkpoint has the score that ranks them, all stay: the name of the score may be misspelt,
+    and a deletion cannot be undone.
     """
     if config.num_to_keep is None or not records:
+        return []
+    unscored = all(record.score is None for record in records)
+    if config.checkpoint_score_attribute is not None and unscored and config.num_to_keep > 0:
         return []
     kept = {record.id for record in worst_to_best(records, config)}
     # Without the newest checkpoint a failed run would start over, however bad its score is.

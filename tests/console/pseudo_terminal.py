@@ -33,7 +33,7 @@ def status(state="running", **more):
 
 def pause():
     os.write(1, b"\\x1b]2;paused\\x07")  # the window's title: nothing is drawn
-    # A signal that comes just before a blocking read would not wake it: look now and then.
+    # A signal just before a blocking read would not wake it, so the read polls.
     while not select.select([0], [], [], 0.05)[0]:
         pass
     sys.stdin.readline()
@@ -54,7 +54,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """The screen, and what scrolled out at its top."""
+        """The screen, and the lines that scrolled out at its top."""
         history = [
             "".join(line[column].data for column in range(self.screen.columns)).rstrip()
             for line in self.screen.history.top
@@ -90,7 +90,7 @@ class Terminal:
         self.process.stdin.flush()
 
     def hang_up(self) -> None:
-        """Close the terminal's side, as closing its window does."""
+        """Close the terminal's side, like a user who closes the window."""
         self.master.close()
 
     def kill(self) -> None:

@@ -22,7 +22,7 @@ def status(state: str = "running", **changes: Any) -> RunStatus:
 
 
 class Clock:
-    """A clock that stands until it is told to go on."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0

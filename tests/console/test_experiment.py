@@ -1,4 +1,4 @@
-"""What an experiment shows: a table on a terminal, bounded lines elsewhere."""
+"""The displays of an experiment: a table on a terminal, a bounded number of lines elsewhere."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_lines_are_the_same_wherever_the_chunks_are_cut(data: bytes, lines: list
         assert split(data[:cut], data[cut:]) == lines
 
 
-def test_random_chunks_of_random_output_give_the_lines_of_the_whole() -> None:
+def test_random_chunks_of_random_output_give_the_same_lines() -> None:
     rng = random.Random(0)
     for _ in range(300):
         data = bytes(rng.choices(b"ab\r\n\xc3\xa9\xe2", k=rng.randrange(40)))
@@ -57,7 +57,7 @@ def test_a_line_comes_out_as_soon_as_it_ends() -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "é", "日", "🙂"])
-def test_long_lines_are_cut_and_the_next_one_is_whole(character: str) -> None:
+def test_long_lines_are_cut_and_the_next_one_is_complete(character: str) -> None:
     exact = character * 10_000
     lines = split((exact + "\n" + exact + "y\n").encode(), b"next\r\n")
     assert lines == [exact, character * 9_999 + "…", "next"]
@@ -148,7 +148,7 @@ def test_nothing_is_lost_reordered_or_late(seed: int) -> None:
     rng = random.Random(seed)
     world_size = rng.randint(2, 5)
     collapser = LineCollapser(world_size)
-    said: dict[int, list[str]] = {rank: [] for rank in range(world_size)}
+    written: dict[int, list[str]] = {rank: [] for rank in range(world_size)}
     shown: dict[int, list[str]] = {rank: [] for rank in range(world_size)}
     said_at: dict[int, list[float]] = {rank: [] for rank in range(world_size)}
     now = 0.0
@@ -169,11 +169,11 @@ def test_nothing_is_lost_reordered_or_late(seed: int) -> None:
             show(released)
         now = later
         rank, text = rng.randrange(world_size), rng.choice("abcd")
-        said[rank].append(text)
+        written[rank].append(text)
         said_at[rank].append(now)
         show(collapser.feed(rank, text, now))
     show(collapser.flush(math.inf))
-    assert shown == said
+    assert shown == written
 
 
 @pytest.mark.parametrize("length", [10, 9_000])

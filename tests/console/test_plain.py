@@ -61,7 +61,7 @@ def test_nothing_new_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_a_restart_is_told_at_once_and_saving_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_restart_is_shown_at_once_and_saving_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     display = PlainDisplay(clock=clock)
     display.start(status("starting"))

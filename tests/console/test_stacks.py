@@ -123,7 +123,7 @@ def test_a_repeated_call_is_counted() -> None:
     assert recursion(9) == [call] * 3 + ["  [Previous line repeated 6 more times]"]
 
 
-def test_a_stack_that_was_too_deep_says_so() -> None:
+def test_a_stack_that_was_too_deep_is_marked() -> None:
     dump = OUR_THREAD + MAIN_HEADER + USERS_FRAMES + "  ...\n"
     assert is_complete(dump.splitlines())
     assert tidy(dump)[:2] == [

@@ -138,7 +138,7 @@ def test_every_report_with_verbose_2() -> None:
     assert "more reports not shown)" in terminal.text
 
 
-def test_the_clock_goes_on_without_reports() -> None:
+def test_the_elapsed_time_grows_without_reports() -> None:
     script = """
     from lockstep.console.terminal import TerminalDisplay
     now = 0.0
@@ -305,7 +305,7 @@ def test_a_terminal_that_was_closed_does_not_end_the_run(tmp_path: Path) -> None
         display.output((0,), 2, "into the void")
         display.update(status(reports=n))
         display.refresh()
-        display.message("nobody sees this")
+        display.message("this is not shown")
     display.finish(status("finished"))
     open({str(tmp_path / "survived")!r}, "w").close()
     os._exit(0)

@@ -70,7 +70,7 @@ def test_elapsed(seconds: float, text: str) -> None:
     assert format_elapsed(seconds) == text
 
 
-def test_short_runs_are_told_in_tenths() -> None:
+def test_short_runs_are_shown_in_tenths() -> None:
     assert format_elapsed(3.21, tenths=True) == "3.2s"
     assert format_elapsed(83.2, tenths=True) == "1:23"
 

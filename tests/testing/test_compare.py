@@ -1,4 +1,4 @@
-"""Deep comparison: what is equal within tolerance, and where two values part."""
+"""Deep comparison: which values are equal within the tolerance, and where two values differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstep.train import Checkpoint
 
 
 class Plain:
-    """Equal to itself only, as far as Python knows."""
+    """Has no ``__eq__``: Python considers it equal to itself only."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -38,7 +38,7 @@ def partings(
 
 
 def without_address(value: Any) -> str:
-    """The value's repr as the name of a test, the same in every process."""
+    """Return the name of a test: the value's repr, the same in every process."""
     return re.sub(r" at 0x\w+", "", repr(value))
 
 
@@ -147,7 +147,7 @@ def test_modules_by_their_state() -> None:
     assert partings(one, other) == []
 
 
-def test_whole_modules_in_files(tmp_path: Path) -> None:
+def test_complete_modules_in_files(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     for name, seed in (("a", 0), ("b", 1), ("c", 0)):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A fault plan says what happens where, and exactly that happens in a real run."""
+"""A real run has exactly the faults of its fault plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EPOCHS = 4
 
 
 class OwnError(Exception):
-    """Its arguments are not those that it keeps."""
+    """Its ``args`` are not the arguments of ``__init__``."""
 
     def __init__(self, code: int, *, detail: str) -> None:
         super().__init__(f"code {code}: {detail}")
@@ -223,7 +223,7 @@ def test_every_attempt_fails_alike() -> None:
     assert "in attempt 3" in str(error)
 
 
-def test_slow_takes_its_time_and_goes_on() -> None:
+def test_slow_takes_its_time_and_continues() -> None:
     result = fit(FaultPlan().slow(rank=1, at_report=2, seconds=0.3))
     assert rows(result) == [(1, epoch) for epoch in range(EPOCHS)]
     assert result.metrics_dataframe["time_this_iter_s"][1] > 0.3
@@ -236,7 +236,7 @@ def test_a_hang_ends_with_the_run() -> None:
     assert list(error.worker_failures) == [0]
 
 
-def test_a_hang_that_is_given_up_is_survived() -> None:
+def test_a_hang_that_times_out_is_survived() -> None:
     config = RunConfig(verbose=0, failure_config=FailureConfig(1), hang_timeout_s=2.0)
     scaling = ScalingConfig(num_workers=2)
     plan = FaultPlan().hang(rank=1, at_report=3)
@@ -246,7 +246,7 @@ def test_a_hang_that_is_given_up_is_survived() -> None:
     assert rows(trainer.fit()) == [(1, 0), (1, 1), (2, 2), (2, 3)]
 
 
-def test_a_function_that_handles_sigterm_goes_on() -> None:
+def test_a_function_that_handles_sigterm_continues() -> None:
     def handles() -> None:
         received: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))

@@ -1,4 +1,4 @@
-"""verify_resume passes a function that resumes, and says what the others forget."""
+"""verify_resume passes a function that resumes, and explains what other functions forget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EPOCHS = 6
 
 
 def descend(config: dict[str, Any]) -> None:
-    """Gradient descent with momentum. The config says what to load, and what else is wrong."""
+    """Gradient descent with momentum. The config lists what to load, and other mistakes."""
     loads = config.get("loads", ("weight", "momentum", "epoch"))
     weight, momentum, start = 0.0, 0.0, 0
     checkpoint = train.get_checkpoint()
@@ -81,7 +81,7 @@ def test_a_right_function_passes(fault: Any) -> None:
     assert report
     assert report.differences == ()
     assert str(report).startswith("Survives: rank 1 ")
-    assert "report 4, the run went on after training_iteration 3, and all 6 rows" in str(report)
+    assert "report 4, the run resumed after training_iteration 3, and all 6 rows" in str(report)
     assert report.undisturbed.metrics_dataframe["attempt"].tolist() == [1] * 6
     assert report.disturbed.metrics_dataframe["attempt"].tolist() == [1, 1, 1, 2, 2, 2]
 
@@ -177,7 +177,7 @@ def test_it_forgets_to_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "texts"),
     [
         (
             {"loads": ("weight", "momentum")},
@@ -185,7 +185,7 @@ def test_it_forgets_to_load() -> None:
         ),
         (
             {"loads": ("weight", "momentum"), "hide": "epoch"},
-            ["has loss", "all 6 reports are made again", "does not load where it was"],
+            ["has loss", "all 6 reports are repeated", "does not load how far it had come"],
         ),
         (
             {"loads": ("epoch", "momentum")},
@@ -196,15 +196,15 @@ def test_it_forgets_to_load() -> None:
             ["loss is", "at training_iteration 5", "agrees on epoch, loss:", "the optimizer"],
         ),
         ({"loads": (), "hide": "epoch"}, ["has loss", "does not load its checkpoint"]),
-        ({"next": 0}, ["4, has epoch 2 instead of 3", "does its checkpoint's epoch again"]),
-        ({"next": 2}, ["4, has epoch 4 instead of 3", "leaves out 1 report(s)"]),
+        ({"next": 0}, ["4, has epoch 2 instead of 3", "repeats its checkpoint's epoch"]),
+        ({"next": 2}, ["4, has epoch 4 instead of 3", "skips 1 report(s)"]),
     ],
     ids=str,
 )
-def test_it_loads_a_part(config: dict[str, Any], says: list[str]) -> None:
+def test_it_loads_a_part(config: dict[str, Any], texts: list[str]) -> None:
     report = verify_resume(trainer(**config))
     assert not report.ok
-    for text in says:
+    for text in texts:
         assert text in str(report)
     assert str(report).count(".") - str(report).count("0.") <= 3  # one sentence, and numbers
 
@@ -250,7 +250,7 @@ def test_it_cannot_read_its_own_checkpoint() -> None:
     report = verify_resume(trainer(misspells))
     assert not report.ok
     assert "failed before its first report with KeyError: 'epohc'" in str(report)
-    assert "cannot go on from its own checkpoint" in str(report)
+    assert "cannot resume from its own checkpoint" in str(report)
     assert type(report.differences[-1].got) is KeyError
     assert type(report.disturbed.error) is KeyError
 
@@ -293,10 +293,10 @@ def test_a_checkpoint_at_the_end_only() -> None:
     assert "The first checkpoint comes with report 6 of 6" in str(report)
 
 
-def test_a_failure_before_the_first_checkpoint_if_asked_for() -> None:
+def test_a_failure_before_the_first_checkpoint_if_requested() -> None:
     report = verify_resume(trainer(every=3), at_report=2)
     assert report.ok
-    assert "began again, because there was no checkpoint yet" in str(report)
+    assert "started over, because there was no checkpoint yet" in str(report)
 
 
 # ------------------------------------------------------------------------------- final checkpoints
@@ -414,7 +414,7 @@ def test_a_right_torch_training_is_killed_and_passes(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("forgets", "says"),
+    ("forgets", "text"),
     [
         ((), "Survives"),
         (("optimizer",), "although it agrees on epoch: the function loads epoch but not"),
@@ -425,11 +425,11 @@ def test_a_right_torch_training_is_killed_and_passes(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_torch_training_that_forgets(forgets: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_a_torch_training_that_forgets(forgets: tuple[str, ...], text: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"directory": str(tmp_path), "forgets": forgets}
     report = verify_resume(trainer(torch_training, workers=0, **config), fault="raise")
     assert report.ok is (not forgets)
-    assert says in str(report)
+    assert text in str(report)
 
 
 # --------------------------------------------------------------------------------------- the rest
@@ -447,7 +447,7 @@ def test_tolerance() -> None:
     assert verify_resume(trainer(drifts), tolerance=1e-4).ok
 
 
-def test_the_trainer_is_left_alone_and_quiet(
+def test_the_trainer_is_unchanged_and_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Raises(UserCallback):
@@ -535,7 +535,7 @@ def test_wrong_arguments_are_named(
 
 
 def test_what_cannot_be_verified() -> None:
-    with pytest.raises(ValueError, match="would end this very process"):
+    with pytest.raises(ValueError, match="would end this process"):
         verify_resume(trainer(workers=0))
     with pytest.raises(ValueError, match="made no report"):
         verify_resume(trainer(lambda: None))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 OFFLINE = {
-    # A busy machine is no reason to lose what a test looks at.
+    # On a busy machine no row may be lost by a timeout.
     "LOCKSTEP_CALLBACK_FLUSH_S": "100",
     "LOCKSTEP_STOP_GRACE_S": "60",
     "COMET_DISABLE_AUTO_LOGGING": "1",
@@ -30,7 +30,7 @@ OFFLINE = {
 
 @pytest.fixture(scope="session", autouse=True)
 def offline_trackers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Neither keys nor settings of the machine are found, and nothing is sent anywhere."""
+    """Hide the machine's keys and settings, and send nothing anywhere."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [*os.environ]:
             if name.startswith(("WANDB_", "COMET_", "MLFLOW_", "DATABRICKS_")):
@@ -45,14 +45,14 @@ def offline_trackers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="session")
 def imported(offline_trackers: None) -> None:
-    """The trackers' libraries, imported before a test looks at what it leaves behind."""
+    """Import the trackers' libraries before the leak check of a test."""
     for name in ("comet_ml", "mlflow", "tensorboardX.record_writer", "wandb"):
         importlib.import_module(name)
 
 
 @pytest.fixture
 def libraries(imported: None) -> Iterator[None]:
-    """What the trackers' libraries keep open is closed after the test."""
+    """Close what the trackers' libraries keep open after the test."""
     yield
     from mlflow.utils.request_utils import _cached_get_request_session
 
@@ -75,7 +75,7 @@ def mlflow_server(
 
 
 def _start_server(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Another process may take the port before the server does: try others then."""
+    """Start the server; if another process takes the port first, try another port."""
     for attempt in range(3):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -103,7 +103,7 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 def _is_healthy(server: subprocess.Popen[bytes], uri: str) -> bool:
-    """Wait until it answers, for as long as it lives; the test's own time limit is the limit."""
+    """Wait until the running server answers; the test's own time limit applies."""
     while server.poll() is None:
         try:
             with urllib.request.urlopen(f"{uri}/health", timeout=5):

@@ -1,4 +1,4 @@
-"""Which of the trackers' libraries are there, asked without importing them."""
+"""Which of the trackers' libraries are installed, checked without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads back what trackers have written, with the trackers' own formats and readers."""
+"""Reads the files that trackers have written, with the trackers' own formats and readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CometArchive", "WandbFiles", "comet_archives", "scalars", "wandb_run
 
 @dataclass
 class WandbFiles:
-    """One offline run: what its ``.wandb`` file holds."""
+    """One offline run: the content of its ``.wandb`` file."""
 
     id: str = ""
     project: str = ""
@@ -71,7 +71,7 @@ def _wandb_run(path: Path) -> WandbFiles:
 def _log_records(data: bytes) -> Iterator[bytes]:
     """The records of a LevelDB log, the format of ``.wandb`` files: blocks of 32 KiB."""
     assert data[:4] == b":W&B"
-    position, whole = 7, b""
+    position, record = 7, b""
     while position + 7 <= len(data):
         left = 32768 - position % 32768
         if left < 7:
@@ -79,11 +79,11 @@ def _log_records(data: bytes) -> Iterator[bytes]:
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
         position += 7
-        whole += data[position : position + length]
+        record += data[position : position + length]
         position += length
         if kind in (1, 4):  # full, last
-            yield whole
-            whole = b""
+            yield record
+            record = b""
 
 
 @dataclass

@@ -137,7 +137,7 @@ def test_where_mlflow_finds_a_databricks_login(
 def test_callbacks_use_what_init_has_set_for_workers(
     tmp_path: Path, libraries: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver's own environment has none of it."""
+    """The driver's own environment has none of these variables."""
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "")
     uri = f"file:{tmp_path}/mlruns"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:nowhere")
@@ -173,7 +173,7 @@ def test_callbacks_use_what_init_has_set_for_workers(
 
 @pytest.fixture
 def logins() -> Iterator[tuple[str, list[str | None]]]:
-    """A server that refuses everybody: its address, and how each request has logged in."""
+    """A server that refuses every request: its address, and the login of each request."""
     seen: list[str | None] = []
 
     class Refusing(BaseHTTPRequestHandler):
@@ -235,7 +235,7 @@ def test_logins_that_overlap_leave_nothing_behind(monkeypatch: pytest.MonkeyPatc
     assert name not in os.environ
 
 
-def test_a_variable_that_somebody_changes_during_a_login_stays(
+def test_a_variable_that_changes_during_a_login_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "MLFLOW_TRACKING_TOKEN"

@@ -1,4 +1,4 @@
-"""What is particular to one tracker."""
+"""Behaviour of single trackers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def mlflow_run(uri: str, experiment: str) -> tuple[Any, Any]:
     return client, logged
 
 
-def test_mlflow_has_the_whole_of_the_small_files(libraries: None, tmp_path: Path) -> None:
+def test_mlflow_has_the_complete_small_files(libraries: None, tmp_path: Path) -> None:
     uri = f"file:{tmp_path}/mlruns"
     result = run(MLflowLoggerCallback(uri, experiment_name="e", save_artifact=True))
     client, logged = mlflow_run(uri, "e")
@@ -145,7 +145,7 @@ def test_wandb_keeps_its_key_off_the_disk(libraries: None, tmp_path: Path) -> No
         assert key.encode() not in pickle.dumps(callback)
 
 
-def test_the_users_own_wandb_run_is_left_alone(libraries: None, tmp_path: Path) -> None:
+def test_the_users_own_wandb_run_stays_open(libraries: None, tmp_path: Path) -> None:
     import wandb
 
     own = cast(Any, wandb.init(mode="offline", dir=str(tmp_path / "own"), id="mine"))
@@ -158,7 +158,7 @@ def test_the_users_own_wandb_run_is_left_alone(libraries: None, tmp_path: Path) 
     assert (mine.id, mine.exit_code, len(mine.history)) == ("mine", 0, 1)
 
 
-def test_the_users_own_comet_experiment_is_left_alone(libraries: None, tmp_path: Path) -> None:
+def test_the_users_own_comet_experiment_stays_open(libraries: None, tmp_path: Path) -> None:
     import comet_ml
 
     own = comet_ml.OfflineExperiment(
@@ -186,7 +186,7 @@ def test_the_settings_of_wandb_and_the_older_name_of_uploads(
     assert len(logged.history) == len(logged.artifacts) == 3
 
 
-def test_a_run_that_was_opened_half_is_gone_on_with(
+def test_a_run_that_was_created_before_an_error_is_resumed(
     libraries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
@@ -206,7 +206,7 @@ def test_a_run_that_was_opened_half_is_gone_on_with(
     monkeypatch.setattr(service, "RETRY_S", 0.0)
     uri = f"file:{tmp_path}/mlruns"
     run(MLflowLoggerCallback(uri, experiment_name="e"), lr=0.5)
-    client, logged = mlflow_run(uri, "e")  # the one there is
+    client, logged = mlflow_run(uri, "e")  # the only run
     assert failed
     assert logged.data.params == {"train_loop_config/lr": "0.5"}
     history = client.get_metric_history(logged.info.run_id, "loss")
@@ -294,7 +294,7 @@ def test_every_trial_of_an_experiment_has_a_run_of_its_own(libraries: None, tmp_
 
     def trial(config: dict[str, Any]) -> None:
         tune.report({"score": config["lr"]})
-        # Both are under way at once: neither goes on before the trackers have begun both.
+        # Both trials run at once: neither continues before the trackers have started both.
         while len(list(Path(config["place"]).glob("wandb/offline-run-*"))) < 2:
             time.sleep(0.05)
         tune.report({"score": config["lr"]})
@@ -321,9 +321,9 @@ def test_every_trial_of_an_experiment_has_a_run_of_its_own(libraries: None, tmp_
     logged = readers.wandb_runs(tmp_path)
     assert sorted((run.config["lr"], run.exit_code) for run in logged) == [(1, 0), (2, 1)]
     archives = readers.comet_archives(tmp_path / "comet")
-    told = {int(archive.parameters["lr"]): archive for archive in archives}
-    assert {lr: told[lr].others["status"] for lr in told} == {1: "finished", 2: "failed"}
-    for lr, archive in told.items():
+    by_lr = {int(archive.parameters["lr"]): archive for archive in archives}
+    assert {lr: by_lr[lr].others["status"] for lr in by_lr} == {1: "finished", 2: "failed"}
+    for lr, archive in by_lr.items():
         scores = [(value, step) for name, value, step in archive.metrics if name == "score"]
         assert scores == [(lr, 1), (lr, 2)]
 

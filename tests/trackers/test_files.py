@@ -114,7 +114,7 @@ class TestCsv:
         assert list(frame.columns) == ["a", "b"]
         assert frame["a"][0] == huge
 
-    def test_a_restored_run_goes_on_in_the_same_file(self, tmp_path: Path) -> None:
+    def test_a_restored_run_appends_to_the_same_file(self, tmp_path: Path) -> None:
         trial = make_trial(tmp_path)
         log(CSVLoggerCallback(), trial, {"loss": 1, "note": "a\nb"})
         log(CSVLoggerCallback(), trial, {"note": "c", "loss": 2}, {"loss": 3, "new": 4})
@@ -133,7 +133,7 @@ class TestCsv:
         log(CSVLoggerCallback(), trial, {"loss": 2, "note": "b"})
         assert csv_rows(tmp_path) == [{"loss": "1", "note": "a"}, {"loss": "2", "note": "b"}]
 
-    def test_a_torn_header_is_written_anew(self, tmp_path: Path) -> None:
+    def test_an_incomplete_header_is_rewritten(self, tmp_path: Path) -> None:
         (tmp_path / "progress.csv").write_text("los")
         log(CSVLoggerCallback(), make_trial(tmp_path), {"loss": 2})
         assert csv_rows(tmp_path) == [{"loss": "2"}]
@@ -191,7 +191,7 @@ class TestJson:
         log(JsonLoggerCallback(), make_trial(tmp_path, table=np.zeros(1_000_000)))
         assert (tmp_path / "params.json").stat().st_size < 1000
 
-    def test_a_restored_run_goes_on_and_drops_a_torn_line(self, tmp_path: Path) -> None:
+    def test_a_restored_run_appends_and_drops_an_incomplete_line(self, tmp_path: Path) -> None:
         trial = make_trial(tmp_path)
         log(JsonLoggerCallback(), trial, {"loss": 1})
         with open(tmp_path / "result.json", "a") as file:
@@ -288,7 +288,7 @@ class TestBoth:
     def through_dispatcher(
         self, callback: TrackerCallback, trial: TrialSnapshot, results: Json
     ) -> list[str]:
-        """One run that reports ``results``; what the user was told."""
+        """One run that reports ``results``; returns the messages to the user."""
         context = RunContext(RunConfig(), trial.trial_id, trial.path, "x", None, ScalingConfig())
         problems: list[str] = []
         dispatcher = CallbackDispatcher([callback], problems.append, 30.0)

@@ -1,4 +1,4 @@
-"""Tracking from inside the training function: the helpers, and the pages' plain library calls."""
+"""Tracking from inside the training function: the helpers, and direct calls of the libraries."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def tracked(config: dict[str, Any]) -> None:
-    """Logs three steps to all three from every rank, as if there were no others."""
-    told = {key: config[key] for key in ("lr", "layers")}
+    """Every rank logs three steps to all three trackers, as if it were the only rank."""
+    logged = {key: config[key] for key in ("lr", "layers")}
     place = config["place"]
     mlflow = setup_mlflow(
-        told,
+        logged,
         tracking_uri=config["uri"],
         experiment_name="inside",
         create_experiment_if_not_exists=True,
         tags={"place": place},
     )
-    run = setup_wandb(told, project="inside", mode="offline", dir=place)
+    run = setup_wandb(logged, project="inside", mode="offline", dir=place)
     experiment = setup_comet(
-        told,
+        logged,
         online=False,
         offline_directory=f"{place}/comet",
         tags=["inside"],
@@ -117,7 +117,7 @@ def test_a_failure_is_the_end_that_is_logged(
 
 
 def alone(config: dict[str, Any]) -> None:
-    """Rank 0 logs and reports; the other never comes."""
+    """Rank 0 logs and reports; the other rank never reports."""
     if train.get_context().get_world_rank() == 0:
         tracked(config)
     time.sleep(1000)
@@ -186,7 +186,7 @@ def pages(config: dict[str, Any]) -> None:
         train.report(metrics)
     if context.get_world_rank() == 0:
         wandb.finish()
-        experiment.end()  # and MLflow's run is left to the worker's exit
+        experiment.end()  # the worker's exit ends the MLflow run
 
 
 def test_the_plain_calls_of_the_page(libraries: None, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_the_stand_in_takes_everything_in_silence() -> None:
         silent.__deepcopy__  # noqa: B018
 
 
-def test_an_end_that_hangs_or_raises_is_said_and_left(
+def test_an_end_that_hangs_or_raises_is_printed(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     import threading

@@ -1,4 +1,4 @@
-"""Every tracker follows a run from its beginning to its end, through retries and restores."""
+"""Every tracker follows a run from start to end, through retries and restores."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fail(config: dict[str, Any]) -> None:
 
 
 def send(config: dict[str, Any]) -> None:
-    """A signal to the driver; then report until it has arrived."""
+    """Send a signal to the driver, then report until it has arrived."""
     if train.get_context().get_world_rank() == 0:
         os.kill(config["driver"], config["signal"])
     while True:
@@ -90,7 +90,7 @@ def test_a_run_that_finishes(trackers: dict[str, Tracker]) -> None:
         assert len(view.ids) == 1, name
 
 
-def test_checkpoints_are_uploaded_when_asked_for(trackers: dict[str, Tracker]) -> None:
+def test_checkpoints_are_uploaded_on_request(trackers: dict[str, Tracker]) -> None:
     result = begin(trackers, save=True).fit()
     files = [
         "checkpoint_000000/.lockstep_checkpoint.json",
@@ -110,7 +110,7 @@ def test_checkpoints_are_uploaded_when_asked_for(trackers: dict[str, Tracker]) -
         assert view.checkpoints == uploaded[name], name
 
 
-def test_a_retry_goes_on_in_the_same_run(trackers: dict[str, Tracker]) -> None:
+def test_a_retry_resumes_the_same_run(trackers: dict[str, Tracker]) -> None:
     result = begin(trackers, at=3, trouble=fail, max_failures=1).fit()
     for name, view in views(trackers, result.path):
         assert len(view.ids) == 1, name
@@ -122,7 +122,7 @@ def test_a_retry_goes_on_in_the_same_run(trackers: dict[str, Tracker]) -> None:
         assert view.status == "finished", name
 
 
-def test_a_failed_run_says_so_and_a_restore_goes_on_in_it(trackers: dict[str, Tracker]) -> None:
+def test_a_failed_run_is_marked_and_a_restore_resumes_it(trackers: dict[str, Tracker]) -> None:
     with pytest.raises(TrainingFailedError) as raised:
         begin(trackers, at=3, trouble=fail).fit()
     assert raised.value.result is not None

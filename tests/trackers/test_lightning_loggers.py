@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def train_func(config: dict[str, Any]) -> None:
-    """Every rank has a plain Lightning trainer of its own, and rank 0 has the loggers."""
+    """Every rank has its own plain Lightning trainer; rank 0 has the loggers."""
     import lightning.pytorch as pl
     import torch
     from lightning.pytorch.loggers import (
@@ -73,7 +73,7 @@ def test_lightnings_loggers_work_inside_a_torch_trainer(libraries: None, tmp_pat
 
     from lockstep.trackers.mlflow_client import file_store_allowed
 
-    # CometLogger(online=False) logs nothing at all; the variable makes it write an archive.
+    # CometLogger(online=False) logs nothing; the variable makes it write an archive.
     lockstep.init(runtime_env={"env_vars": {"COMET_START_ONLINE": "false"}})
     result = TorchTrainer(
         train_func,

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Line:
-    """What lies between a client and a server, and can be cut."""
+    """A proxy between client and server that can cut the connection."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -81,7 +81,7 @@ def line(mlflow_server: str, libraries: None) -> Iterator[Line]:
 
 
 class Outage(LoggerCallback):
-    """Cuts the line at one report and mends it at another."""
+    """Cuts the connection at one report and restores it at another."""
 
     def __init__(self, line: Line, cut_at: int, mend_at: int) -> None:
         self._line, self._cut_at, self._mend_at = line, cut_at, mend_at
@@ -131,7 +131,7 @@ def test_a_line_that_is_mended_costs_nothing(
     assert "reports are not at the service" not in shown.out + shown.err
 
 
-def test_a_server_that_never_answers_holds_nobody_up(
+def test_a_server_that_never_answers_delays_nothing(
     libraries: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from lockstep.trackers import MLflowLoggerCallback

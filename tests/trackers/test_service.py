@@ -1,4 +1,4 @@
-"""A tracking service that is slow, down or raising: the run does not care, and it is said once."""
+"""A tracking service that is slow, down or raising: the run continues, with one warning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRIAL = TrialSnapshot("4913f_00000", "TorchTrainer", "/results/run", "experiment
 
 
 class Service(ServiceLoggerCallback):
-    """A service that can be down; what it was told is in ``steps`` and ``outcome``."""
+    """A service that can be down; ``steps`` and ``outcome`` are what it received."""
 
     refused: tuple[int, ...] = ()
 
@@ -45,7 +45,7 @@ class Service(ServiceLoggerCallback):
         self.asked.append(trial.restored)
         self.need()
         self.opened += 1
-        return _Told(self)
+        return _RecordedRun(self)
 
     def values_of(self, result: dict[str, Any]) -> dict[str, Any]:
         return numeric_metrics(result)
@@ -55,7 +55,7 @@ class Service(ServiceLoggerCallback):
             raise ConnectionError("the service is down")
 
 
-class _Told(TrackedRun):
+class _RecordedRun(TrackedRun):
     rows_at_once = 4
 
     def __init__(self, service: Service) -> None:
@@ -87,7 +87,7 @@ def test_an_outage_costs_nothing_if_it_ends(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConnectionError):
         service.log_trial_start(TRIAL)
     report(service, 1, 2)
-    service.flush_batch()  # the same news
+    service.flush_batch()  # the same error again
     service.up = True
     report(service, 3, 4, 5)
     service.flush_batch()
@@ -101,7 +101,7 @@ def test_an_outage_costs_nothing_if_it_ends(monkeypatch: pytest.MonkeyPatch) -> 
     assert (service.opened, service.outcome) == (1, "finished")
 
 
-def test_a_service_that_is_down_is_left_alone_for_a_while() -> None:
+def test_a_service_that_is_down_is_not_called_for_a_while() -> None:
     now = 1000.0
     service = Service(up=False)
     service._clock = lambda: now
@@ -124,11 +124,11 @@ def test_the_end_does_not_wait_until_a_service_may_be_called_again() -> None:
         service.log_trial_start(TRIAL)
     service.up = True
     report(service, 1)
-    service.log_trial_end(TRIAL, failed=True)  # the last chance is taken
+    service.log_trial_end(TRIAL, failed=True)  # one more attempt
     assert (service.steps, service.outcome) == ([1], "failed")
 
 
-def test_what_waits_is_bounded_and_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_rows_are_bounded_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 3)
     service = Service(up=False)
     with pytest.raises(ConnectionError):
@@ -144,7 +144,7 @@ def test_what_waits_is_bounded_and_that_is_said_once(monkeypatch: pytest.MonkeyP
     assert service.steps == [1, 2, 3]
 
 
-def test_an_end_without_the_service_says_what_is_missing_and_why() -> None:
+def test_an_end_without_the_service_counts_missing_rows() -> None:
     service = Service()
     service.log_trial_start(TRIAL)
     report(service, 1, 2)
@@ -153,10 +153,10 @@ def test_an_end_without_the_service_says_what_is_missing_and_why() -> None:
     service.log_trial_end(TRIAL)
     with pytest.raises(LockstepError, match=reason):
         service.on_experiment_end([TRIAL])
-    service.on_experiment_end([TRIAL])  # the next experiment lacks nothing
+    service.on_experiment_end([TRIAL])  # the next experiment has all rows
 
 
-def test_what_is_missing_is_told_once_for_all_trials() -> None:
+def test_missing_rows_are_reported_once_for_all_trials() -> None:
     problems: list[str] = []
     service = Service(up=False)
     dispatcher = CallbackDispatcher([service], problems.append, 30.0, trials=[])
@@ -212,7 +212,7 @@ def test_refused_rows_that_follow_each_other_hold_nothing_up(
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3, 4])
-def test_a_service_that_comes_back_while_it_is_asked_has_every_row(
+def test_a_service_that_comes_back_during_a_retry_has_every_row(
     failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.0)
@@ -238,7 +238,7 @@ def test_a_service_that_comes_back_while_it_is_asked_has_every_row(
     assert sorted(service.steps) == [1, 2, 3, 4, 5]
 
 
-def test_a_full_queue_is_told_of_after_a_refused_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_is_reported_after_a_refused_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 3)
     monkeypatch.setattr(module, "RETRY_S", 0.0)
     service = Service()
@@ -266,7 +266,7 @@ def test_what_is_opened_again_may_be_there_already(monkeypatch: pytest.MonkeyPat
     assert service.asked == [False, True]
 
 
-def test_other_news_is_told() -> None:
+def test_another_kind_of_error_is_reported() -> None:
     service = Service(up=False)
     with pytest.raises(ConnectionError):
         service.log_trial_start(TRIAL)
@@ -280,7 +280,7 @@ def test_other_news_is_told() -> None:
 def test_one_end_that_fails_leaves_no_other_run_open() -> None:
     ended = []
 
-    class Open(_Told):
+    class Open(_RecordedRun):
         def end(self, outcome: Outcome) -> None:
             ended.append(outcome)
             raise ConnectionError("gone")

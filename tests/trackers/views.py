@@ -1,4 +1,4 @@
-"""One view of what every tracker has of a run, so that one suite can ask all of them."""
+"""One view of a run's data in any tracker, so that one suite can check all trackers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPERIMENT = "lifecycle"
 
 @dataclass
 class View:
-    """What a tracker says: the ids of its runs, and of them all the rest, merged."""
+    """The data of a tracker: the ids of its runs, and the rest of all runs, merged."""
 
     ids: list[str]
     parameters: dict[str, str]
@@ -30,7 +30,7 @@ class View:
 
 @dataclass(frozen=True)
 class Tracker:
-    """How to make a callback that logs below a directory, and how to read what it logged."""
+    """How to create a callback that logs below a directory, and how to read its logs."""
 
     make: Callable[[bool], Callback]
     read: Callable[[str], View]

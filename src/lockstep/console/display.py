@@ -6,6 +6,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 from lockstep.console.report_lines import ReportLines
@@ -141,16 +142,13 @@ def write_line(text: str, *, error: bool = False) -> None:
     stream = sys.stderr if error else sys.stdout
     if stream is None:
         return
-    try:
+    with suppress(OSError, ValueError):  # a closed pipe or terminal must not end a training run
         try:
             stream.write(text + "\n")
         except UnicodeEncodeError:
             encoding = stream.encoding or "ascii"
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         stream.flush()
-    except (OSError, ValueError):
-        # A closed pipe or terminal is no reason to end a training run.
-        pass
 
 
 def make_display(verbose: int, *, interactive_function: bool = False) -> Display:

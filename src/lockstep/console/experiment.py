@@ -73,7 +73,6 @@ class ExperimentStatus(RunStatus):
 def make_experiment_display(verbose: int, *, interactive_function: bool = False) -> Display:
     """Return the display that suits this process's stdout; see ``make_display``."""
     surface = choose_surface(verbose, interactive_function=interactive_function)
-    every_report = verbose >= 2
     if surface == "none":
         return SilentDisplay()
     kinds: dict[str, type[PlainDisplay | TerminalDisplay | NotebookDisplay]] = {
@@ -81,7 +80,7 @@ def make_experiment_display(verbose: int, *, interactive_function: bool = False)
         "terminal": _LiveTable,
         "plain": _PlainLines,
     }
-    return kinds[surface](every_report=every_report)
+    return kinds[surface](every_report=verbose >= 2)
 
 
 def _status(progress: Progress) -> ExperimentStatus:
@@ -93,21 +92,11 @@ def _status(progress: Progress) -> ExperimentStatus:
 def _facts(progress: Progress) -> list[str]:
     """The short facts in one line: trials by status, elapsed time, budget, resources."""
     status = _status(progress)
-    names = (
-        ("RUNNING", "running"),
-        ("PENDING", "pending"),
-        ("PAUSED", "paused"),
-        ("TERMINATED", "done"),
-        ("ERROR", "failed"),
-    )
+    shown = {"RUNNING": "running", "PENDING": "pending", "PAUSED": "paused", "ERROR": "failed"}
     done = status.counts.get("TERMINATED", 0) + status.counts.get("ERROR", 0)
     total = "" if status.total is None else f"/{status.total:,}"
     parts = [f"{done:,}{total} trials"]
-    parts += [
-        f"{status.counts[key]:,} {name}"
-        for key, name in names
-        if status.counts.get(key) and key != "TERMINATED"
-    ]
+    parts += [f"{n:,} {name}" for key, name in shown.items() if (n := status.counts.get(key, 0))]
     elapsed = format_elapsed(progress.elapsed(), tenths=status.over)
     if status.budget_s is not None:
         elapsed += f" of {format_elapsed(status.budget_s)}"

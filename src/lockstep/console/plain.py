@@ -39,11 +39,11 @@ class PlainDisplay(ProgressDisplay):
         status, shown = self._progress.status, self._shown
         changed = status.state != shown.state and status.state in ("restarting", "stopping")
         if status.attempt != shown.attempt or changed:
-            self._write_progress(now)
+            self._write_progress(self._progress, now)
         elif status.reports != shown.reports and self._report_lines is None:
             gap = min(max(self._progress.elapsed() / 10, 5.0), 60.0)
             if now >= self._shown_at + gap:
-                self._write_progress(now)
+                self._write_progress(self._progress, now)
 
     def message(self, text: str, level: Level = "info") -> None:
         """Write the line; warnings and errors go to stderr."""
@@ -59,18 +59,16 @@ class PlainDisplay(ProgressDisplay):
             return
         self._flush_reports(math.inf)
         self._progress.status = status
-        self._write_progress(self._clock())
+        self._write_progress(self._progress, self._clock())
         self._progress = None
 
     def _show_reports(self, lines: list[str]) -> None:
         for line in lines:
             write_line(_PREFIX + line)
 
-    def _write_progress(self, now: float) -> None:
-        if self._progress is None:
-            return
-        write_line(_PREFIX + self._line(self._progress))
-        self._shown, self._shown_at = self._progress.status, now
+    def _write_progress(self, progress: Progress, now: float) -> None:
+        write_line(_PREFIX + self._line(progress))
+        self._shown, self._shown_at = progress.status, now
 
     def _line(self, progress: Progress) -> str:
         status = progress.status

@@ -175,7 +175,7 @@ class StackCollector:
         self._source = source
         self._held: list[str] = []
         self._deadline: float | None = None
-        self._is_foreign = False  # the dump at hand is not one that lockstep asked for
+        self._is_foreign = False  # lockstep has not requested the current dump
 
     def feed(self, line: str, now: float) -> list[str]:
         """Return the lines to show now: ``line``, a complete dump, or none while a dump arrives."""

@@ -20,7 +20,7 @@ class RunStatus:
         state: starting, running, saving, stopping, restarting, finished, failed, interrupted or
             preempted.
         attempt: 1 for the first start of the workers.
-        elapsed_s: seconds since ``fit()`` began.
+        elapsed_s: seconds since the start of ``fit()``.
         reports: number of reports so far.
         metrics: the metrics of the newest report, without the automatic keys.
         checkpoint: name or path of the newest committed checkpoint.
@@ -54,14 +54,14 @@ class Progress:
     def __init__(self, status: RunStatus, clock: Callable[[], float]) -> None:
         self.status = status
         self._clock = clock
-        self._began = clock() - status.elapsed_s
+        self._started = clock() - status.elapsed_s
         self._samples = deque([(clock(), status.reports)])
 
     def elapsed(self) -> float:
-        """Seconds since the run began; the final time once the run is over."""
+        """Seconds since the start of the run; the final time once the run is over."""
         if self.status.over:
             return self.status.elapsed_s
-        return max(self._clock() - self._began, self.status.elapsed_s)
+        return max(self._clock() - self._started, self.status.elapsed_s)
 
     def rate(self) -> float | None:
         """Reports per second over the last ten seconds; None while too few are known."""

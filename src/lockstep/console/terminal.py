@@ -130,7 +130,7 @@ class TerminalDisplay(ProgressDisplay):
             return
         now = self._clock()
         self._flush_reports(now)
-        # Without news the panel is still redrawn once a second: the elapsed time goes on.
+        # An unchanged panel is redrawn once a second, too: the elapsed time grows.
         changed = self._progress.status is not self._drawn or bool(self._lines)
         if changed or now >= self._drawn_at + 1:
             with self._lock:

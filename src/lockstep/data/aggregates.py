@@ -1,4 +1,4 @@
-"""Numbers about columns, in one pass that holds a block at a time."""
+"""Aggregates of columns, computed in one pass that holds one block at a time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["Aggregates"]
 class Aggregates(DatasetBase):
     """``sum``, ``min``, ``max``, ``mean``, ``std``, ``unique``.
 
-    ``on`` is a column, a list of them, or None for all. One column gives its value, several a dict
-    such as ``{"sum(x)": 3}``. A null is left out; with ``ignore_nulls=False`` it makes the result
-    None. Without rows the result is None.
+    ``on`` is a column, a list of columns, or None for all columns. The result for one column is its
+    value, for several columns a dict such as ``{"sum(x)": 3}``. Nulls are left out; with
+    ``ignore_nulls=False`` a null makes the result None. Without rows the result is None.
     """
 
     def sum(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:
@@ -29,11 +29,11 @@ class Aggregates(DatasetBase):
         return self._aggregate("sum", on, ignore_nulls)
 
     def min(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """The least."""
+        """The smallest value."""
         return self._aggregate("min", on, ignore_nulls)
 
     def max(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:
-        """The greatest."""
+        """The largest value."""
         return self._aggregate("max", on, ignore_nulls)
 
     def mean(self, on: str | Sequence[str] | None = None, ignore_nulls: bool = True) -> Any:
@@ -43,28 +43,28 @@ class Aggregates(DatasetBase):
     def std(
         self, on: str | Sequence[str] | None = None, ddof: int = 1, ignore_nulls: bool = True
     ) -> Any:
-        """The standard deviation; ``ddof`` 1 is the sample's, 0 the population's."""
+        """The standard deviation: of a sample (``ddof=1``) or of a population (``ddof=0``)."""
         return self._aggregate("std", on, ignore_nulls, ddof)
 
     def unique(self, column: str, ignore_nulls: bool = False) -> list[Any]:
-        """The different values of a column, in the order they appear in."""
+        """The distinct values of a column, in order of appearance."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         found: list[pa.Table] = []
-        for table in self._then(SelectColumns((column,), "unique"))._tables():
+        for table in self._with_operation(SelectColumns((column,), "unique"))._tables():
             found.append(pa.table({column: pc.unique(table.column(0))}))
-            whole = pa.concat_tables(found, promote_options="permissive")
-            found = [pa.table({column: pc.unique(whole.column(0))})]
+            merged = pa.concat_tables(found, promote_options="permissive")
+            found = [pa.table({column: pc.unique(merged.column(0))})]
         values = to_values(found[0].column(0)) if found else []
         return [value for value in values if not (ignore_nulls and value is None)]
 
     def _aggregate(
         self, kind: str, on: str | Sequence[str] | None, ignore_nulls: bool, ddof: int = 1
     ) -> Any:
-        wanted = None if on is None else [on] if isinstance(on, str) else list(on)
-        moments: dict[str, _Moments] = {name: _Moments() for name in wanted or ()}
-        columns = self._then(SelectColumns(tuple(moments), kind)) if moments else self
+        names = [on] if isinstance(on, str) else () if on is None else on
+        moments = {name: _Moments() for name in names}
+        columns = self._with_operation(SelectColumns(tuple(moments), kind)) if moments else self
         for table in columns._tables():
             for name in table.column_names:
                 moments.setdefault(name, _Moments()).add(table[name], kind, name)
@@ -78,7 +78,7 @@ class Aggregates(DatasetBase):
 
 
 class _Moments:
-    """What is kept of a column between blocks."""
+    """What is known of a column after some of its blocks."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -86,8 +86,8 @@ class _Moments:
         self.sum: Any = None
         self.mean = 0.0
         self.squares = 0.0
-        self.least: Any = None
-        self.most: Any = None
+        self.min: Any = None
+        self.max: Any = None
 
     def add(self, column: pa.ChunkedArray, kind: str, name: str) -> None:
         import pyarrow as pa
@@ -100,14 +100,14 @@ class _Moments:
         try:
             if kind in ("min", "max"):
                 low, high = pc.min_max(column).as_py().values()
-                self.least = low if self.least is None else min(self.least, low)
-                self.most = high if self.most is None else max(self.most, high)
+                self.min = low if self.min is None else min(self.min, low)
+                self.max = high if self.max is None else max(self.max, high)
             else:
                 self._add_numbers(column, count, pc)
         except (pa.ArrowNotImplementedError, TypeError) as error:
             raise TypeError(
-                f"{kind}() cannot be taken of column {name!r} of type {column.type}; name columns "
-                "it can be taken of."
+                f"{kind}() cannot be computed for column {name!r} of type {column.type}; choose "
+                "other columns."
             ) from error
         self.count += count
 
@@ -116,7 +116,7 @@ class _Moments:
         self.sum = total if self.sum is None else self.sum + total
         mean = float(total) / count
         squares = float(pc.variance(column, ddof=0).as_py()) * count
-        # Blocks are put together as Chan, Golub and LeVeque do: stable for any mean.
+        # Merge the block as Chan, Golub and LeVeque do: numerically stable for any mean.
         delta, both = mean - self.mean, self.count + count
         self.squares += squares + delta * delta * self.count * count / both
         self.mean += delta * count / both
@@ -128,4 +128,4 @@ class _Moments:
             return math.sqrt(self.squares / (self.count - ddof)) if self.count > ddof else None
         if kind == "mean":
             return self.mean if isinstance(self.sum, float) else float(self.sum) / self.count
-        return {"sum": self.sum, "min": self.least, "max": self.most}[kind]
+        return {"sum": self.sum, "min": self.min, "max": self.max}[kind]

@@ -1,4 +1,4 @@
-"""What every dataset is: groups of units, found when they are first needed, and how they flow."""
+"""The base of every dataset: groups of units, created on first use, and reading their rows."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
 
     from lockstep.data.dataset import Dataset
 
-__all__ = ["DatasetBase", "after"]
+__all__ = ["DatasetBase", "with_operation"]
 
-_COUNTED_AT_ONCE = 8
-"""Blocks held in memory to count their rows, at most."""
+_MAX_COUNT_THREADS = 8
+"""A counting thread holds one block in memory."""
 
 Make = Callable[[], Sequence[Group]]
+"""Creates the groups of a dataset, on first use."""
 
 
 class DatasetBase(DataIterator):
-    """Lazy: nothing is read until rows, counts or a schema are asked for. Never changes."""
+    """A lazy, immutable dataset: nothing is read before rows, counts or a schema are requested."""
 
     def __init__(self, make: Make) -> None:
         super().__init__()
         self._make: Make | None = make
-        self._made: list[Group] | None = None
+        self._known_groups: list[Group] | None = None
         self._lock = threading.RLock()
         self._epoch = 0
 
@@ -49,51 +50,52 @@ class DatasetBase(DataIterator):
 
     def _groups(self) -> list[Group]:
         with self._lock:
-            if self._made is None:
+            if self._known_groups is None:
                 assert self._make is not None
-                self._made = list(self._make())
-                self._make = None
-            return self._made
+                self._known_groups = list(self._make())
+                self._make = None  # frees the datasets it was derived from
+            return self._known_groups
 
     def _counted(self) -> list[Group]:
-        """The groups with every number of rows known."""
+        """The groups; every unit has a number of rows, counted where it was not known."""
         with self._lock:
             groups = self._groups()
             if any(unit.rows is None for group in groups for unit in group.units):
-                threads = min(_COUNTED_AT_ONCE, os.cpu_count() or 1)
-                self._made = [
+                threads = min(_MAX_COUNT_THREADS, os.cpu_count() or 1)
+                self._known_groups = [
                     replace(group, units=count_rows(group.units, threads)) for group in groups
                 ]
             return self._groups()
 
     def _schema(self) -> pa.Schema | None:
-        """The columns, where they can be known without running a user's function."""
+        """The columns, or None where only running a user's function can find them."""
         return known_schema(self._groups())
 
     def _units(self) -> list[Unit]:
         return [unit for group in self._groups() for unit in group.units]
 
     def _derive(self, change: Callable[[list[Group]], Sequence[Group]]) -> Dataset:
-        """A dataset made of this one's groups, when it is needed."""
+        """A dataset of this one's groups, changed on first use."""
         return self._new(lambda: change(self._groups()))
 
     def _derive_counted(self, change: Callable[[list[Group]], Sequence[Group]]) -> Dataset:
-        """The same, of counted groups."""
+        """A dataset of this one's counted groups, changed on first use."""
         return self._new(lambda: change(self._counted()))
 
     def _new(self, make: Make) -> Dataset:
-        """Another dataset, of this one's class: ``Dataset``, which this module cannot import."""
+        """Another dataset of this one's class: ``Dataset``, which this module cannot import."""
         return cast("Dataset", type(self)(make))
 
-    def _then(self, operation: Operation) -> Dataset:
-        """With one more operation on each block."""
-        return self._derive(lambda groups: after(groups, operation))
+    def _with_operation(self, operation: Operation) -> Dataset:
+        """A dataset with one more operation on each block."""
+        return self._derive(lambda groups: with_operation(groups, operation))
 
     def _pieces(self, epoch: int = 0) -> Iterator[Piece]:
         """All rows of an epoch, in order."""
         from lockstep.data.iterate.threads import arrow_threads
 
         groups = self._groups()
+        # A window of a given number of rows can only be filled from units of known sizes.
         if any(g.shuffle is not None and g.shuffle.window for g in groups) and any(
             unit.raw_rows is None for group in groups for unit in group.units
         ):
@@ -118,14 +120,14 @@ class DatasetBase(DataIterator):
         return Pass(pieces, request.batch_size, self._stats, epoch)
 
 
-def after(groups: Sequence[Group], operation: Operation) -> list[Group]:
+def with_operation(groups: Sequence[Group], operation: Operation) -> list[Group]:
     """The groups with one more operation on each block."""
-    # One tuple for all units that had the same, which is how a window knows they are alike.
+    # Units that shared a tuple of operations share the new one: comparing them is then quick.
     chains: dict[int, tuple[Operation, ...]] = {}
 
-    def changed(unit: Unit) -> Unit:
+    def extended(unit: Unit) -> Unit:
         chain = chains.setdefault(id(unit.operations), (*unit.operations, operation))
         rows = unit.rows if operation.keeps_rows else None
         return replace(unit, operations=chain, rows=rows)
 
-    return [replace(group, units=[changed(unit) for unit in group.units]) for group in groups]
+    return [replace(group, units=[extended(unit) for unit in group.units]) for group in groups]

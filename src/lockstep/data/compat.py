@@ -1,4 +1,4 @@
-"""What Ray's scripts say to its scheduler: taken here, where nothing needs it."""
+"""Settings of Ray's scheduler that scripts pass: accepted and ignored here."""
 
 from __future__ import annotations
 
@@ -11,40 +11,23 @@ __all__ = [
     "ExecutionOptions",
     "ExecutionResources",
     "FileShuffleConfig",
-    "only_hints",
+    "check_hints",
 ]
 
-_HINTS = frozenset(
-    {
-        "accelerator_type",
-        "compute",
-        "concurrency",
-        "fallback_strategy",
-        "label_selector",
-        "max_calls",
-        "max_restarts",
-        "max_retries",
-        "max_task_retries",
-        "memory",
-        "num_cpus",
-        "num_gpus",
-        "override_num_blocks",
-        "parallelism",
-        "ray_remote_args",
-        "ray_remote_args_fn",
-        "resources",
-        "retry_exceptions",
-        "scheduling_strategy",
-    }
-)
-"""Where and how often Ray runs something: no result depends on them."""
+_HINTS = {
+    "accelerator_type", "compute", "concurrency", "fallback_strategy", "label_selector",
+    "max_calls", "max_restarts", "max_retries", "max_task_retries", "memory", "num_cpus",
+    "num_gpus", "override_num_blocks", "parallelism", "ray_remote_args", "ray_remote_args_fn",
+    "resources", "retry_exceptions", "scheduling_strategy",
+}  # fmt: skip
+"""Arguments for where and how often Ray runs a task: no result depends on them."""
 
 
-def only_hints(doing: str, given: Mapping[str, Any]) -> None:
-    """See that arguments are nothing but hints to Ray's scheduler.
+def check_hints(doing: str, given: Mapping[str, Any]) -> None:
+    """Check that all extra arguments are hints to Ray's scheduler, which can be ignored.
 
     Raises:
-        TypeError: one is not; it would have to do something.
+        TypeError: an argument is not such a hint.
     """
     for name in sorted(given):
         if name not in _HINTS:
@@ -53,7 +36,7 @@ def only_hints(doing: str, given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class FileShuffleConfig:
-    """``read_*(shuffle=…)`` with a seed; each epoch has another order that follows from it."""
+    """``read_*(shuffle=…)`` with a seed; each epoch has a different order that follows from it."""
 
     seed: int | None = None
     reseed_after_execution: bool = True
@@ -62,14 +45,14 @@ class FileShuffleConfig:
         if not self.reseed_after_execution:
             raise ValueError(
                 f"FileShuffleConfig(reseed_after_execution={self.reseed_after_execution!r}): each "
-                "epoch has an order of its own here, the same in each run with a seed; leave it "
-                "out, or shuffle the list of paths for one order in all epochs."
+                "epoch has its own order here, the same in each run with a seed; leave it out, or "
+                "shuffle the list of paths for one order in all epochs."
             )
 
 
 @dataclass
 class ExecutionResources:
-    """What Ray's execution may use; nothing here needs it."""
+    """The resources that Ray's execution may use; ignored here."""
 
     cpu: float | None = None
     gpu: float | None = None
@@ -78,7 +61,7 @@ class ExecutionResources:
 
     @classmethod
     def zero(cls) -> ExecutionResources:
-        """Nothing of each."""
+        """None of any resource."""
         return cls(0.0, 0.0, 0.0, 0.0)
 
     @classmethod
@@ -89,18 +72,18 @@ class ExecutionResources:
         object_store_memory: float | None = None,
         memory: float | None = None,
     ) -> ExecutionResources:
-        """As limits: what is not given has none."""
+        """Limits; a resource that is not given is unlimited."""
         given = (cpu, gpu, object_store_memory, memory)
         return cls(*(float("inf") if limit is None else limit for limit in given))
 
     def copy(self, **changes: float | None) -> ExecutionResources:
-        """Another one, with those that are given (and are not None) changed."""
+        """A copy with the values that are not None replaced."""
         return replace(self, **{k: v for k, v in changes.items() if v is not None})
 
 
 @dataclass
 class ExecutionOptions:
-    """How Ray executes; nothing here needs it: order is always preserved, and data streams."""
+    """How Ray executes; ignored here: the order is always preserved, and data always streams."""
 
     resource_limits: ExecutionResources | None = field(default_factory=ExecutionResources)
     exclude_resources: ExecutionResources | None = field(default_factory=ExecutionResources)
@@ -112,7 +95,7 @@ class ExecutionOptions:
 
 
 class DataContext:
-    """Ray's settings: what scripts set is kept and changes nothing; what they did not is None."""
+    """Ray's settings: any attribute can be set, has no effect, and is None until it is set."""
 
     _current: DataContext | None = None
 

@@ -1,4 +1,4 @@
-"""How datasets reach the workers of a run."""
+"""How the datasets of a run are divided among its workers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class DataConfig:
     """How the ``datasets`` of a trainer are divided among its workers.
 
     Args:
-        datasets_to_split: ``"all"`` (the default), or the names of those to divide; every worker
-            gets the whole of the others.
-        execution_options: accepted for scripts that come from Ray; nothing here needs it.
-        enable_shard_locality: the same.
-        equal: every worker gets as many rows, so that none waits for another at the end; the rows
-            left over (fewer than there are workers) are not seen in that epoch. False: every row
-            is seen exactly once, by some worker.
-        seed: of every ``random_shuffle()`` that was not given one.
-        order: ``"local"``: each worker reads a part of its own. ``"global"``: the workers share
-            each batch, and the sequence of batches is the same for any number of workers; every
-            worker then reads all of the data.
+        datasets_to_split: ``"all"`` (the default), or the names of the datasets to divide; every
+            worker gets all rows of the others.
+        execution_options: accepted for scripts written for Ray, and ignored.
+        enable_shard_locality: accepted for scripts written for Ray, and ignored.
+        equal: every worker gets the same number of rows, so that no worker waits for another at the
+            end; the remaining rows (fewer than there are workers) are left out of that epoch.
+            False: every row is read exactly once, by some worker.
+        seed: for every ``random_shuffle()`` without a seed.
+        order: ``"local"``: each worker reads its own part. ``"global"``: the workers share each
+            batch, and the sequence of batches is the same for any number of workers; every worker
+            then reads all of the data.
     """
 
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
@@ -57,27 +57,27 @@ class DataConfig:
 
     @staticmethod
     def default_ingest_options() -> ExecutionOptions:
-        """What Ray's scripts change and give back as ``execution_options``."""
+        """Options that Ray's scripts change and pass as ``execution_options``."""
         return ExecutionOptions()
 
     def splits(self, name: str) -> bool:
-        """Whether a dataset is divided, rather than given to every worker whole."""
+        """Whether a dataset is divided among the workers; otherwise each worker gets all rows."""
         return self.datasets_to_split == "all" or name in self.datasets_to_split
 
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """How one dataset reaches the workers: the older way to say it, a dict of these by name.
+    """How one dataset is divided: the older form, used in a dict from dataset name to config.
 
     Args:
-        fit, transform: of a preprocessor; there are none here, so they change nothing.
-        split: divide it among the workers (the default), or give each the whole.
-        required: an error where the trainer has no dataset of that name.
-        global_shuffle: ``random_shuffle()`` it, anew in each epoch.
-        randomize_block_order: change the order of its blocks in each epoch, a cheaper shuffle.
-        per_epoch_preprocessor: use ``map_batches`` instead; anything but None is an error.
+        fit, transform: for preprocessors, which do not exist here; ignored.
+        split: divide the dataset among the workers (the default), or give each worker all rows.
+        required: raise an error if the trainer has no dataset of that name.
+        global_shuffle: call ``random_shuffle()``; each epoch has a different order.
+        randomize_block_order: reorder the blocks in each epoch, which is a cheaper shuffle.
+        per_epoch_preprocessor: must be None; use ``map_batches`` instead.
         max_object_store_memory_fraction, use_stream_api, stream_window_size: accepted for scripts
-            that come from Ray; data always streams.
+            written for Ray, and ignored; data always streams.
     """
 
     fit: bool | None = None
@@ -100,5 +100,5 @@ class DatasetConfig:
         if self.per_epoch_preprocessor is not None:
             raise ValueError(
                 f"DatasetConfig(per_epoch_preprocessor={self.per_epoch_preprocessor!r}): there are "
-                "no preprocessors here; use map_batches, which runs anew in each epoch."
+                "no preprocessors here; use map_batches, which runs again in each epoch."
             )

@@ -1,4 +1,4 @@
-"""Datasets from what is in memory: lists, frames, arrays, tables, other libraries' datasets."""
+"""Datasets of data in memory: lists, frames, arrays, tables, datasets of other libraries."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from lockstep.checks import check_int
 from lockstep.data.arrow.columns import to_arrow
 from lockstep.data.arrow.formats import from_rows, to_table
 from lockstep.data.arrow.views import without_views
-from lockstep.data.compat import only_hints
-from lockstep.data.dataset import Dataset
-from lockstep.data.reordering import source_groups
-from lockstep.data.sources.base import MemorySource, RangeSource, Source
+from lockstep.data.compat import check_hints
+from lockstep.data.dataset import Dataset, from_source, from_table
+from lockstep.data.sources.base import RangeSource
 from lockstep.data.sources.items import ItemSource, row_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 __all__ = [
-    "dataset_of",
     "from_arrow",
     "from_huggingface",
     "from_items",
@@ -30,17 +29,6 @@ __all__ = [
     "range",
     "range_tensor",
 ]
-
-
-def dataset_of(source: Source) -> Dataset:
-    """A source's rows as a dataset."""
-
-    return Dataset(lambda: source_groups(source))
-
-
-def _in_memory(table: Any, blocks: int | None = None) -> Dataset:
-    rows = -(-table.num_rows // blocks) if blocks else None
-    return dataset_of(MemorySource(table, max(rows, 1) if rows is not None else None))
 
 
 def _blocks(count: int | None, parallelism: int = -1) -> int | None:
@@ -55,24 +43,21 @@ def from_items(
     """A dataset of Python objects: dicts as rows, anything else in a column ``"item"``.
 
     Args:
-        items: a list of them.
+        items: the objects; a generator is read to its end.
         parallelism: the older name of ``override_num_blocks``.
-        override_num_blocks: how many pieces to read it in.
+        override_num_blocks: the number of blocks.
     """
     rows = list(items)
     if not all(isinstance(item, Mapping) for item in rows):
         rows = [{"item": item} for item in rows]
-    return _in_memory(
-        from_rows(rows, None, "from_items"), _blocks(override_num_blocks, parallelism)
-    )
+    blocks = _blocks(override_num_blocks, parallelism)
+    return from_table(from_rows(rows, None, "from_items"), blocks)
 
 
 def from_pandas(
     dfs: pd.DataFrame | Sequence[pd.DataFrame], override_num_blocks: int | None = None
 ) -> Dataset:
     """A dataset of one or more data frames; the index is left out."""
-    import pyarrow as pa
-
     frames = [dfs] if hasattr(dfs, "iloc") else list(dfs)
     for frame in frames:
         if not hasattr(frame, "iloc"):
@@ -80,27 +65,27 @@ def from_pandas(
     tables = [to_table(frame, "from_pandas") for frame in frames]
     if not tables:
         raise ValueError("from_pandas([]): give at least one data frame.")
-    return _in_memory(_joined(tables, pa), _blocks(override_num_blocks))
+    return from_table(_joined(tables), _blocks(override_num_blocks))
 
 
 def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Dataset:
-    """A dataset of Arrow data, without a copy (but of Arrow's string views, which it cannot sort).
+    """A dataset of Arrow data, without a copy (except of string views, which Arrow cannot sort).
 
     Args:
         tables: a table, a record batch, anything with ``__arrow_c_stream__`` (a frame of Polars,
             DuckDB or Daft, a ``RecordBatchReader``), a serialised stream, or a list of these.
-        override_num_blocks: how many pieces to read it in.
+        override_num_blocks: the number of blocks.
     """
+    given = tables if isinstance(tables, (list, tuple)) else [tables]
+    if not given:
+        raise ValueError("from_arrow([]): give at least one table.")
+    joined = _joined([without_views(_as_table(table)) for table in given])
+    return from_table(joined, _blocks(override_num_blocks))
+
+
+def _as_table(value: Any) -> pa.Table:
     import pyarrow as pa
 
-    single = not isinstance(tables, (list, tuple))
-    found = [without_views(_as_table(one, pa)) for one in ([tables] if single else tables)]
-    if not found:
-        raise ValueError("from_arrow([]): give at least one table.")
-    return _in_memory(_joined(found, pa), _blocks(override_num_blocks))
-
-
-def _as_table(value: Any, pa: Any) -> Any:
     if isinstance(value, pa.Table):
         return value
     if isinstance(value, pa.RecordBatch):
@@ -115,7 +100,9 @@ def _as_table(value: Any, pa: Any) -> Any:
     )
 
 
-def _joined(tables: Sequence[Any], pa: Any) -> Any:
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
     first = tables[0].schema
     for number, table in enumerate(tables):
         if table.schema.names != first.names:
@@ -127,30 +114,30 @@ def _joined(tables: Sequence[Any], pa: Any) -> Any:
 
 
 def from_numpy(ndarrays: Any, column: str = "data") -> Dataset:
-    """A dataset of an array, a list of arrays (put together), or a dict of them by column.
+    """A dataset of an array, a list of arrays (concatenated), or a dict from column to array.
 
-    The first dimension counts the rows.
+    The first dimension of an array counts the rows.
     """
     import numpy as np
     import pyarrow as pa
 
     if isinstance(ndarrays, Mapping):
-        return _in_memory(to_table(ndarrays, "from_numpy"))
+        return from_table(to_table(ndarrays, "from_numpy"))
     if isinstance(ndarrays, (list, tuple)):
         ndarrays = np.concatenate([np.asarray(array) for array in ndarrays])
-    return _in_memory(pa.table({column: to_arrow(np.asarray(ndarrays))}))
+    return from_table(pa.table({column: to_arrow(np.asarray(ndarrays))}))
 
 
 def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
     """A dataset of a torch dataset's items.
 
-    A map-style one is read when its rows are needed, by the worker that needs them, so it must be
-    picklable; an iterable one is read now. A dict is a row, a tuple has the columns ``"item_0"``,
-    ``"item_1"``, …, anything else is in the column ``"item"``.
+    A map-style dataset is read by the worker that needs its rows, so it must be picklable; an
+    iterable dataset is read now. A dict becomes a row, a tuple becomes the columns ``"item_0"``,
+    ``"item_1"``, …, any other item the column ``"item"``.
 
     Args:
-        dataset: it.
-        local_read: accepted; reading is always local.
+        dataset: the torch dataset.
+        local_read: accepted and ignored; reading is always local.
     """
     import torch.utils.data
 
@@ -161,33 +148,32 @@ def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
             f"from_torch() got a {type(dataset).__name__}, which has no __getitem__ or no __len__; "
             "define them, or make it an IterableDataset."
         )
-    return dataset_of(ItemSource(dataset))
+    return from_source(ItemSource(dataset))
 
 
 def from_huggingface(
     dataset: Any, *, parallelism: int = -1, override_num_blocks: int | None = None, **hints: Any
 ) -> Dataset:
-    """A dataset of a Hugging Face ``datasets.Dataset``; its Arrow table is used as it is.
+    """A dataset of a Hugging Face ``datasets.Dataset``; its Arrow table is used without a copy.
 
     An ``IterableDataset`` is read now.
 
     Args:
-        dataset: it.
+        dataset: the Hugging Face dataset.
         parallelism, override_num_blocks: as in ``from_items``.
-        hints: of Ray's scheduler (``concurrency``): accepted, nothing needs them.
+        hints: for Ray's scheduler (``concurrency``); accepted and ignored.
     """
     blocks = _blocks(override_num_blocks, parallelism)
-    only_hints("from_huggingface", hints)
+    check_hints("from_huggingface", hints)
     if hasattr(dataset, "keys") and not hasattr(dataset, "features"):
         raise ValueError(
             f"from_huggingface() got a dict of datasets ({', '.join(map(str, dataset))}); choose "
             "one of them."
         )
-    data = getattr(dataset, "data", None)
-    table = getattr(data, "table", None)
+    table = getattr(getattr(dataset, "data", None), "table", None)
     if table is None:
         return from_items(list(dataset), override_num_blocks=blocks)
-    if getattr(dataset, "_indices", None) is not None:  # selected or shuffled: other rows
+    if getattr(dataset, "_indices", None) is not None:  # rows were selected or shuffled
         return from_huggingface(dataset.flatten_indices(), override_num_blocks=blocks)
     return from_arrow(table.replace_schema_metadata(None), override_num_blocks=blocks)
 
@@ -207,12 +193,12 @@ def range(
     """The integers below ``n``, in a column ``"id"``.
 
     Args:
-        n: how many.
+        n: the number of rows.
         parallelism, override_num_blocks: as in ``from_items``.
-        concurrency: accepted; nothing here needs it.
+        concurrency: for Ray's scheduler; accepted and ignored.
     """
     blocks = _blocks(override_num_blocks, parallelism)
-    return dataset_of(RangeSource(check_int(f"range({n!r})", n), "id", None, blocks))
+    return from_source(RangeSource(check_int(f"range({n!r})", n), "id", None, blocks))
 
 
 def range_tensor(
@@ -223,8 +209,7 @@ def range_tensor(
     concurrency: int | None = None,
     override_num_blocks: int | None = None,
 ) -> Dataset:
-    """``n`` tensors of a shape in a column ``"data"``, the i-th filled with i; see ``range``."""
+    """``n`` tensors in a column ``"data"``, the i-th filled with i; see ``range``."""
     blocks = _blocks(override_num_blocks, parallelism)
-    return dataset_of(
-        RangeSource(check_int(f"range_tensor({n!r})", n), "data", tuple(shape), blocks)
-    )
+    rows = check_int(f"range_tensor({n!r})", n)
+    return from_source(RangeSource(rows, "data", tuple(shape), blocks))

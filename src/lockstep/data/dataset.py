@@ -1,4 +1,4 @@
-"""Dataset: rows from anywhere, read and transformed when they are used."""
+"""Dataset: rows of any source, read and transformed when they are used."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from lockstep.data.arrow.views import without_views
 from lockstep.data.iterate.shard import DataShard, ShardPlan
 from lockstep.data.outputs import Outputs
 from lockstep.data.plan.position import Cut
-from lockstep.data.reordering import Reordering, table_groups
+from lockstep.data.reordering import Reordering, source_groups
+from lockstep.data.sources.base import MemorySource, Source
 from lockstep.data.transforms import Transforms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "from_source", "from_table"]
 
 
 class Dataset(Transforms, Reordering, Aggregates, Outputs):
     """Rows with named columns, lazily read, transformed and divided among workers.
 
-    Make one with ``lockstep.data.read_*`` or ``from_*``. Every method that changes something
-    returns another dataset and leaves this one as it is.
+    Create one with ``lockstep.data.read_*`` or ``from_*``. A dataset never changes: a method that
+    transforms it returns a new dataset.
     """
 
     def count(self) -> int:
-        """How many rows there are; reads no more than is needed to know."""
+        """The number of rows; reads no more data than the count needs."""
         if any(unit.guessed for unit in self._units()):
             return sum(table.num_rows for table in self._tables())
         return sum(unit.rows or 0 for group in self._counted() for unit in group.units)
@@ -44,7 +45,7 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
         """All rows, as dicts.
 
         Raises:
-            ValueError: there are more than ``limit``.
+            ValueError: there are more than ``limit`` rows.
         """
         if limit is None:
             return list(self._rows())
@@ -74,7 +75,11 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
                 yield from to_rows(table.slice(start, 256))
 
     def schema(self, fetch_if_missing: bool = True) -> pa.Schema:
-        """The columns and their types; may run transforms on the first rows to find out."""
+        """The columns and their types.
+
+        Where a user's function decides them, the transforms run on the first rows to find out; with
+        ``fetch_if_missing=False`` the result is None instead.
+        """
         schema = self._schema()
         if schema is None and fetch_if_missing:
             from lockstep.data.plan.schema import inferred_schema
@@ -83,33 +88,33 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
         return schema
 
     def columns(self, fetch_if_missing: bool = True) -> list[str] | None:
-        """The names of the columns."""
+        """The names of the columns; ``fetch_if_missing`` as in ``schema``."""
         schema = self.schema(fetch_if_missing)
         return None if schema is None else list(schema.names)
 
     def num_blocks(self) -> int:
-        """How many pieces it is read in."""
+        """The number of blocks the dataset is read in."""
         return len(self._units())
 
     def size_bytes(self) -> int:
-        """About how many bytes go in, before transforms."""
+        """The approximate size of the data before transforms."""
         return sum(unit.size for unit in self._units())
 
     def memory_bytes(self) -> int:
-        """How many bytes of it lie in memory, here and wherever it is sent."""
+        """The size of the data held in memory, in each process that has the dataset."""
         sources = {id(unit.source): unit.source for unit in self._units()}.values()
         return sum(source.memory_bytes() for source in sources)
 
     def input_files(self) -> list[str]:
-        """The files it is read from."""
+        """The files the dataset is read from."""
         found: dict[str, None] = {}
         for source in {id(unit.source): unit.source for unit in self._units()}.values():
             found.update(dict.fromkeys(source.files()))
         return list(found)
 
     def materialize(self) -> Dataset:
-        """The rows read and transformed now, and kept in memory."""
-        return _in_memory(self.to_arrow())
+        """Read and transform all rows now; the result holds them in memory."""
+        return from_table(self.to_arrow())
 
     def iterator(self) -> DataShard:
         """The rows as one shard: an iterator whose position can be saved and restored."""
@@ -118,7 +123,7 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
     def streaming_split(
         self, n: int, *, equal: bool = False, locality_hints: Sequence[Any] | None = None
     ) -> list[DataShard]:
-        """``n`` shards, as workers get them; ``locality_hints`` is accepted and not needed."""
+        """``n`` shards, as workers get them. Ignores ``locality_hints``."""
         plan = self.prepare(n, equal=equal)
         return [plan.shard(rank) for rank in range(n)]
 
@@ -131,13 +136,15 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
         seed: int | None = None,
         name: str = "The dataset",
     ) -> ShardPlan:
-        """Find everything that ranks need to read their parts by themselves; counts the rows.
+        """Plan the shards: check the files, count the rows, and divide them among ranks.
+
+        Each rank can then read its shard without a coordinator.
 
         Args:
-            world_size: how many ranks.
+            world_size: the number of ranks.
             equal, order: see ``DataConfig``.
-            seed: replaces those that ``random_shuffle()`` drew for itself.
-            name: what to call it in errors.
+            seed: replaces the seeds that ``random_shuffle()`` drew by itself.
+            name: the dataset's name in error messages.
         """
         world_size = check_int(f"world_size={world_size!r}", world_size, 1)
         if order not in ("local", "global"):
@@ -154,9 +161,9 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
                 for group in groups
             ]
         cut = Cut(world_size, equal, order)
-        return ShardPlan(groups, cut, self.schema(False), name, in_memory=_in_memory)
+        return ShardPlan(groups, cut, self.schema(False), name, in_memory=from_table)
 
-    if not TYPE_CHECKING:  # a type checker is to find what there is not, too
+    if not TYPE_CHECKING:  # a type checker must report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
             if name in ("groupby", "join", "aggregate"):
@@ -169,17 +176,22 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
     def __repr__(self) -> str:
         from lockstep.data.plan.schema import known_schema
 
-        made = self._made
-        if made is None:
+        groups = self._known_groups
+        if groups is None:
             return "Dataset(not read yet)"
-        schema = known_schema(made)
+        schema = known_schema(groups)
         names = "?" if schema is None else ", ".join(schema.names)
-        rows = [unit.rows for group in made for unit in group.units]
-        known = "?" if None in rows else sum(row or 0 for row in rows)
-        return f"Dataset(rows={known}, columns=[{names}])"
+        rows = [unit.rows for group in groups for unit in group.units]
+        total = "?" if None in rows else sum(row or 0 for row in rows)
+        return f"Dataset(rows={total}, columns=[{names}])"
 
 
-def _in_memory(table: pa.Table) -> Dataset:
-    """A table's rows as a dataset."""
-    table = without_views(table)
-    return Dataset(lambda: table_groups(table))
+def from_source(source: Source) -> Dataset:
+    """A source's rows as a dataset."""
+    return Dataset(lambda: source_groups(source))
+
+
+def from_table(table: pa.Table, num_blocks: int | None = None) -> Dataset:
+    """A table's rows as a dataset of about ``num_blocks`` blocks, or of blocks of 16 MB."""
+    rows = None if num_blocks is None else max(1, -(-table.num_rows // num_blocks))
+    return from_source(MemorySource(without_views(table), rows))

@@ -1,4 +1,4 @@
-"""Rows as other libraries' objects, and as files."""
+"""Rows as objects of other libraries, and as files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import check_int
@@ -14,7 +15,7 @@ from lockstep.data.arrow.columns import as_written, to_numpy
 from lockstep.data.arrow.formats import to_pandas
 from lockstep.data.base import DatasetBase
 from lockstep.data.iterate.batching import cut_tables
-from lockstep.data.plan.operations import known
+from lockstep.data.plan.operations import check_columns
 from lockstep.run_layout import TEMPORARY
 
 if TYPE_CHECKING:
@@ -24,23 +25,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Outputs"]
 
-_ROWS_OF_A_FILE = 1 << 20
-_NAME = re.compile(r"part-(\d+)(-[0-9a-f]{8})?\.(parquet|csv|json)")
+_ROWS_PER_FILE = 1 << 20
+_FILE = re.compile(r"part-(\d+)(-[0-9a-f]{8})?\.(parquet|csv|json)")
 _MODES = {"create": "error", **{m: m for m in ("append", "overwrite", "ignore", "error")}}
 
 
 class Outputs(DatasetBase):
     """``to_pandas``, ``to_arrow``, ``to_numpy``, ``write_parquet``, ``write_csv``, ``write_json``.
 
-    ``write_*`` makes a directory of files, each whole or not there at all. Their names sort in the
-    order of the rows, and no two writes have the same ones: several may go on at a time.
+    ``write_*`` writes a directory of files; a file is complete or does not exist. The files' names
+    sort in the order of the rows and are unique to a write, so several writes may run at once.
     """
 
     def to_arrow(self, limit: int | None = None) -> pa.Table:
         """All rows as one Arrow table.
 
         Raises:
-            ValueError: there are more than ``limit``.
+            ValueError: there are more than ``limit`` rows.
         """
         import pyarrow as pa
 
@@ -63,7 +64,7 @@ class Outputs(DatasetBase):
         """All rows as a dict of arrays, or a column as an array."""
         table = self.to_arrow()
         if column is not None:
-            return to_numpy(table[known([column], table.column_names, "to_numpy")[0]])
+            return to_numpy(table[check_columns([column], table.column_names, "to_numpy")[0]])
         names = table.column_names
         return {n: to_numpy(c) for n, c in zip(names, table.columns, strict=True)}
 
@@ -83,24 +84,26 @@ class Outputs(DatasetBase):
 
         Args:
             path: the directory, or its URI.
-            filesystem: that ``path`` is on.
+            filesystem: the filesystem of ``path``.
             num_rows_per_file: None is about a million.
-            min_rows_per_file: another name of it.
+            min_rows_per_file: another name for ``num_rows_per_file``.
             mode: what happens to files of earlier writes, of any format: ``"append"`` keeps them
-                and numbers the new ones after them, ``"overwrite"`` removes them once the new ones
-                are there, ``"ignore"`` writes nothing, ``"error"`` (or ``"create"``) raises.
-            concurrency, ray_remote_args: of Ray's scheduler: accepted, nothing here needs them.
+                and numbers the new files after them, ``"overwrite"`` removes them once the new
+                files are written, ``"ignore"`` writes nothing if there are such files, ``"error"``
+                (or ``"create"``) raises.
+            concurrency, ray_remote_args: for Ray's scheduler; accepted and ignored.
             arrow_parquet_args: for ``pyarrow.parquet.write_table``.
 
         Returns:
             The names of the files.
+
+        Raises:
+            FileExistsError: there are files of an earlier write, and ``mode`` is ``"error"``.
         """
         import pyarrow.parquet as pq
 
-        def write(table: pa.Table, file: str) -> None:
-            pq.write_table(table, file, **arrow_parquet_args)
-
         rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        write = partial(pq.write_table, **arrow_parquet_args)
         return self._write(path, filesystem, "parquet", rows, mode, write)
 
     def write_csv(
@@ -124,10 +127,8 @@ class Outputs(DatasetBase):
         """
         import pyarrow.csv
 
-        def write(table: pa.Table, file: str) -> None:
-            pyarrow.csv.write_csv(table, file, **arrow_csv_args)
-
         rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        write = partial(pyarrow.csv.write_csv, **arrow_csv_args)
         return self._write(path, filesystem, "csv", rows, mode, write)
 
     def write_json(
@@ -142,7 +143,7 @@ class Outputs(DatasetBase):
         ray_remote_args: Mapping[str, Any] | None = None,
         **pandas_json_args: Any,
     ) -> list[str]:
-        """Write JSON, a row a line.
+        """Write JSON files, one row per line.
 
         Args:
             path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
@@ -152,7 +153,7 @@ class Outputs(DatasetBase):
         options = {
             "orient": "records",
             "lines": True,
-            "double_precision": 15,  # decimals: the most pandas has, where it would take ten
+            "double_precision": 15,  # the most that pandas supports; its default of 10 loses digits
             **pandas_json_args,
         }
 
@@ -171,6 +172,7 @@ class Outputs(DatasetBase):
         mode: Any,
         write: Callable[[pa.Table, str], None],
     ) -> list[str]:
+        """Write the files; ``write`` writes a table to a local path."""
         import tempfile
 
         from lockstep.storage import open_storage
@@ -186,7 +188,7 @@ class Outputs(DatasetBase):
         storage = open_storage(path, filesystem)
         storage.make_directory()
         earlier = {
-            name: int(found[1]) for name in storage.listdir() if (found := _NAME.fullmatch(name))
+            name: int(found[1]) for name in storage.listdir() if (found := _FILE.fullmatch(name))
         }
         if earlier and mode == "error":
             raise FileExistsError(
@@ -199,28 +201,27 @@ class Outputs(DatasetBase):
         token = secrets.token_hex(4)
         names: list[str] = []
         with tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
-            for number, table in enumerate(self._files(rows or _ROWS_OF_A_FILE), first):
+            tables = cut_tables(self._pieces(), rows or _ROWS_PER_FILE, False, "pyarrow")
+            for number, (table, _) in enumerate(tables, first):
                 name = f"part-{number:05d}-{token}.{ending}"
                 file = os.path.join(scratch, name)
-                write(_plain(table) if ending != "parquet" else table, file)
+                write(table if ending == "parquet" else _with_lists(table), file)
+                # Readers of a local directory see a file only once it is complete. An object store
+                # publishes an object when its upload ends.
                 staged = f"{TEMPORARY}{name}" if storage.is_local else name
                 storage.put(staged, file, move=True, flush=False)
                 if storage.is_local:
                     os.replace(storage.path(staged), storage.path(name))
                 names.append(name)
-        if mode == "overwrite":
+        if mode == "overwrite":  # only now: a write that fails loses nothing
             for name in earlier:
-                with contextlib.suppress(FileNotFoundError):  # another write's overwrite did it
+                with contextlib.suppress(FileNotFoundError):  # another write removed it
                     storage.filesystem.delete_file(storage.path(name))
         return names
 
-    def _files(self, rows: int) -> Iterator[pa.Table]:
-        for table, _ in cut_tables(self._pieces(), rows, False, "pyarrow"):
-            yield table
 
-
-def _plain(table: pa.Table) -> pa.Table:
-    """Tensors as lists, for formats that know no others."""
+def _with_lists(table: pa.Table) -> pa.Table:
+    """The table with lists in place of tensors, for formats without tensors."""
     import pyarrow as pa
 
     return pa.table([as_written(column) for column in table.columns], names=table.column_names)

@@ -1,4 +1,4 @@
-"""Datasets from files, anywhere."""
+"""Datasets of files, on any filesystem."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from lockstep.data.compat import FileShuffleConfig, only_hints
-from lockstep.data.create import dataset_of
-from lockstep.data.dataset import Dataset
+from lockstep.data.compat import FileShuffleConfig, check_hints
+from lockstep.data.dataset import Dataset, from_source
 from lockstep.data.sources.base import Source
 from lockstep.data.sources.partitions import PartitionedSource, partitions_of, paths_of, pruned
 from lockstep.data.sources.paths import File, Paths, list_files
@@ -28,7 +27,7 @@ __all__ = [
     "read_text",
 ]
 
-Shuffle: TypeAlias = Literal["files"] | FileShuffleConfig | None
+FileShuffle: TypeAlias = Literal["files"] | FileShuffleConfig | None
 
 
 def read_parquet(
@@ -40,7 +39,7 @@ def read_parquet(
     file_extensions: Sequence[str] | None = ("parquet", "pq"),
     include_paths: bool = False,
     ignore_missing_paths: bool = False,
-    shuffle: Shuffle = None,
+    shuffle: FileShuffle = None,
     **hints: Any,
 ) -> Dataset:
     """Rows of Parquet files.
@@ -50,32 +49,31 @@ def read_parquet(
     Args:
         paths: a file, a directory, a glob, a URI (``s3://…``, ``gs://…``), or a list of these.
         filesystem: the Arrow or fsspec filesystem that ``paths`` are on.
-        columns: to read; None is all.
-        filters: keep the rows for which this is true: an Arrow expression, text such as
-            ``"x > 3"``, or Arrow's lists of tuples. Row groups that cannot have such rows are not
-            read.
-        file_extensions: of the files that count in a directory.
-        include_paths: add a column ``"path"``: the file a row is from; the files may have none.
-        ignore_missing_paths: leave out paths where there is nothing, rather than raise.
+        columns: the columns to read; None reads all.
+        filters: keep only the rows that match: an Arrow expression, text such as ``"x > 3"``, or
+            Arrow's lists of tuples. Row groups whose statistics rule out a match are not read.
+        file_extensions: which files of a directory are read; None reads all.
+        include_paths: add a column ``"path"`` with the file of each row; it is an error if the
+            files have such a column.
+        ignore_missing_paths: skip paths that do not exist instead of raising.
         shuffle: ``"files"``, or a ``FileShuffleConfig`` with a seed: the blocks (row groups) in a
-            random order, another one in each epoch; see ``Dataset.randomize_block_order``.
-        hints: what Ray's scripts tell its scheduler (``override_num_blocks``, ``concurrency``,
-            ``num_cpus``, …) is accepted; files are read in the pieces they have.
+            random order, a different order in each epoch; see ``Dataset.randomize_block_order``.
+        hints: for Ray's scheduler (``override_num_blocks``, ``concurrency``, ``num_cpus``, …);
+            accepted and ignored: the files decide the blocks.
     """
-    from lockstep.data.arrow.expressions import from_filters
     from lockstep.data.sources.parquet import ParquetSource
 
     files = _files("read_parquet", paths, filesystem, file_extensions, ignore_missing_paths, hints)
-    expression = None if filters is None else from_filters(filters)
+    expression = _expression(filters)
     if include_paths or partitions_of(files) is not None:
         dataset = _read(files, ParquetSource, columns, expression, include_paths)
     elif expression is None:
         source = ParquetSource(files, columns)
-        source.schema()
-        dataset = dataset_of(source)
+        source.schema()  # raises now where a column is missing
+        dataset = from_source(source)
     else:
         source = ParquetSource(files, None, expression)
-        dataset = _filtered(dataset_of(source), columns, expression)
+        dataset = _filtered(from_source(source), columns, expression)
     return _shuffled(dataset, shuffle)
 
 
@@ -91,19 +89,19 @@ def read_csv(
     convert_options: pyarrow.csv.ConvertOptions | None = None,
     include_paths: bool = False,
     ignore_missing_paths: bool = False,
-    shuffle: Shuffle = None,
+    shuffle: FileShuffle = None,
     **hints: Any,
 ) -> Dataset:
     """Rows of CSV files, compressed or not.
 
-    Types are found from samples of each file; say what a column is with ``convert_options`` where
-    that is not enough.
+    The types of columns are inferred from samples of each file. Set a column's type with
+    ``convert_options`` where the samples do not show it.
 
     Args:
         paths, filesystem, columns, filters, file_extensions, include_paths, ignore_missing_paths,
             shuffle, hints: as in ``read_parquet``.
-        read_options, parse_options, convert_options: Arrow's. Values with line breaks in them need
-            ``ParseOptions(newlines_in_values=True)``; a file is then read as a whole.
+        read_options, parse_options, convert_options: of Arrow. Values that contain line breaks need
+            ``ParseOptions(newlines_in_values=True)``; each file is then one block.
     """
     from lockstep.data.sources.csv import CsvSource
 
@@ -131,16 +129,16 @@ def read_json(
     parse_options: pyarrow.json.ParseOptions | None = None,
     include_paths: bool = False,
     ignore_missing_paths: bool = False,
-    shuffle: Shuffle = None,
+    shuffle: FileShuffle = None,
     **hints: Any,
 ) -> Dataset:  # fmt: skip
-    """Rows of JSON files, compressed or not: an object a line, or a list of objects.
+    """Rows of JSON files, compressed or not: one object per line, or a list of objects.
 
     Args:
         paths, filesystem, columns, filters, file_extensions, include_paths, ignore_missing_paths,
             shuffle, hints: as in ``read_parquet``.
-        lines: accepted; which of the two a file is can be seen.
-        read_options, parse_options: Arrow's.
+        lines: accepted and ignored; each file's layout is detected.
+        read_options, parse_options: of Arrow.
     """
     from lockstep.data.sources.json import JsonSource
 
@@ -158,7 +156,7 @@ def read_text(
     file_extensions: Sequence[str] | None = None,
     include_paths: bool = False,
     ignore_missing_paths: bool = False,
-    shuffle: Shuffle = None,
+    shuffle: FileShuffle = None,
     **hints: Any,
 ) -> Dataset:
     """The lines of text files, in a column ``"text"``.
@@ -167,7 +165,7 @@ def read_text(
         paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
             ``read_parquet``.
         encoding: of the files.
-        drop_empty_lines: leave them out.
+        drop_empty_lines: leave empty lines out.
         include_paths: add a column ``"path"``.
     """
     from lockstep.data.sources.text import TextSource
@@ -176,7 +174,7 @@ def read_text(
     source: Source = TextSource(files, encoding, drop_empty_lines)
     if include_paths:
         source = PartitionedSource(source, files, paths_of(files), paths=True)
-    return _shuffled(dataset_of(source), shuffle)
+    return _shuffled(from_source(source), shuffle)
 
 
 def read_numpy(
@@ -187,10 +185,10 @@ def read_numpy(
     file_extensions: Sequence[str] | None = ("npy",),
     allow_pickle: bool = False,
     ignore_missing_paths: bool = False,
-    shuffle: Shuffle = None,
+    shuffle: FileShuffle = None,
     **hints: Any,
 ) -> Dataset:
-    """The rows of ``.npy`` files, in a column ``"data"``: the first dimension counts them.
+    """The rows of ``.npy`` files, in a column ``"data"``; the first dimension counts the rows.
 
     Args:
         paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
@@ -201,7 +199,7 @@ def read_numpy(
     from lockstep.data.sources.whole_files import NumpySource
 
     files = _files("read_numpy", paths, filesystem, file_extensions, ignore_missing_paths, hints)
-    return _shuffled(dataset_of(NumpySource(files, allow_pickle, include_paths)), shuffle)
+    return _shuffled(from_source(NumpySource(files, allow_pickle, include_paths)), shuffle)
 
 
 def read_images(
@@ -213,7 +211,7 @@ def read_images(
     include_paths: bool = False,
     file_extensions: Sequence[str] | None = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif"),
     ignore_missing_paths: bool = False,
-    shuffle: Shuffle = None,
+    shuffle: FileShuffle = None,
     **hints: Any,
 ) -> Dataset:
     """Images as arrays of height, width and channels, in a column ``"image"``; needs Pillow.
@@ -221,8 +219,8 @@ def read_images(
     Args:
         paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
             ``read_parquet``.
-        size: (height, width) to scale each to; without, they may differ.
-        mode: the colours to convert to, such as ``"RGB"`` or ``"L"``.
+        size: scale each image to this (height, width); by default, sizes may differ.
+        mode: the colour mode to convert to, such as ``"RGB"`` or ``"L"``.
         include_paths: add a column ``"path"``.
     """
     import importlib.util
@@ -234,7 +232,7 @@ def read_images(
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise ValueError(f"read_images(size={size!r}): give (height, width).")
     files = _files("read_images", paths, filesystem, file_extensions, ignore_missing_paths, hints)
-    return _shuffled(dataset_of(ImageSource(files, include_paths, size, mode)), shuffle)
+    return _shuffled(from_source(ImageSource(files, include_paths, size, mode)), shuffle)
 
 
 def read_binary_files(
@@ -244,10 +242,10 @@ def read_binary_files(
     filesystem: pyarrow.fs.FileSystem | None = None,
     file_extensions: Sequence[str] | None = None,
     ignore_missing_paths: bool = False,
-    shuffle: Shuffle = None,
+    shuffle: FileShuffle = None,
     **hints: Any,
 ) -> Dataset:
-    """Whole files, in a column ``"bytes"``.
+    """The contents of files, one file per row, in a column ``"bytes"``.
 
     Args:
         paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
@@ -258,7 +256,7 @@ def read_binary_files(
 
     doing = "read_binary_files"
     files = _files(doing, paths, filesystem, file_extensions, ignore_missing_paths, hints)
-    return _shuffled(dataset_of(BinarySource(files, include_paths)), shuffle)
+    return _shuffled(from_source(BinarySource(files, include_paths)), shuffle)
 
 
 def _files(
@@ -269,11 +267,17 @@ def _files(
     ignore_missing: bool,
     hints: Mapping[str, Any],
 ) -> list[File]:
-    only_hints(doing, hints)
+    check_hints(doing, hints)
     return list_files(paths, filesystem, endings, doing, ignore_missing)
 
 
-def _shuffled(dataset: Dataset, shuffle: Shuffle) -> Dataset:
+def _expression(filters: Any) -> Any:
+    from lockstep.data.arrow.expressions import from_filters
+
+    return None if filters is None else from_filters(filters)
+
+
+def _shuffled(dataset: Dataset, shuffle: FileShuffle) -> Dataset:
     if shuffle is None:
         return dataset
     if shuffle == "files":
@@ -290,25 +294,24 @@ def _read(
     filters: Any,
     include_paths: bool,
 ) -> Dataset:
-    """Files of one kind, with the columns that their directories' names add, and their paths."""
-    from lockstep.data.arrow.expressions import from_filters
-
-    expression = None if filters is None else from_filters(filters)
+    """Rows of files, with the columns that directory names and ``include_paths`` add."""
+    expression = _expression(filters)
     partitions = partitions_of(files)
     if include_paths:
         partitions = paths_of(files, partitions)
         columns = None if columns is None else list(dict.fromkeys([*columns, "path"]))
     if partitions is None:
-        return _filtered(dataset_of(make(files)), columns, expression)
+        return _filtered(from_source(make(files)), columns, expression)
     source = PartitionedSource(make(files), files, partitions, include_paths)
     if expression is not None:
         kept, rows = pruned(files, partitions, expression)
         if len(kept) < len(files):
             fewer = PartitionedSource(make(kept), kept, rows, include_paths)
+            # A column in the files replaces the directories' one: then no file can be ruled out.
             source = fewer if fewer.adds_all() else source
     if include_paths:
-        source.schema()  # raises where the files have such a column
-    return _filtered(dataset_of(source), columns, expression)
+        source.schema()  # raises now where the files have a column "path"
+    return _filtered(from_source(source), columns, expression)
 
 
 def _filtered(dataset: Dataset, columns: Sequence[str] | None, expression: Any) -> Dataset:
@@ -316,9 +319,9 @@ def _filtered(dataset: Dataset, columns: Sequence[str] | None, expression: Any) 
         dataset = dataset.filter(expr=expression)
     if columns is None:
         return dataset
-    there = dataset.schema().names
+    names = dataset.schema().names
     for name in columns:
-        if name not in there:
+        if name not in names:
             file = dataset.input_files()[0]
-            raise KeyError(f"{file!r} has no column {name!r}; it has {', '.join(there)}.")
+            raise KeyError(f"{file!r} has no column {name!r}; it has {', '.join(names)}.")
     return dataset.select_columns(columns)

@@ -1,4 +1,4 @@
-"""The transforms of a dataset: lazy, block by block, in the process that uses the rows."""
+"""The transforms of a dataset: lazy, one block at a time, in the process that uses the rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.checks import check_int
 from lockstep.data.arrow.formats import check_format
 from lockstep.data.base import DatasetBase
-from lockstep.data.compat import only_hints
+from lockstep.data.compat import check_hints
 from lockstep.data.plan import operations as ops
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ _Concurrency = int | tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class ActorPoolStrategy:
-    """How Ray's scripts say ``concurrency``: ``size``, or the most there may be, is taken.
+    """Ray's older way to set ``concurrency``: ``size`` is used, or else the largest size allowed.
 
-    What is about its actors alone (``initial_size`` and all after it) changes nothing.
+    The other fields configure Ray's actors and change nothing here.
     """
 
     size: int | None = None
@@ -38,16 +38,16 @@ class ActorPoolStrategy:
 
 @dataclass(frozen=True)
 class TaskPoolStrategy:
-    """The same for functions."""
+    """Ray's older way to set the ``concurrency`` of functions."""
 
     size: int | None = None
 
 
 class Transforms(DatasetBase):
-    """``map_batches`` and its kin.
+    """``map_batches`` and the other transforms of rows and columns.
 
-    They take the arguments of Ray Data. Those for its scheduler (``num_cpus``, ``num_gpus``,
-    ``memory``, ``resources``, ``max_retries`` and their kin: the ``hints``) are accepted and change
+    They take the arguments of Ray Data. Arguments for Ray's scheduler (``num_cpus``, ``num_gpus``,
+    ``memory``, ``resources``, ``max_retries`` and others: the ``hints``) are accepted and change
     nothing: a transform runs in the worker that uses its rows, in a thread beside the training
     function.
     """
@@ -69,30 +69,31 @@ class Transforms(DatasetBase):
         udf_modifying_row_count: bool | None = None,
         **hints: Any,
     ) -> Dataset:
-        """Change rows a batch at a time.
+        """Transform the rows batch by batch.
 
-        Which rows are in a batch together is not defined: it depends on how the data is read.
+        Which rows share a batch is not defined: it depends on how the data is read.
 
         Args:
-            fn: a function from a batch to a batch, or a class whose objects are such functions: one
-                is made in each worker, so that what is costly to set up is set up once.
-            batch_size: rows of a batch, at most; None (or ``"auto"``, ``"default"``) is whatever is
-                read at once.
+            fn: a function from a batch to a batch, or a class whose objects are such functions.
+                One object is created in each worker, so that a costly setup runs once.
+            batch_size: the largest number of rows in a batch; None (or ``"auto"``, ``"default"``)
+                makes each piece that is read a batch.
             compute: an ``ActorPoolStrategy`` or ``TaskPoolStrategy``, in older scripts; use
                 ``concurrency``.
-            batch_format: what ``fn`` gets: ``"numpy"`` (a dict of arrays), ``"pandas"``,
-                ``"pyarrow"`` or ``"torch"``. It may return any of them, or a generator.
-            zero_copy_batch: False gives it arrays that it may write to.
-            fn_args, fn_kwargs: given to ``fn`` after the batch.
-            fn_constructor_args, fn_constructor_kwargs: given to the class.
-            concurrency: threads that call ``fn`` at once.
-            preserves_rows: whether the i-th row out is made of the i-th row in. None: yes, unless
-                the rows are only looked at here, where any number is fine. Say False where ``fn``
-                changes the number of rows; for equal shards they are then counted first.
+            batch_format: the type of batch that ``fn`` gets: ``"numpy"`` (a dict of arrays),
+                ``"pandas"``, ``"pyarrow"`` or ``"torch"``. ``fn`` may return any of these types, or
+                a generator of batches.
+            zero_copy_batch: False gives ``fn`` writable arrays.
+            fn_args, fn_kwargs: passed to ``fn`` after the batch.
+            fn_constructor_args, fn_constructor_kwargs: passed to the class.
+            concurrency: the number of threads that call ``fn`` at once.
+            preserves_rows: whether output row i is made of input row i. None assumes so where
+                shards or slices depend on it, and accepts any number of rows elsewhere. Give False
+                where ``fn`` changes the number of rows; equal shards then need a count first.
             udf_modifying_row_count: Ray's name for the opposite of ``preserves_rows``.
-            hints: accepted, see above.
+            hints: for Ray's scheduler; accepted and ignored.
         """
-        only_hints("map_batches", hints)
+        check_hints("map_batches", hints)
         if preserves_rows is None and udf_modifying_row_count is not None:
             preserves_rows = not udf_modifying_row_count
         if preserves_rows not in (None, True, False):
@@ -102,13 +103,12 @@ class Transforms(DatasetBase):
         rows = (
             None if batch_size is None else check_int(f"batch_size={batch_size!r}", batch_size, 1)
         )
-        call = ops.Call(
-            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
-            _pool(compute) if concurrency is None else concurrency,
-        )  # fmt: skip
+        call = _call(
+            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, compute, concurrency
+        )
         name = check_format(batch_format)
         copy = not zero_copy_batch
-        return self._then(ops.MapBatches(call, rows, name, preserves_rows, copy))
+        return self._with_operation(ops.MapBatches(call, rows, name, preserves_rows, copy))
 
     def map(
         self,
@@ -122,14 +122,12 @@ class Transforms(DatasetBase):
         concurrency: _Concurrency = None,
         **hints: Any,
     ) -> Dataset:
-        """Change rows one by one: ``fn`` from a dict to a dict. Arguments as in ``map_batches``."""
-        only_hints("map", hints)
-        return self._then(
-            ops.MapRows(
-                ops.Call(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
-                         _pool(compute) if concurrency is None else concurrency)
-            )
-        )  # fmt: skip
+        """Transform each row: ``fn`` from a dict to a dict. Arguments as in ``map_batches``."""
+        check_hints("map", hints)
+        call = _call(
+            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, compute, concurrency
+        )
+        return self._with_operation(ops.MapRows(call))
 
     def flat_map(
         self,
@@ -143,14 +141,12 @@ class Transforms(DatasetBase):
         concurrency: _Concurrency = None,
         **hints: Any,
     ) -> Dataset:
-        """Make any number of rows of each: ``fn`` from a dict to a list of dicts."""
-        only_hints("flat_map", hints)
-        return self._then(
-            ops.FlatMap(
-                ops.Call(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
-                         _pool(compute) if concurrency is None else concurrency)
-            )
-        )  # fmt: skip
+        """Turn each row into any number of rows: ``fn`` from a dict to a list of dicts."""
+        check_hints("flat_map", hints)
+        call = _call(
+            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, compute, concurrency
+        )
+        return self._with_operation(ops.FlatMap(call))
 
     def filter(
         self,
@@ -168,13 +164,13 @@ class Transforms(DatasetBase):
         """Keep some rows.
 
         Args:
-            fn: from a row, as a dict, to True or False; arguments as in ``map_batches``.
-            expr: instead of ``fn``, and faster by far: an Arrow expression
-                (``pc.field("x") > 3``), or such a comparison as text (``"x > 3 and y == 'a'"``).
+            fn: a function from a row, as a dict, to True or False.
+            expr: instead of ``fn``, and much faster: an Arrow expression
+                (``pc.field("x") > 3``), or a comparison as text (``"x > 3 and y == 'a'"``).
             compute, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency,
                 hints: as in ``map_batches``.
         """
-        only_hints("filter", hints)
+        check_hints("filter", hints)
         if (fn is None) == (expr is None):
             raise ValueError("filter() takes either a function or expr=…; give one of them.")
         if expr is not None:
@@ -182,12 +178,10 @@ class Transforms(DatasetBase):
 
             return self._checked(ops.FilterExpression(as_expression(expr)))
         assert fn is not None
-        return self._then(
-            ops.FilterRows(
-                ops.Call(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
-                         _pool(compute) if concurrency is None else concurrency)
-            )
-        )  # fmt: skip
+        call = _call(
+            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, compute, concurrency
+        )
+        return self._with_operation(ops.FilterRows(call))
 
     def add_column(
         self,
@@ -199,39 +193,38 @@ class Transforms(DatasetBase):
         concurrency: _Concurrency = None,
         **hints: Any,
     ) -> Dataset:
-        """Add (or replace) a column: ``fn`` from a batch to its values."""
-        only_hints("add_column", hints)
+        """Add or replace a column: ``fn`` from a batch to the column's values."""
+        check_hints("add_column", hints)
         if not isinstance(col, str):
             raise TypeError(f"add_column({col!r}, …): the name of a column is a string.")
-        pool = _pool(compute) if concurrency is None else concurrency
-        call = ops.Call(fn, concurrency=pool)
-        return self._then(ops.AddColumn(col, call, check_format(batch_format)))
+        call = _call(fn, None, None, None, None, compute, concurrency)
+        return self._with_operation(ops.AddColumn(col, call, check_format(batch_format)))
 
     def select_columns(self, cols: str | Sequence[str], **hints: Any) -> Dataset:
-        """Keep some columns, in this order; files are asked for these only."""
-        only_hints("select_columns", hints)
-        return self._checked(ops.SelectColumns(_names("select_columns", cols)))
+        """Keep some columns, in this order; only these are read from files."""
+        check_hints("select_columns", hints)
+        return self._checked(ops.SelectColumns(_column_names("select_columns", cols)))
 
     def drop_columns(self, cols: str | Sequence[str], **hints: Any) -> Dataset:
-        """Leave out some columns; files are not asked for them."""
-        only_hints("drop_columns", hints)
-        return self._checked(ops.DropColumns(_names("drop_columns", cols)))
+        """Leave out some columns; they are not read from files."""
+        check_hints("drop_columns", hints)
+        return self._checked(ops.DropColumns(_column_names("drop_columns", cols)))
 
     def rename_columns(self, names: Mapping[str, str] | Sequence[str], **hints: Any) -> Dataset:
         """Rename columns: a dict from old to new, or all names in order."""
-        only_hints("rename_columns", hints)
-        new = dict(names) if isinstance(names, Mapping) else _names("rename_columns", names)
+        check_hints("rename_columns", hints)
+        new = dict(names) if isinstance(names, Mapping) else _column_names("rename_columns", names)
         return self._checked(ops.RenameColumns(new))
 
     def _checked(self, operation: ops.Operation) -> Dataset:
-        """The operation, where the columns it names are known to be there, or may be."""
+        """The dataset with the operation, tried on an empty table where the columns are known."""
         schema = self._schema()
         if schema is not None and len(schema):
             operation.apply(schema.empty_table())
-        return self._then(operation)
+        return self._with_operation(operation)
 
 
-def _names(doing: str, names: str | Iterable[str]) -> tuple[str, ...]:
+def _column_names(doing: str, names: str | Iterable[str]) -> tuple[str, ...]:
     found = (names,) if isinstance(names, str) else tuple(names)
     if not found or not all(isinstance(name, str) for name in found):
         raise ValueError(f"{doing}({names!r}): give the names of one or more columns.")
@@ -241,8 +234,21 @@ def _names(doing: str, names: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def _pool(compute: Any) -> int | None:
-    """The size of an actor pool, where a script gives one; ``"actors"`` and ``"tasks"`` do not."""
+def _call(
+    fn: Callable[..., Any],
+    args: Iterable[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    constructor_args: Iterable[Any] | None,
+    constructor_kwargs: Mapping[str, Any] | None,
+    compute: Any,
+    concurrency: _Concurrency,
+) -> ops.Call:
+    threads = _pool_size(compute) if concurrency is None else concurrency
+    return ops.Call(fn, args, kwargs, constructor_args, constructor_kwargs, threads)
+
+
+def _pool_size(compute: Any) -> int | None:
+    """The size of a pool, or None; ``"actors"`` and ``"tasks"`` set no size."""
     if compute is None or compute in ("actors", "tasks"):
         return None
     if isinstance(compute, TaskPoolStrategy):

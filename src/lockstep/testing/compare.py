@@ -1,4 +1,4 @@
-"""Deep comparison of metrics and checkpoints. Nothing is run here."""
+"""Deep comparison of metrics and checkpoints. Nothing here runs a training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""Stands for a value that exists only on the other side."""
+"""Represents a value that exists on the other side only."""
 
 
 class Mismatch(NamedTuple):
@@ -48,10 +48,10 @@ class Comparison:
     """Decides which values are equal.
 
     Args:
-        tolerance: how far two floats may be apart, absolutely or relative to the larger one.
+        tolerance: how far two floats may differ, absolutely or relative to the larger one.
             Integers must be equal.
         ignore: names that are not compared, wherever they occur; ``"a/b"`` names one place.
-            Names that mean a time or a speed are never compared.
+            Names of times and speeds are never compared.
     """
 
     def __init__(self, tolerance: float, ignore: Collection[str]) -> None:
@@ -59,17 +59,13 @@ class Comparison:
         self._ignore = frozenset(ignore)
 
     def considers(self, path: str, name: str, *values: Any) -> bool:
-        """Whether values of that name, at that path, are compared at all."""
+        """Whether values of this name, at this path, are compared."""
         return not self._ignored(path) and not _is_time(name, *values)
 
-    def values(self, expected: Any, got: Any, path: str = "") -> Iterator[Mismatch]:
-        """Yield where two values differ, depth first."""
-        yield from self._values(expected, got, path, frozenset())
-
     def checkpoints(self, expected: Checkpoint, got: Checkpoint) -> Iterator[Mismatch]:
-        """Yield where two checkpoints differ: as dicts if both are, otherwise file by file."""
+        """Yield where two checkpoints differ: by entry if both are dicts, otherwise by file."""
         if expected.is_dict and got.is_dict:
-            # If its classes cannot be imported here, the files of the checkpoint are compared.
+            # If a class in a dict cannot be imported here, the checkpoints' files are compared.
             with suppress(CheckpointError):
                 dicts = (expected.to_dict(), got.to_dict())
                 for data in dicts:
@@ -93,18 +89,24 @@ class Comparison:
                     yield from self._files(left / name, right / name, name)
 
     def _files(self, expected: Path, got: Path, name: str) -> Iterator[Mismatch]:
-        if _same_bytes(expected, got):
+        at = _first_different_byte(expected, got)
+        if at is None:
             return
         one, other = _load_with_torch(expected), _load_with_torch(got)
         if one is ABSENT or other is ABSENT:
-            place = f"{name} at byte {_first_other_byte(expected, got)}"
-            yield Mismatch(place, *(f"a file of {p.stat().st_size} bytes" for p in (expected, got)))
+            sizes = (f"a file of {path.stat().st_size} bytes" for path in (expected, got))
+            yield Mismatch(f"{name} at byte {at}", *sizes)
         else:
             yield from self.values(one, other, name)
 
-    def _values(
-        self, expected: Any, got: Any, path: str, above: frozenset[int]
+    def values(
+        self, expected: Any, got: Any, path: str = "", above: frozenset[int] = frozenset()
     ) -> Iterator[Mismatch]:
+        """Yield where two values differ, depth first.
+
+        ``above`` has the ids of the containers that these values are in: a container inside itself
+        is compared once.
+        """
         if expected is got or id(expected) in above:
             return
         inside = above | {id(expected)}
@@ -113,30 +115,23 @@ class Comparison:
                 one, other = expected.get(key, ABSENT), got.get(key, ABSENT)
                 place = f"{path}/{key}" if path else str(key)
                 if self.considers(place, str(key), one, other):
-                    yield from self._values(one, other, place, inside)
+                    yield from self.values(one, other, place, inside)
         elif isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
             if len(expected) != len(got):
                 yield Mismatch(f"the length of {path}", len(expected), len(got))
             else:
                 for index, (one, other) in enumerate(zip(expected, got, strict=True)):
-                    yield from self._values(one, other, f"{path}[{index}]", inside)
+                    yield from self.values(one, other, f"{path}[{index}]", inside)
         elif _is_array(expected) and _is_array(got):
             yield from self._arrays(expected, got, path)
-        elif type(expected) is type(got) and _inner_state(expected) is not ABSENT:
-            # Compared part by part; the parts have no name, so the path stays the same.
-            yield from self._objects(expected, got, path, inside)
+        elif type(expected) is type(got) and (state := _inner_state(expected)) is not ABSENT:
+            # The parts of an object have no name, so the path stays the same.
+            states = (state, _inner_state(got))
+            parts = [states] if isinstance(state, Mapping) else itertools.zip_longest(*states)
+            for one, other in parts:
+                yield from self.values(one, other, path, inside)
         elif not self._same(expected, got):
             yield Mismatch(path, expected, got)
-
-    def _objects(
-        self, expected: Any, got: Any, path: str, inside: frozenset[int]
-    ) -> Iterator[Mismatch]:
-        one, other = _inner_state(expected), _inner_state(got)
-        if isinstance(one, Mapping):
-            yield from self._values(one, other, path, inside)
-            return
-        for part, other_part in itertools.zip_longest(one, other):
-            yield from self._values(part, other_part, path, inside)
 
     def _arrays(self, expected: Any, got: Any, path: str) -> Iterator[Mismatch]:
         import numpy as np
@@ -165,24 +160,21 @@ class Comparison:
     def _same(self, expected: Any, got: Any) -> bool:
         if isinstance(expected, Real) and isinstance(got, Real):
             if isinstance(expected, float) or isinstance(got, float):
-                return self._close(float(expected), float(got))
+                one, other, limit = float(expected), float(got), self._tolerance
+                close = math.isclose(one, other, rel_tol=limit, abs_tol=limit)
+                return close or (math.isnan(one) and math.isnan(other))
             return type(expected) is type(got) and bool(expected == got)
         try:
             return bool(expected == got)
         except Exception:  # data frames and the like, which compare element by element
             return pickle.dumps(expected) == pickle.dumps(got)
 
-    def _close(self, expected: float, got: float) -> bool:
-        if math.isnan(expected) or math.isnan(got):
-            return math.isnan(expected) and math.isnan(got)
-        return math.isclose(expected, got, rel_tol=self._tolerance, abs_tol=self._tolerance)
-
     def _ignored(self, path: str) -> bool:
         return path in self._ignore or not self._ignore.isdisjoint(path.split("/"))
 
 
 def _is_time(name: str, *values: Any) -> bool:
-    """Whether the name means a time or a speed, which differs in every run."""
+    """Whether the name is that of a time or a speed, which differs in every run."""
     if not all(isinstance(value, (Real, str)) or value is ABSENT for value in values):
         return False
     return bool(_TIME.search("_".join(_WORDS.findall(name)).lower()))
@@ -205,14 +197,14 @@ def _as_numpy(value: Any) -> Any:
         value = value.detach().cpu()
         if str(value.layout) != "torch.strided":
             value = value.to_dense()
-        # numpy knows no bfloat16; every smaller float fits into a double.
+        # numpy has no bfloat16; every smaller float fits into a double.
         value = value.double() if value.is_floating_point() else value
         value = value.resolve_conj().resolve_neg().numpy()
     return np.asarray(value)
 
 
 def _inner_state(value: Any) -> Any:
-    """The state of an object without ``__eq__`` of its own; ABSENT if it has none."""
+    """The state of an object whose class defines no ``__eq__``; ABSENT if it has no state."""
     if callable(getattr(value, "state_dict", None)):
         return value.state_dict()
     if getattr(type(value), "__eq__", None) is not object.__eq__:
@@ -222,13 +214,13 @@ def _inner_state(value: Any) -> Any:
     except Exception:
         return ABSENT
     if not isinstance(parts, tuple):
-        return ABSENT  # a function or class, by name
-    # A factory, its arguments, the state; then iterators over items.
+        return ABSENT  # a function or class, which is pickled by name
+    # A factory, its arguments and the state; then iterators over list and dict items.
     return [list(part) if isinstance(part, Iterator) else part for part in parts]
 
 
 def _load_with_torch(path: Path) -> Any:
-    """Load a file of ``torch.save``; ABSENT if it is something else."""
+    """Load a file that ``torch.save`` wrote; ABSENT if it is another file."""
     with path.open("rb") as file:
         if not file.read(2).startswith(_TORCH_FILES):
             return ABSENT
@@ -246,11 +238,7 @@ def _load_with_torch(path: Path) -> Any:
     return ABSENT
 
 
-def _same_bytes(one: Path, other: Path) -> bool:
-    return _first_other_byte(one, other) is None
-
-
-def _first_other_byte(one: Path, other: Path) -> int | None:
+def _first_different_byte(one: Path, other: Path) -> int | None:
     size = 1 << 20
     with one.open("rb") as left, other.open("rb") as right:
         at = 0

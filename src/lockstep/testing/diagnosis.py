@@ -1,4 +1,4 @@
-"""Where a disturbed run parts from the undisturbed one, and the likely cause in one sentence."""
+"""Where a disturbed run differs from the undisturbed one, and the likely cause in one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 REPORTS = "the number of reports"
-"""What a Difference in their number is called."""
+"""The ``what`` of a Difference in the number of reports."""
 
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 80
@@ -39,10 +39,10 @@ class Difference:
 
     Attributes:
         what: the metric (``"loss"``, ``"loss on rank 1"``), or the place in the final checkpoint.
-        iteration: the row's ``training_iteration``; None where it is not about a row.
-        expected: its value in the undisturbed run.
-        got: its value in the disturbed run.
-        attempt: the attempt of the disturbed run that the row is from; None as above.
+        iteration: the row's ``training_iteration``; None if the difference is not in a row.
+        expected: the value in the undisturbed run.
+        got: the value in the disturbed run.
+        attempt: the attempt of the disturbed run that reported the row; None if it is not in a row.
     """
 
     what: str
@@ -57,7 +57,7 @@ class Difference:
 
     @property
     def instead(self) -> str:
-        """``0.3 instead of 0.2``: no more digits than tell them apart, long values cut."""
+        """``0.3 instead of 0.2``: only the digits that are needed; long values are cut."""
         expected, got = self.expected, self.got
         if isinstance(expected, float) and isinstance(got, float):
             short = f"{got:.4g}", f"{expected:.4g}"
@@ -68,7 +68,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """One report: what all ranks together reported, and what each did."""
+    """One report: the metrics of all ranks together, and those of each rank."""
 
     attempt: int
     iteration: int
@@ -79,14 +79,14 @@ class Row:
 
 @dataclass(frozen=True)
 class History:
-    """What a run's journal tells about its reports."""
+    """The reports of a run, from its journal."""
 
     rows: list[Row]
     attempts: int
     first_checkpoint: int | None
-    """How many reports there were with the one that brought the first checkpoint."""
+    """The number of the report that had the first checkpoint."""
     resumed: bool
-    """The second attempt had a checkpoint of the first one to begin with."""
+    """Whether the second attempt could start from a checkpoint of the first."""
 
     @classmethod
     def of(cls, result: Result) -> History:
@@ -114,7 +114,7 @@ class History:
 
     @property
     def iterations(self) -> int:
-        """How far it came: how many rows there are, those done again counted once."""
+        """How far the run came: the number of its rows; repeated rows count once."""
         return max((row.iteration for row in self.rows), default=0)
 
     def row(self, iteration: int) -> Row | None:
@@ -127,13 +127,12 @@ class History:
         return [row for row in self.rows if row.attempt > 1]
 
     def positions(self) -> list[str]:
-        """The metrics that say where the training is: whole numbers that only grow."""
+        """The metrics that show the training's progress: integers that grow with every row."""
         names = []
         for name in self.rows[0].metrics if len(self.rows) > 1 else ():
-            values = [row.metrics.get(name) for row in self.rows]
-            numbers = [value for value in values if type(value) is int]
-            grows = all(one < other for one, other in itertools.pairwise(numbers))
-            if grows and len(numbers) == len(values):
+            values: list[Any] = [row.metrics.get(name) for row in self.rows]
+            integers = all(type(value) is int for value in values)
+            if integers and all(one < other for one, other in itertools.pairwise(values)):
                 names.append(name)
         return names
 
@@ -141,7 +140,7 @@ class History:
 def find_differences(
     comparison: Comparison, expected: History, got: History
 ) -> Iterator[Difference]:
-    """Where the rows part, in the order in which they were reported."""
+    """Yield where the rows differ, in the order in which they were reported."""
     for row in got.rows:
         twin = expected.row(row.iteration)
         if twin is not None:
@@ -165,17 +164,19 @@ def _compare_rows(
 def explain(
     comparison: Comparison, expected: History, got: History, differences: list[Difference]
 ) -> str:
-    """The first place where they part, and why; ``differences`` has one at least."""
+    """Explain the first difference; ``differences`` is not empty."""
+    # From the most to the least certain cause: a difference before the fault, no rows after the
+    # restart, equal rows, a different first row after the restart, a later difference.
     first = differences[0]
     if first.attempt == 1:
         return (
-            f"{_capital(str(first))}, before the fault: the function does not do the same twice, "
-            "so nothing can be said about its resuming; seed it, or name the metric in ignore."
+            f"{_capital(str(first))}, before the fault: the function is not repeatable, so its "
+            "resuming cannot be checked; seed it, or name the metric in ignore."
         )
     after = got.after_restart
     row_differences = [d for d in differences if d.iteration is not None]
     if not after:
-        return f"The restarted function made no report at all: {first}."
+        return f"The restarted function made no report: {first}."
     if not row_differences:
         return _explain_the_end(expected, first)
     if row_differences[0].iteration == after[0].iteration:
@@ -183,30 +184,30 @@ def explain(
     agreeing = [k for k, value in after[0].metrics.items() if comparison.considers(k, k, value)]
     return (
         f"{_capital(str(row_differences[0]))}, although the first row after the restart, "
-        f"training_iteration {after[0].iteration}, agrees on {_listed(agreeing)}: "
-        "the function loads these but not all that it goes on with, probably not the optimizer, "
+        f"training_iteration {after[0].iteration}, agrees on {', '.join(agreeing)}: "
+        "the function loads these but not everything that it needs, probably not the optimizer, "
         "a scheduler or a random state."
     )
 
 
 def explain_failure(got: History, error: BaseException | None) -> str:
-    """The restarted function did not get through."""
+    """Explain that the restarted function failed."""
     failed = f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
     if got.after_restart:
         when = f"after training_iteration {got.after_restart[-1].iteration}"
     else:
         when = "before its first report"
-    cause = "it cannot go on from its own checkpoint" if got.resumed else "it cannot begin again"
+    cause = "it cannot resume from its own checkpoint" if got.resumed else "it cannot start over"
     return f"The restarted function failed {when} with {failed}: {cause}."
 
 
 def explain_no_checkpoint(expected: History) -> str:
-    """There was nothing to resume from."""
+    """Explain that there was no checkpoint to resume from."""
     count, first = len(expected.rows), expected.first_checkpoint
     if first is None:
         return (
-            "The function reports no checkpoint, so after a failure it begins again and all its "
-            "work is lost; give report() one."
+            "The function reports no checkpoint, so after a failure it starts over and all its "
+            "work is lost; pass a checkpoint to report()."
         )
     if first >= count:
         return (
@@ -214,8 +215,8 @@ def explain_no_checkpoint(expected: History) -> str:
             "resume from before the end; save earlier, or train for more reports."
         )
     return (
-        "No checkpoint was committed when the failure came, so nothing was resumed: an upload was "
-        "still under way; give a later at_report."
+        "No checkpoint was committed before the failure, so nothing was resumed: an upload was "
+        "still running; give a later at_report."
     )
 
 
@@ -224,6 +225,7 @@ def _explain_first_row(
 ) -> str:
     row = got.after_restart[0]
     here = {d.what: d for d in differences if d.iteration == row.iteration}
+    # A wrong position explains all other differences of the row, so it is named first.
     positions = expected.positions()
     lead = next((here[name] for name in positions if name in here), differences[0])
     head = (
@@ -232,46 +234,51 @@ def _explain_first_row(
     )
     if not list(_compare_rows(comparison, expected.rows[0], row)):
         return (
-            f"{head}: it is the undisturbed run's first; the function does not load its checkpoint."
+            f"{head}: it equals the undisturbed run's first row; the function does not load its "
+            "checkpoint."
         )
     if lead.what in positions:
         return f"{head}: {_explain_position(expected, row, lead)}"
     if len(got.after_restart) == len(expected.rows) and row.iteration > 1:
-        again = f"all {len(expected.rows)} reports are made again"
-        return f"{head}, and {again}: the function does not load where it was."
+        return (
+            f"{head}, and all {len(expected.rows)} reports are repeated: the function does not "
+            "load how far it had come."
+        )
+    # A value near the expected one comes from a trained model; otherwise training started over.
     missing = (
         "the optimizer, a scheduler or a random state"
         if _is_nearer(lead, expected.rows[0])
         else "the model"
     )
-    agreeing = _listed([name for name in positions if name not in here])
+    agreeing = ", ".join(name for name in positions if name not in here)
     if agreeing:
         head += f", although it agrees on {agreeing}"
     loads = f"loads {agreeing} but not" if agreeing else "does not load"
-    return f"{head}: the function {loads} all that it goes on with, probably not {missing}."
+    return f"{head}: the function {loads} everything that it needs, probably not {missing}."
 
 
 def _explain_position(expected: History, row: Row, lead: Difference) -> str:
     found = [r.iteration for r in expected.rows if r.metrics[lead.what] == lead.got]
     at = found[0] if found else None
     if at == row.iteration - 1:
-        return f"it does its checkpoint's {lead.what} again; go on right after the saved one."
+        return f"the function repeats its checkpoint's {lead.what}; continue after the saved one."
     if at == 1:
         return (
             f"the function loads its checkpoint but not the {lead.what}; save and load that, too."
         )
     if lead.got is ABSENT:
-        return f"the function does not report {lead.what} after it has loaded its checkpoint."
+        return f"the function does not report {lead.what} after loading its checkpoint."
     if at is not None and at > row.iteration:
-        return f"it leaves out {at - row.iteration} report(s); go on right after the saved one."
-    return "the function does not go on where its checkpoint was saved."
+        return f"the function skips {at - row.iteration} report(s); continue after the saved one."
+    return "the function does not resume where its checkpoint was saved."
 
 
 def _explain_the_end(expected: History, first: Difference) -> str:
     if first.what == REPORTS:
+        such_as = "".join(f", such as {name}" for name in expected.positions()[:1])
         return (
             f"Every row agrees, but {first}: the function does not end where it should; "
-            f"count from what was saved{_such_as(expected)}."
+            f"count from a saved value{such_as}."
         )
     return (
         f"Every row agrees, but in the final checkpoint {first}: the function saves something "
@@ -279,22 +286,13 @@ def _explain_the_end(expected: History, first: Difference) -> str:
     )
 
 
-def _such_as(history: History) -> str:
-    names = history.positions()
-    return f", such as {names[0]}" if names else ""
-
-
 def _is_nearer(difference: Difference, first: Row) -> bool:
-    """Whether the value is nearer to the expected one than training was at the beginning."""
+    """Whether the value is nearer to the expected value than to the first row's."""
     values = (difference.expected, difference.got, first.metrics.get(difference.what))
     if not all(isinstance(value, (int, float)) for value in values):
         return True
-    expected, got, beginning = values
-    return bool(abs(got - expected) < abs(beginning - expected) / 2)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names)
+    expected, got, start = values
+    return bool(abs(got - expected) < abs(start - expected) / 2)
 
 
 def _capital(text: str) -> str:

@@ -60,7 +60,7 @@ def fail(channel: Channel) -> int:
 
 
 def crash(channel: Channel) -> int:
-    """End at once by the signal that the payload names; what was sent before must arrive."""
+    """End at once by the signal in the payload; the message sent before must arrive."""
     number = int(channel.receive())
     channel.send("about to die")
     os.kill(os.getpid(), number)
@@ -102,7 +102,7 @@ def send_from_threads(channel: Channel) -> int:
 
 
 def print_lines(channel: Channel) -> int:
-    """Print numbered lines, on stdout and stderr in turn, and one without an end."""
+    """Print numbered lines, on stdout and stderr in turn, and one without a line end."""
     for number in range(int(channel.receive())):
         print(f"rank {channel.rank} line {number}", file=sys.stderr if number % 2 else sys.stdout)
     print("the end", end="")
@@ -110,7 +110,7 @@ def print_lines(channel: Channel) -> int:
 
 
 def answer_interrupt(channel: Channel) -> int:
-    """Wait for an interrupt, say so, and exit with 7."""
+    """Send "ready", wait for an interrupt, report it, and exit with 7."""
     channel.receive()
     try:
         channel.send("ready")
@@ -122,7 +122,7 @@ def answer_interrupt(channel: Channel) -> int:
 
 
 def sleep(channel: Channel) -> int:
-    """Say so, then be busy elsewhere for very long."""
+    """Send "ready", then sleep for an hour."""
     channel.receive()
     channel.send("ready")
     time.sleep(FOREVER_S)
@@ -130,17 +130,15 @@ def sleep(channel: Channel) -> int:
 
 
 def terminate(channel: Channel) -> int:
-    """Get a SIGTERM, say so, then send back every message until one is None."""
+    """Get a SIGTERM, report it, then send back every message until one is None."""
     channel.receive()
     os.kill(os.getpid(), signal.SIGTERM)
     channel.send("terminated")
-    while (message := channel.receive()) is not None:
-        channel.send(message)
-    return 0
+    return echo(channel)
 
 
 def start_child(channel: Channel) -> int:
-    """Start a process that would live very long, send its id, and wait for messages."""
+    """Start a process that runs for an hour, send its id, and wait for a message."""
     channel.receive()
     code = f"import time; time.sleep({FOREVER_S})"
     with subprocess.Popen([sys.executable, "-c", code]) as child:

@@ -1,4 +1,4 @@
-"""The conformance suite of engines: what the contract in ``lockstep.engine.base`` promises.
+"""The conformance suite of engines: the contract in ``lockstep.engine.base``.
 
 A test module subclasses it with an ``engine`` fixture; pytest runs the inherited tests:
 
@@ -44,12 +44,12 @@ BIG = 10_000_000
 
 
 class EngineConformance:
-    """Tests that every engine passes. Subclass it and give it an ``engine`` fixture."""
+    """Tests that every engine passes. Subclass it and define an ``engine`` fixture."""
 
     max_size: int | None = None
-    """The most workers a group of this engine may have; None: as many as one likes."""
+    """The largest number of workers in a group of this engine; None: any number."""
     own_processes = True
-    """Workers are processes apart, so that they can be killed whatever they are doing."""
+    """Whether workers are separate processes, which can be killed whatever they are doing."""
 
     def test_payload_and_messages_in_order(self, engine: Engine) -> None:
         """The payload comes first; then messages go both ways, in order, on every rank."""
@@ -75,14 +75,14 @@ class EngineConformance:
                 assert run.messages(rank) == [payload, "before", message, "after"]
 
     def test_posts_keep_their_place(self, engine: Engine) -> None:
-        """What is posted arrives before what is sent later, and before the end."""
+        """A posted message arrives before any message sent later, and before the exit."""
         with _driven(engine, "post_and_send", self._size(2), b"1000") as run:
             run.until_ended()
             for rank in range(run.size):
                 assert run.flat_messages(rank) == list(range(1000))
 
     def test_every_thread_may_send(self, engine: Engine) -> None:
-        """Messages of several threads arrive whole, each thread's in its order."""
+        """Messages of several threads arrive complete, and in order for each thread."""
         with _driven(engine, "send_from_threads", 1, pickle.dumps((4, 250))) as run:
             run.until_ended()
             received = run.flat_messages(0)
@@ -97,14 +97,14 @@ class EngineConformance:
             assert run.exitcodes() == [40 + rank for rank in range(run.size)]
 
     def test_where_workers_run(self, engine: Engine) -> None:
-        """``in_this_process`` holds exactly where a worker's process is the driver's."""
+        """``in_this_process`` is true exactly if workers run in the driver's process."""
         assert engine.in_this_process is not self.own_processes
         with _driven(engine, "who", 1, b"") as run:
             run.until_ended()
             assert (run.messages(0)[0][1] == os.getpid()) is engine.in_this_process
 
     def test_a_raising_entry(self, engine: Engine) -> None:
-        """It ends its worker with code 1 and a traceback; what it had posted still arrives."""
+        """It ends the worker with code 1 and a traceback; posted messages still arrive."""
         with _driven(engine, "fail", self._size(2), b"") as run:
             run.until_ended()
             run.group.close()
@@ -114,7 +114,7 @@ class EngineConformance:
             assert run.exitcodes() == [1] * run.size
 
     def test_an_entry_that_is_not_there(self, engine: Engine) -> None:
-        """It ends its worker like one that raises."""
+        """A missing entry function ends the worker like an exception."""
         with _driven(engine, "no_such_function", 1, b"") as run:
             run.until_ended()
             run.group.close()
@@ -122,7 +122,7 @@ class EngineConformance:
             assert b"no_such_function" in run.sink.text(0)
 
     def test_a_crash(self, engine: Engine) -> None:
-        """A worker that dies by a signal is reported with it, after what it had sent."""
+        """The exit code names the signal, and the messages sent before it arrive first."""
         self._needs_processes()
         for number in (signal.SIGKILL, signal.SIGSEGV):
             with _driven(engine, "crash", self._size(2), str(int(number)).encode()) as run:
@@ -132,19 +132,19 @@ class EngineConformance:
                     assert run.messages(rank) == ["about to die"]
 
     def test_interrupt(self, engine: Engine) -> None:
-        """It is a KeyboardInterrupt in the entry function, which may continue."""
+        """An interrupt raises KeyboardInterrupt in the entry function, which may continue."""
         with _driven(engine, "answer_interrupt", self._size(2), b"") as run:
-            run.when(lambda: run.heard("ready"), run.group.interrupt)
+            run.when(lambda: run.received("ready"), run.group.interrupt)
             run.until_ended()
             for rank in range(run.size):
                 assert run.messages(rank) == ["ready", "interrupted"]
             assert run.exitcodes() == [7] * run.size
 
     def test_kill(self, engine: Engine) -> None:
-        """Killed workers are gone promptly, by SIGKILL, whatever they were doing."""
+        """Killed workers exit promptly, by SIGKILL, whatever they were doing."""
         entry = "sleep" if self.own_processes else "echo"
         with _driven(engine, entry, self._size(3), b"ready") as run:
-            run.when(lambda: run.heard("ready") or run.heard(b"ready"), run.group.kill)
+            run.when(lambda: run.received("ready") or run.received(b"ready"), run.group.kill)
             started = time.monotonic()
             run.until_ended()
             assert time.monotonic() - started < PROMPT_S
@@ -157,12 +157,12 @@ class EngineConformance:
             run.when(lambda: all(map(run.messages, range(run.size))), run.group.kill)
             run.until_ended()
             children = [run.messages(rank)[0] for rank in range(run.size)]
-            _wait_until(lambda: not any(_runs(pid) for pid in children))
+            _wait_until(lambda: not any(_is_running(pid) for pid in children))
 
     def test_close_kills(self, engine: Engine) -> None:
         """Closing a running group ends its workers, and no more events are emitted."""
         with _driven(engine, "echo", self._size(2), b"ready") as run:
-            run.when(lambda: run.heard(b"ready"), run.group.close)
+            run.when(lambda: run.received(b"ready"), run.group.close)
             run.until(lambda: run.sink.closed)
             run.idle()
             assert [type(event) for event in run.events] == [WorkerMessage] * run.size
@@ -182,7 +182,7 @@ class EngineConformance:
             files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
             run.group.close()
             for fd in files:
-                os.close(fd)  # an error here: it was closed by someone else
+                os.close(fd)  # raises if the second close() has closed it
             assert run.sink.closes == 1
 
     def test_send_to_a_dead_worker(self, engine: Engine) -> None:
@@ -201,7 +201,7 @@ class EngineConformance:
             assert all(run.messages(rank) == [b"", "still here"] for rank in range(1, size))
 
     def test_environment(self, engine: Engine) -> None:
-        """Variables of the spec are laid over the driver's, and the driver's own stay as are."""
+        """Variables of the spec override the driver's; the driver's own do not change."""
         extra = {"CONFORMANCE_EXTRA": "ü = 1", "PATH": os.defpath}
         before = dict(os.environ)
         names = b"CONFORMANCE_EXTRA PATH HOME"
@@ -222,7 +222,7 @@ class EngineConformance:
             assert run.sink.ticks
 
     def test_two_groups_at_a_time(self, engine: Engine) -> None:
-        """Two groups share a loop without hearing each other."""
+        """Two groups share a loop, and each receives only its own messages."""
         loop = EventLoop()
         with contextlib.closing(loop):
             first = _Run(engine, _spec("echo", self._size(2), b"first"), loop)
@@ -234,8 +234,8 @@ class EngineConformance:
                         for rank in range(run.size):
                             run.group.send(rank, number)
 
-            second.when(lambda: first.heard(b"first") and second.heard(b"second"), talk)
-            first.when(lambda: first.heard(b"first"), second.look)
+            second.when(lambda: first.received(b"first") and second.received(b"second"), talk)
+            first.when(lambda: first.received(b"first"), second.react)
             for run, payload in ((first, b"first"), (second, b"second")):
                 run.until_ended()
                 for rank in range(run.size):
@@ -243,9 +243,9 @@ class EngineConformance:
                 run.close()
 
     def test_many_groups_release_everything(self, engine: Engine) -> None:
-        """Groups one after the other leave no file, no thread and no process of theirs."""
+        """Groups that run one after the other leave no open file, thread or process."""
         with _driven(engine, "who", self._size(2), b"") as run:
-            run.until_ended()  # from here on the engine is warm
+            run.until_ended()  # from now on the engine is warm
         files, threads = _open_files(), threading.active_count()
         pids = set()
         for _ in range(15):
@@ -257,25 +257,25 @@ class EngineConformance:
                     pids.add(pid)
         assert _open_files() == files
         assert threading.active_count() == threads
-        _wait_until(lambda: not any(_runs(pid) for pid in pids - {os.getpid()}))
+        _wait_until(lambda: not any(_is_running(pid) for pid in pids - {os.getpid()}))
 
     def test_preemption(self, engine: Engine) -> None:
         """Each SIGTERM is reported once, and the worker continues."""
         self._needs_processes()
         with _driven(engine, "terminate", self._size(2), b"") as run:
             for rank in range(run.size):
-                run.group.send(rank, "go on")
+                run.group.send(rank, "next")
             run.until(lambda: run.preempted() == list(range(run.size)))
             for rank in range(run.size):
                 run.group.send(rank, None)
             run.until_ended()
             for rank in range(run.size):
-                assert run.messages(rank) == ["terminated", "go on"]
+                assert run.messages(rank) == ["terminated", "next"]
             assert run.exitcodes() == [0] * run.size
             assert run.preempted() == list(range(run.size))
 
     def test_dump_stacks(self, engine: Engine) -> None:
-        """One worker writes where it is, whatever it does, and nothing else happens to it."""
+        """One worker writes its stacks, whatever it is doing, and then continues."""
         if not self.own_processes:
             with _driven(engine, "echo", 1, b"ready") as run:
                 run.group.dump_stacks(0)
@@ -285,7 +285,7 @@ class EngineConformance:
             return
         with _driven(engine, "sleep", self._size(2), b"") as run:
             asked = run.size - 1
-            run.when(lambda: run.heard("ready"), lambda: run.group.dump_stacks(asked))
+            run.when(lambda: run.received("ready"), lambda: run.group.dump_stacks(asked))
             run.until_written(asked, b"engine_entries.py")
             run.until_written(asked, b"in sleep")
             assert all(not run.sink.text(rank) for rank in range(asked))
@@ -294,7 +294,7 @@ class EngineConformance:
             run.until_ended()
 
     def test_capacity(self, engine: Engine) -> None:
-        """It does not depend on the group's size, and dearer workers are not more."""
+        """The capacity does not depend on the group's size, and larger workers do not raise it."""
         spec = _spec("echo", 1, b"")
         room = engine.capacity(spec)
         assert isinstance(room, int)
@@ -315,14 +315,14 @@ class EngineConformance:
             loop.run_once()
         assert called == []
 
-    def _size(self, wanted: int) -> int:
-        return wanted if self.max_size is None else min(wanted, self.max_size)
+    def _size(self, size: int) -> int:
+        return size if self.max_size is None else min(size, self.max_size)
 
     def _needs_processes(self) -> None:
         if not self.own_processes:
             import pytest
 
-            pytest.skip("workers of this engine are not processes of their own")
+            pytest.skip("workers of this engine are not separate processes")
 
 
 class _Sink:
@@ -340,21 +340,21 @@ class _Sink:
         return bytes(self._written.get(rank, b""))
 
     def write(self, rank: int, data: bytes) -> None:
-        with self._alone():
+        with self._exclusive():
             assert not self.closed
             self._written.setdefault(rank, bytearray()).extend(data)
 
     def tick(self) -> float | None:
-        with self._alone():
+        with self._exclusive():
             self.ticks += 1
         return None
 
     def close(self) -> None:
-        with self._alone():
+        with self._exclusive():
             self.closes += 1
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         assert self._inside.acquire(blocking=False), "a sink is never called concurrently"
         try:
             yield
@@ -363,7 +363,7 @@ class _Sink:
 
 
 class _Run:
-    """A group with everything it emits; fails when something does not happen in time."""
+    """A group with its events; every wait fails after ``PATIENCE_S`` seconds."""
 
     def __init__(self, engine: Engine, spec: GroupSpec, loop: EventLoop) -> None:
         self.size = spec.size
@@ -377,12 +377,14 @@ class _Run:
         self.group: WorkerGroup = engine.start(spec, loop, self._emit, self.sink)
 
     def when(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
-        """Do it once events make it true. From the loop: where the worker is this process, nobody
-        else gets a turn while it waits."""
-        self._reactions.append((condition, action))
-        self.look()
+        """Call the action, on the loop, as soon as an event makes the condition true.
 
-    def look(self) -> None:
+        A test cannot wait by itself: if the worker is this process, only the loop runs meanwhile.
+        """
+        self._reactions.append((condition, action))
+        self.react()
+
+    def react(self) -> None:
         due = [reaction for reaction in self._reactions if reaction[0]()]
         for reaction in due:
             self._reactions.remove(reaction)
@@ -399,10 +401,10 @@ class _Run:
         timer = self.loop.call_later(PATIENCE_S, lambda: late.append(True))
         self.loop.run_until(lambda: bool(late) or done())
         timer.cancel()
-        assert done(), f"not in {PATIENCE_S} s; until then: {self.events[-5:]}"
+        assert done(), f"timed out after {PATIENCE_S} s; the last events: {self.events[-5:]}"
 
     def until_written(self, rank: int, text: bytes) -> None:
-        """Output comes in a thread of the engine's, so the loop has to look now and then."""
+        """Wait for output. A thread of the engine writes it, so the sink has to be polled."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.sink.text(rank):
             assert time.monotonic() < deadline, self.sink.text(rank)
@@ -420,7 +422,7 @@ class _Run:
             flat += message.items if isinstance(message, Posted) else [message]
         return flat
 
-    def heard(self, message: Any) -> bool:
+    def received(self, message: Any) -> bool:
         return all(message in self.messages(rank) for rank in range(self.size))
 
     def preempted(self) -> list[int]:
@@ -444,7 +446,7 @@ class _Run:
         if any(type(e) is WorkerExited and e.rank == event.rank for e in self.events):
             self._broken.append(f"{event} came after the exit of its rank")
         self.events.append(event)
-        self.look()
+        self.react()
 
 
 @contextlib.contextmanager
@@ -481,7 +483,7 @@ def _open_files() -> int:
     return len(os.listdir("/dev/fd"))
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         if sys.platform == "linux":
             with open(f"/proc/{pid}/stat", "rb") as file:

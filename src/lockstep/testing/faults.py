@@ -10,7 +10,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,18 +25,18 @@ _LAST_EXIT_CODE = 255
 
 
 class InjectedError(RuntimeError):
-    """What an injected fault raises where the test names no error of its own."""
+    """The error that an injected fault raises if the test names no other."""
 
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """Faults to inject into a run's workers: each happens just before a rank sends a report.
+    """Faults to inject into a run's workers. Each happens just before a rank sends a report.
 
-    Frozen: every method returns a new plan with one fault more, so a plan reads like a sentence,
-    and ``repr`` writes it back. Pass it to a trainer as ``fault_plan``.
+    A plan is frozen: every method returns a new plan with one more fault. So a plan reads like a
+    sentence, and ``repr`` returns that sentence. Pass the plan to a trainer as ``fault_plan``.
 
     ``at_report`` counts the reports of one attempt from 1, ``attempt`` the attempts of the run from
-    1; ``attempt=None`` means every attempt. A fault whose rank or report never comes does nothing.
+    1; ``attempt=None`` means every attempt. A fault whose rank or report never occurs does nothing.
     Several faults at one report happen in the order they were given.
 
     With ``num_workers=0`` the worker is the test's own process: there ``kill``, ``exit`` and
@@ -43,6 +44,7 @@ class FaultPlan:
     """
 
     _faults: tuple[_Fault, ...] = ()
+    # The test's process, which no fault may end; unpickled in a worker it still names the test's.
     _home: int = field(default_factory=os.getpid, compare=False)
 
     @classmethod
@@ -55,29 +57,29 @@ class FaultPlan:
         kinds: Sequence[str] = _RANDOM_KINDS,
         count: int = 1,
     ) -> FaultPlan:
-        """A plan for soaks, the same for the same seed: one fault in each of ``count`` attempts.
+        """Return a plan with one random fault in each of ``count`` attempts, for soak tests.
 
         Args:
-            seed: of the choice.
-            ranks: how many workers there are.
+            seed: the same seed gives the same plan.
+            ranks: the number of workers.
             reports: the last report at which a fault may happen.
             kinds: some of ``"kill"``, ``"exit"`` and ``"raise"``.
-            count: attempts 1 to ``count`` get a fault each.
+            count: attempts 1 to ``count`` have one fault each.
         """
         owner = "FaultPlan.random"
         for name, value in (("ranks", ranks), ("reports", reports), ("count", count)):
             check_field_int(owner, name, value, 1)
         if isinstance(kinds, str) or not kinds or not set(kinds) <= set(_RANDOM_KINDS):
             raise ValueError(f"{owner}(kinds={kinds!r}): expected some of {_RANDOM_KINDS}.")
-        chance = random.Random(seed)
+        generator = random.Random(seed)
         plan = cls()
         for attempt in range(1, count + 1):
-            kind = chance.choice(list(kinds))
-            rank, report = chance.randrange(ranks), chance.randint(1, reports)
+            kind = generator.choice(list(kinds))
+            rank, report = generator.randrange(ranks), generator.randint(1, reports)
             if kind == "kill":
                 plan = plan.kill(rank=rank, at_report=report, attempt=attempt)
             elif kind == "exit":
-                code = chance.randint(1, _LAST_EXIT_CODE)
+                code = generator.randint(1, _LAST_EXIT_CODE)
                 plan = plan.exit(rank=rank, at_report=report, code=code, attempt=attempt)
             else:
                 error = InjectedError(f"injected with seed {seed}")
@@ -85,13 +87,13 @@ class FaultPlan:
         return plan
 
     def kill(self, *, rank: int, at_report: int, attempt: int | None = 1) -> FaultPlan:
-        """The process gets SIGKILL, as from the system when memory runs out."""
+        """The process gets SIGKILL, as when the system runs out of memory."""
         return self._and("kill", rank, at_report, attempt)
 
     def exit(
         self, *, rank: int, at_report: int, code: int = 1, attempt: int | None = 1
     ) -> FaultPlan:
-        """The process ends at once with ``code``, without cleaning up (``os._exit``)."""
+        """The process ends at once with ``code``, without cleanup (``os._exit``)."""
         check_field_int("FaultPlan.exit", "code", code, 0)
         if code > _LAST_EXIT_CODE:
             raise ValueError(f"FaultPlan.exit(code={code}): must be {_LAST_EXIT_CODE} or less.")
@@ -129,11 +131,11 @@ class FaultPlan:
         return self._and("slow", rank, at_report, attempt, seconds=seconds)
 
     def terminate(self, *, rank: int, at_report: int, attempt: int | None = 1) -> FaultPlan:
-        """The process gets SIGTERM, as when a machine goes away, and continues if it survives."""
+        """The process gets SIGTERM, as at a preemption, and continues if it survives."""
         return self._and("terminate", rank, at_report, attempt)
 
     def __call__(self, rank: int, report_number: int, attempt: int) -> None:
-        """Do what is due; a worker calls this just before it sends each report."""
+        """Inject the faults that are due. A worker calls this just before it sends each report."""
         for fault in self._faults:
             if fault.is_due(rank, report_number, attempt):
                 if fault.ends_process and os.getpid() == self._home:
@@ -175,7 +177,20 @@ class _Fault:
         return here and self.attempt in (None, attempt)
 
     def happen(self) -> None:
-        _HAPPEN[self.kind](**self.details)
+        match self.kind:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "terminate":
+                os.kill(os.getpid(), signal.SIGTERM)
+            case "exit":
+                os._exit(self.details["code"])
+            case "raise_in":
+                raise self.details["error"]
+            case "slow":
+                time.sleep(self.details["seconds"])
+            case "hang":
+                while True:
+                    time.sleep(3600)
 
     def __hash__(self) -> int:
         return hash((self.kind, self.rank, self.at_report, self.attempt))
@@ -194,15 +209,15 @@ class _Fault:
         details = dict(self.details)
         error = details.get("error")
         if isinstance(error, BaseException):
-            # Its class may live in a test module that a worker cannot import, and may take other
-            # arguments than those it keeps.
+            # The error's class may be in a test module that a worker cannot import, and its
+            # __init__ may take other arguments than ``args``: so class and state are sent apart.
             kind = dump(type(error), f"the class of {error!r}")
-            state = dump((error.args, vars(error)), f"what {error!r} holds")
+            state = dump((error.args, vars(error)), f"the attributes of {error!r}")
             details["error"] = _Packed(kind, state, str(error))
         elif error is not None:
             details["error"] = _Packed(dump(error, repr(error)))
         place = (self.kind, self.rank, self.at_report, self.attempt)
-        return _fault_again, (*place, details)
+        return _rebuild_fault, (*place, details)
 
 
 @dataclass(frozen=True)
@@ -219,53 +234,16 @@ class _Packed:
             return kind
         args, attributes = cloudpickle.loads(self.state)
         error = kind.__new__(kind, *args)
-        try:
+        with suppress(Exception):  # __init__ may take other arguments
             made = kind(*args)
             error = made if str(made) == self.message else error
-        except Exception:
-            pass  # its __init__ takes other arguments
         vars(error).update(attributes)
         return error
 
 
-def _fault_again(
+def _rebuild_fault(
     kind: str, rank: int, at_report: int, attempt: int | None, details: dict[str, Any]
 ) -> _Fault:
     if isinstance(error := details.get("error"), _Packed):
         details["error"] = error.unpack()
     return _Fault(kind, rank, at_report, attempt, details)
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _exit(code: int) -> None:
-    os._exit(code)
-
-
-def _raise(error: BaseException | type[BaseException]) -> None:
-    raise error
-
-
-def _hang() -> None:
-    while True:
-        time.sleep(3600)
-
-
-def _slow(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-def _terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-_HAPPEN: dict[str, Callable[..., None]] = {
-    "kill": _kill,
-    "exit": _exit,
-    "raise_in": _raise,
-    "hang": _hang,
-    "slow": _slow,
-    "terminate": _terminate,
-}

@@ -1,4 +1,4 @@
-"""verify_resume: proves that a training function survives a failure, or says where it does not."""
+"""verify_resume: prove that a training function survives a failure, or explain why it does not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -33,15 +34,15 @@ Fault = Literal["kill", "exit", "raise"]
 
 @dataclass(frozen=True, eq=False)
 class ResumeReport:
-    """What came of ``verify_resume``. True when the failure left no trace.
+    """The outcome of ``verify_resume``. It is true if the failure changed nothing.
 
-    ``str()`` is one sentence: the first metric and step where the runs part, and the likely cause.
+    ``str()`` is one sentence: the first metric and step that differ, and the likely cause.
 
     Attributes:
-        differences: everything that a failure changed, rows first, in their order.
-        undisturbed, disturbed: the two Results. Where the trainer names no ``storage_path``, their
-            files go when this report does.
-        fault_plan: what was injected.
+        differences: everything that the failure changed: rows first, in their order.
+        undisturbed, disturbed: the two Results. If the trainer names no ``storage_path``, their
+            files are deleted together with this report.
+        fault_plan: the injected fault.
         explanation: the sentence.
     """
 
@@ -53,7 +54,7 @@ class ResumeReport:
 
     @property
     def ok(self) -> bool:
-        """There is no difference."""
+        """Whether there is no difference."""
         return not self.differences
 
     def __bool__(self) -> bool:
@@ -75,35 +76,36 @@ def verify_resume(
     tolerance: float = 1e-6,
     ignore: Collection[str] = (),
 ) -> ResumeReport:
-    """Fit the trainer undisturbed, then once more with an injected failure, and compare.
+    """Fit the trainer undisturbed, then once more with an injected failure, and compare both runs.
 
     Every reported metric of every rank is compared by ``training_iteration``, then the number of
-    reports, then the final checkpoints. The function must do the same twice: seed it.
+    reports, then the final checkpoints. The training function must be repeatable: seed it.
 
-    Both runs are quiet, without the trainer's callbacks, and in temporary storage unless its
-    ``run_config`` names a ``storage_path``. The trainer itself is left as it is.
+    Both runs print nothing and call none of the trainer's callbacks. They use temporary storage
+    unless the trainer's ``run_config`` names a ``storage_path``. The trainer is not changed.
 
     Args:
-        trainer: what to verify; a few reports are enough.
-        at_report: fail just before this report is sent. By default in the middle, but after the
-            first checkpoint; then a run that had none to resume from is a difference, too.
-        rank: which rank fails; the last by default.
+        trainer: the trainer to verify; a few reports are enough.
+        at_report: fail just before this report is sent. By default the middle one, but after the
+            first checkpoint; then a missing checkpoint to resume from counts as a difference, too.
+        rank: the rank that fails; by default the last.
         fault: ``"kill"`` (SIGKILL), ``"exit"`` (``os._exit(1)``) or ``"raise"`` (an exception).
-        tolerance: how far floats may be apart, absolutely or relatively; other values must be
-            equal, NaN equals NaN.
-        ignore: names of metrics and of checkpoint entries and files that may differ. Times are
-            never compared: names such as ``epoch_time``, ``elapsed`` or ``rows_per_second``.
+        tolerance: how far floats may differ, absolutely or relatively. Other values must be equal;
+            NaN equals NaN.
+        ignore: names of metrics, checkpoint entries and files that may differ. Times and speeds
+            are never compared: names such as ``epoch_time``, ``elapsed`` or ``rows_per_second``.
 
     Raises:
-        TrainingFailedError: the undisturbed run fails.
-        ValueError: an argument does not fit the trainer or what it reports.
+        TrainingFailedError: the undisturbed run failed.
+        ValueError: an argument does not fit the trainer or its reports.
     """
     rank = _checked_rank(trainer, rank, fault)
     comparison = _comparison(tolerance, ignore)
-    storage = None
-    if trainer.run_config.storage_path is None:
-        storage = tempfile.mkdtemp(prefix="lockstep-verify-")
-    try:
+    with ExitStack() as cleanup:
+        storage = None
+        if trainer.run_config.storage_path is None:
+            storage = tempfile.mkdtemp(prefix="lockstep-verify-")
+            cleanup.callback(shutil.rmtree, storage, ignore_errors=True)
         undisturbed = _variant(trainer, storage, max_failures=0, plan=None).fit()
         place = _place(History.of(undisturbed), at_report)
         plan = _plan(fault, rank, place)
@@ -113,14 +115,9 @@ def verify_resume(
         )
         if not differences:
             explanation = _success(History.of(disturbed), fault, rank, place)
-    except BaseException:
-        if storage is not None:
-            shutil.rmtree(storage, ignore_errors=True)
-        raise
-    report = ResumeReport(tuple(differences), undisturbed, disturbed, plan, explanation)
-    if storage is not None:
-        weakref.finalize(report, shutil.rmtree, storage, ignore_errors=True)
-    return report
+        report = ResumeReport(tuple(differences), undisturbed, disturbed, plan, explanation)
+        weakref.finalize(report, cleanup.pop_all().close)
+        return report
 
 
 def _checked_rank(trainer: DataParallelTrainer, rank: int | None, fault: str) -> int:
@@ -130,8 +127,8 @@ def _checked_rank(trainer: DataParallelTrainer, rank: int | None, fault: str) ->
         raise ValueError(f"verify_resume(fault={fault!r}): expected 'kill', 'exit' or 'raise'.")
     if trainer.scaling_config.num_workers == 0 and fault != "raise":
         raise ValueError(
-            f"verify_resume(fault={fault!r}) would end this very process, because with "
-            "num_workers=0 the function runs in it; use fault='raise', or a worker."
+            f"verify_resume(fault={fault!r}) would end this process: with num_workers=0 the "
+            "function runs in it; use fault='raise', or num_workers=1."
         )
     last = trainer.scaling_config.sizes[0] - 1
     if rank is not None and (type(rank) is not int or not 0 <= rank <= last):
@@ -152,7 +149,7 @@ def _comparison(tolerance: float, ignore: Collection[str]) -> Comparison:
 def _variant(
     trainer: DataParallelTrainer, storage: str | None, *, max_failures: int, plan: FaultPlan | None
 ) -> DataParallelTrainer:
-    """The same training as another run; the trainer itself stays as it is."""
+    """Return a copy of the trainer for a run of its own."""
     config: RunConfig = replace(
         trainer.run_config,
         failure_config=FailureConfig(max_failures),
@@ -162,7 +159,7 @@ def _variant(
     )
     if storage is not None:
         config = replace(config, storage_path=storage)
-    if config.checkpoint_config.num_to_keep == 0:  # the last one is to be compared
+    if config.checkpoint_config.num_to_keep == 0:  # the last one is compared
         config = replace(config, checkpoint_config=replace(config.checkpoint_config, num_to_keep=1))
     return trainer.with_changes(run_config=config, fault_plan=plan)
 
@@ -171,8 +168,8 @@ def _place(undisturbed: History, at_report: int | None) -> int:
     count = len(undisturbed.rows)
     if not count:
         raise ValueError(
-            "verify_resume: the training function made no report, and a fault happens at one; "
-            "call train.report() in it."
+            "verify_resume: the training function made no report, but faults are injected at "
+            "reports; call train.report() in it."
         )
     if at_report is not None:
         if type(at_report) is not int or not 1 <= at_report <= count:
@@ -187,12 +184,11 @@ def _place(undisturbed: History, at_report: int | None) -> int:
 
 
 def _plan(fault: Fault, rank: int, at_report: int) -> FaultPlan:
-    if fault == "kill":
-        return FaultPlan().kill(rank=rank, at_report=at_report)
-    if fault == "exit":
-        return FaultPlan().exit(rank=rank, at_report=at_report)
-    error = InjectedError("injected by verify_resume")
-    return FaultPlan().raise_in(rank=rank, at_report=at_report, error=error)
+    if fault == "raise":
+        error = InjectedError("injected by verify_resume")
+        return FaultPlan().raise_in(rank=rank, at_report=at_report, error=error)
+    plan = FaultPlan().kill if fault == "kill" else FaultPlan().exit
+    return plan(rank=rank, at_report=at_report)
 
 
 def _fit_disturbed(trainer: DataParallelTrainer) -> Result:
@@ -207,7 +203,7 @@ def _fit_disturbed(trainer: DataParallelTrainer) -> Result:
 def _judge(
     comparison: Comparison, undisturbed: Result, disturbed: Result, *, must_resume: bool
 ) -> tuple[list[Difference], str]:
-    """What differs, and the sentence about it (empty where nothing does)."""
+    """Return the differences, and the sentence that explains them ("" if there are none)."""
     expected, got = History.of(undisturbed), History.of(disturbed)
     differences = list(find_differences(comparison, expected, got))
     if disturbed.state == "failed":
@@ -217,13 +213,13 @@ def _judge(
     if got.attempts == 1:
         differences.append(Difference("the number of attempts", None, 2, 1))
         return differences, (
-            "The injected fault ended no attempt: the function catches what report() raises."
+            "The injected fault ended no attempt: the function catches the error of report()."
         )
     if expected.iterations != got.iterations:
         differences.append(Difference(REPORTS, None, expected.iterations, got.iterations))
     differences += _checkpoint_differences(comparison, undisturbed, disturbed)
     if must_resume and not got.resumed:
-        differences.append(Difference("the checkpoint to resume from", None, "there", "missing"))
+        differences.append(Difference("the checkpoint to resume from", None, "present", "missing"))
         return differences, explain_no_checkpoint(expected)
     return differences, explain(comparison, expected, got, differences) if differences else ""
 
@@ -240,16 +236,13 @@ def _checkpoint_differences(
 
 
 def _success(got: History, fault: Fault, rank: int, at_report: int) -> str:
-    happened = {
-        "kill": f"rank {rank} was killed at report {at_report}",
-        "exit": f"rank {rank} exited at report {at_report}",
-        "raise": f"rank {rank} raised at report {at_report}",
-    }[fault]
+    verb = {"kill": "was killed", "exit": "exited", "raise": "raised"}[fault]
+    happened = f"rank {rank} {verb} at report {at_report}"
     if got.resumed:
-        begun = f"the run went on after training_iteration {got.after_restart[0].iteration - 1}"
+        then = f"the run resumed after training_iteration {got.after_restart[0].iteration - 1}"
     else:
-        begun = "the run began again, because there was no checkpoint yet"
+        then = "the run started over, because there was no checkpoint yet"
     return (
-        f"Survives: {happened}, {begun}, and all {got.iterations} rows and the final checkpoint "
-        "are those of the undisturbed run."
+        f"Survives: {happened}, {then}, and all {got.iterations} rows and the final checkpoint "
+        "are equal to those of the undisturbed run."
     )

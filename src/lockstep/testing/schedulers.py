@@ -25,23 +25,23 @@ STEPS = 12
 
 
 class SchedulerConformance:
-    """Tests that every scheduler passes. Subclass it and give it ``make_scheduler``.
+    """Tests that every scheduler passes. Subclass it and define ``make_scheduler``.
 
-    Trials report ``score`` (more is better) and ``training_iteration``, for 12 steps at most.
+    Trials report ``score`` (higher is better) and ``training_iteration``, for at most 12 steps.
     """
 
     def make_scheduler(self) -> TrialScheduler:
-        """A new scheduler. The metric and mode come from the ``TuneConfig``."""
-        raise NotImplementedError("give your scheduler in make_scheduler()")
+        """Return a new scheduler. The metric and mode come from the ``TuneConfig``."""
+        raise NotImplementedError("return your scheduler from make_scheduler()")
 
     def test_every_trial_ends(self) -> None:
-        """Nothing is left waiting, however many trials run at a time."""
+        """No trial is left waiting, whatever the number of slots."""
         for slots in (1, 2, 5, TRIALS + 1):
             done = self._simulate(slots=slots)
             assert [trial.status for trial in done.trials] == ["TERMINATED"] * TRIALS
 
     def test_one_trial_alone(self) -> None:
-        """There is nobody to compare it with, so it runs to its end."""
+        """A trial that can be compared with no other runs to its end."""
         done = self._simulate(trials=1, slots=1)
         assert done.trials[0].status == "TERMINATED"
         assert done.trials[0].steps == STEPS
@@ -53,13 +53,13 @@ class SchedulerConformance:
         assert best.steps == STEPS
 
     def test_trials_that_fail(self) -> None:
-        """Nobody waits for a trial that has failed."""
+        """No trial waits for a trial that has failed."""
         for failing in (lambda t, n: n == 1, lambda t, n: n == 3 and int(t) % 2 == 0):
             done = self._simulate(fails=failing)
             assert all(trial.status in ("TERMINATED", "ERROR") for trial in done.trials)
 
     def test_values_that_are_no_numbers(self) -> None:
-        """NaN and infinities are results as well: the worst ones, or the best."""
+        """NaN and infinities are results, too: the worst, or the best."""
 
         def step(config: dict[str, Any], state: Any) -> tuple[int, dict[str, Any]]:
             count = (state or 0) + 1
@@ -70,7 +70,7 @@ class SchedulerConformance:
         assert [trial.status for trial in done.trials] == ["TERMINATED"] * TRIALS
 
     def test_equal_trials(self) -> None:
-        """Among equal trials any may continue, but at least one does."""
+        """Any of several equal trials may be stopped, but at least one continues."""
         done = self._simulate(step=lambda config, state: ((state or 0) + 1, {"score": 1.0}))
         assert max(trial.steps for trial in done.trials) == STEPS
 
@@ -85,20 +85,20 @@ class SchedulerConformance:
         assert self._simulate(scheduler=scheduler).decisions == first.decisions
 
     def test_restored_at_any_event(self) -> None:
-        """A recreated scheduler, after a replay of the events, decides as the first would have."""
+        """After a replay of the events, a recreated scheduler decides like the first one."""
         uninterrupted = self._simulate()
         events = len(uninterrupted.decisions) + 2 * TRIALS
         for event in range(0, events, 7):
             assert self._simulate(restore_after=event).decisions == uninterrupted.decisions
 
     def test_the_other_mode(self) -> None:
-        """With ``mode="min"`` and the sign turned, the decisions are the same."""
+        """With ``mode="min"`` and the opposite sign, the decisions are the same."""
 
-        def turned(config: dict[str, Any], state: Any) -> tuple[int, dict[str, Any]]:
+        def descend(config: dict[str, Any], state: Any) -> tuple[int, dict[str, Any]]:
             state, metrics = _climb(config, state)
             return state, {"score": -metrics["score"]}
 
-        assert self._simulate(step=turned, mode="min").decisions == self._simulate().decisions
+        assert self._simulate(step=descend, mode="min").decisions == self._simulate().decisions
 
     def _simulate(
         self,

@@ -1,4 +1,4 @@
-"""The conformance suite of searchers: what the contract of ``lockstep.tune.search.Searcher`` says.
+"""The conformance suite of searchers: the contract of ``lockstep.tune.search.Searcher``.
 
 A test module subclasses it with a ``make_searcher`` method; pytest runs the inherited tests:
 
@@ -25,9 +25,9 @@ AT_A_TIME = 3
 
 
 class SearcherConformance:
-    """Tests that every searcher passes. Subclass it and give it ``make_searcher``.
+    """Tests that every searcher passes. Subclass it and define ``make_searcher``.
 
-    Two searchers that ``make_searcher`` made must suggest the same: give it a seed.
+    Two searchers from ``make_searcher`` must suggest the same configs: give them a seed.
     """
 
     space: Mapping[str, Any] = {
@@ -37,19 +37,19 @@ class SearcherConformance:
         "twice": sample_from(lambda spec: spec.config.x * 2),
         "constant": "kept",
     }
-    """What is searched. A searcher with a space of its own has only constants here."""
+    """The search space. For a searcher with a space of its own, only constants."""
 
     def make_searcher(self) -> Searcher:
-        """A new searcher."""
-        raise NotImplementedError("give your searcher in make_searcher()")
+        """Return a new searcher."""
+        raise NotImplementedError("return your searcher from make_searcher()")
 
     def score(self, config: Mapping[str, Any]) -> float:
-        """What a trial with this config reports as ``loss``."""
+        """The ``loss`` that a trial with this config reports."""
         numbers = json.dumps(config, sort_keys=True, default=str)
         return zlib.crc32(numbers.encode()) % 1000 / 1000
 
     def test_configs_are_whole(self) -> None:
-        """A suggestion is a dict, with every constant and without any domain."""
+        """A suggestion is a dict with every constant and without unresolved domains."""
         search = _Search(self)
         for _ in range(6):
             config = search.suggest()
@@ -60,7 +60,7 @@ class SearcherConformance:
                     assert config[key] == value
 
     def test_configs_are_not_shared(self) -> None:
-        """A config that somebody changes is not another trial's, nor the searcher's own."""
+        """Changing a config changes neither another trial's config nor the searcher."""
         search, undisturbed = _Search(self), _Search(self)
         for _ in range(2):
             assert search.suggest() == undisturbed.suggest()
@@ -77,7 +77,7 @@ class SearcherConformance:
         assert _Search(self, search.searcher).run() == first
 
     def test_it_ends(self) -> None:
-        """It makes as many trials as it says, then suggests nothing (or the ``Tuner`` stops)."""
+        """There are at least ``num_trials`` suggestions; after them the ``Tuner`` stops."""
         searcher = self.make_searcher()
         searcher.set_search_properties("loss", "min", self.space, num_samples=2)
         total = searcher.num_trials(2)
@@ -92,7 +92,7 @@ class SearcherConformance:
         assert searcher.num_trials(-1) is None
 
     def test_trials_that_fail(self) -> None:
-        """It continues after trials that failed, reported nothing, no number, or something else."""
+        """Suggestions continue after trials that failed, or reported nothing or no number."""
         search = _Search(self)
         endings: list[tuple[Any, bool]] = [
             (None, True),
@@ -110,11 +110,11 @@ class SearcherConformance:
     def test_a_stranger_ends(self) -> None:
         """The end of an unknown trial changes nothing."""
         search = _Search(self)
-        search.searcher.on_trial_complete("stranger", {"loss": 1.0, "training_iteration": 1})
+        search.searcher.on_trial_complete("unknown", {"loss": 1.0, "training_iteration": 1})
         assert isinstance(search.suggest(), dict)
 
     def test_recalled_half_way(self) -> None:
-        """A recreated searcher, after a replay of the events, suggests as the first would have."""
+        """After a replay of the events, a recreated searcher suggests like the first one."""
         first = _Search(self)
         uninterrupted = first.run()
         for until in (1, TRIALS // 2, TRIALS - 1):
@@ -124,7 +124,7 @@ class SearcherConformance:
 
 
 class _Search:
-    """A searcher and its trials: three at a time, the oldest ends first."""
+    """A searcher and its trials: three run at the same time, the oldest ends first."""
 
     def __init__(self, suite: SearcherConformance, searcher: Searcher | None = None) -> None:
         self.searcher = searcher or suite.make_searcher()
@@ -136,12 +136,12 @@ class _Search:
         self._configs: list[dict[str, Any]] = []
         self._running: list[tuple[str, dict[str, Any]]] = []
         self.past: list[dict[str, Any] | None] = []
-        """What happened: a config was suggested, or (None) the oldest trial ended."""
+        """The events so far: a suggested config, or None for the end of the oldest trial."""
         self.suggested: dict[str, Any] = {}
-        """What the searcher returned last."""
+        """The last return value of ``suggest()``."""
 
     def suggest(self) -> dict[str, Any]:
-        """The next config; where the searcher waits for trials, they end first."""
+        """Return the next config. While the searcher waits for results, trials end."""
         while True:
             config = self.searcher.suggest(self._next_id())
             if config is not None:
@@ -152,7 +152,7 @@ class _Search:
             self.end_well()
 
     def end(self, result: Any, error: bool = False) -> None:
-        """The oldest trial ends."""
+        """End the oldest trial."""
         trial_id, _ = self._running.pop(0)
         self.past.append(None)
         if result is not None:
@@ -160,7 +160,7 @@ class _Search:
         self.searcher.on_trial_complete(trial_id, result, error=error)
 
     def end_well(self) -> None:
-        """The oldest trial ends with its score."""
+        """End the oldest trial with its score."""
         self.end({"loss": self._score(self._running[0][1]), "training_iteration": 1})
 
     def replay(self, past: list[dict[str, Any] | None], until: int) -> None:
@@ -193,7 +193,7 @@ class _Search:
 
 
 def _empty(node: Any) -> None:
-    """Leave nothing in it."""
+    """Remove everything from nested dicts and lists."""
     if isinstance(node, (dict, list)):
         for child in node.values() if isinstance(node, dict) else node:
             _empty(child)

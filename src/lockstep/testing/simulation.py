@@ -1,6 +1,6 @@
-"""Trials without processes: what a scheduler does with known learning curves.
+"""Simulated trials, without processes: the decisions of a scheduler on known learning curves.
 
-    step(config, state) -> (state, metrics)     one step of a trial; state is None at its start
+    step(config, state) -> (state, metrics)     one step of a trial; state is None at the first
 
 A simulated trial keeps its state as its checkpoint at every step, so it can be paused and copied.
 """
@@ -20,7 +20,7 @@ Step = Callable[[dict[str, Any], Any], tuple[Any, dict[str, Any]]]
 
 @dataclass(eq=False)
 class SimulatedTrial:
-    """A trial, as schedulers see one."""
+    """A trial with the attributes that schedulers use."""
 
     trial_id: str
     config: dict[str, Any]
@@ -29,7 +29,7 @@ class SimulatedTrial:
     last_result: dict[str, Any] = field(default_factory=dict)
     checkpoint: Any = None
     steps: int = 0
-    """How many steps the trial has taken, over all its pauses and restarts."""
+    """The number of steps that the trial has taken, over all its pauses and restarts."""
     state: Any = None
 
 
@@ -39,7 +39,7 @@ class Simulation:
 
     trials: list[SimulatedTrial]
     decisions: list[tuple[str, int, str]]
-    """Trial, step, decision."""
+    """(trial id, step, decision) of every report."""
 
     @property
     def total_steps(self) -> int:
@@ -67,55 +67,56 @@ def simulate(
     path: str = "",
     upfront: bool = False,
 ) -> Simulation:
-    """Run trials in turn, a step each, as the scheduler says.
+    """Run the trials in turn, one step each, and obey the scheduler.
 
     Args:
-        make_scheduler: makes the scheduler (again, where it is restored).
-        configs: the trials'.
-        step: a step of a trial.
+        make_scheduler: creates the scheduler, and creates it again when it is restored.
+        configs: the config of each trial.
+        step: runs one step of a trial.
         max_steps: a trial finishes after this many steps.
-        metric, mode: the ``TuneConfig``'s.
-        slots: how many trials run at a time.
+        metric, mode: as in ``TuneConfig``.
+        slots: how many trials run at the same time.
         fails: whether a trial fails at this step.
         restore_after: after this many events, replace the scheduler by a new one and replay the
             events to it, as ``Tuner.restore`` does.
         path: the experiment directory.
-        upfront: add all trials at once, instead of each when a slot is free.
+        upfront: add all trials at the start, instead of each trial when a slot is free.
 
     Raises:
         AssertionError: the scheduler broke its contract, or no trial can run.
     """
-    run = _Run(make_scheduler, configs, step, max_steps, metric, mode, slots, fails)
-    run.restore_after, run.path, run.upfront = restore_after, path, upfront
+    run = _Run(
+        make_scheduler,
+        configs,
+        step,
+        max_steps,
+        (metric, mode),
+        slots,
+        fails,
+        restore_after,
+        path,
+        upfront,
+    )
     run.drive()
     return Simulation(run.trials, run.decisions)
 
 
+@dataclass(eq=False)
 class _Run:
     """The trials of a simulation. The ``tune_controller`` of its scheduler."""
 
-    restore_after: int | None = None
-    path = ""
-    upfront = False
+    make_scheduler: Callable[[], TrialScheduler]
+    configs: Sequence[Mapping[str, Any]]
+    step: Step
+    max_steps: int
+    objective: tuple[str | None, str | None]
+    slots: int
+    fails: Callable[[str, int], bool]
+    restore_after: int | None
+    path: str
+    upfront: bool
 
-    def __init__(
-        self,
-        make_scheduler: Callable[[], TrialScheduler],
-        configs: Sequence[Mapping[str, Any]],
-        step: Step,
-        max_steps: int,
-        metric: str | None,
-        mode: str | None,
-        slots: int,
-        fails: Callable[[str, int], bool],
-    ) -> None:
-        self._make = make_scheduler
-        self._configs = list(configs)
-        self._step = step
-        self._max_steps = max_steps
-        self._objective = (metric, mode)
-        self._slots = slots
-        self._fails = fails
+    def __post_init__(self) -> None:
         self.trials: list[SimulatedTrial] = []
         self.decisions: list[tuple[str, int, str]] = []
         self._past: list[tuple[str, SimulatedTrial, Any]] = []
@@ -124,7 +125,7 @@ class _Run:
         self._scheduler = self._new_scheduler()
 
     def get_trials(self) -> Sequence[SimulatedTrial]:
-        """All of them."""
+        """All trials."""
         return self.trials
 
     def get_live_trials(self) -> Sequence[SimulatedTrial]:
@@ -132,10 +133,12 @@ class _Run:
         return [trial for trial in self.trials if trial.status not in ("TERMINATED", "ERROR")]
 
     def stop_trial(self, trial: SimulatedTrial) -> None:
-        """End a trial that does not run."""
+        """End a trial that is not running."""
         if self._replaying:
             return
-        assert trial.status in ("PENDING", "PAUSED"), f"stop_trial of a trial that {trial.status}"
+        assert trial.status in ("PENDING", "PAUSED"), (
+            f"stop_trial of a trial that is {trial.status}"
+        )
         trial.status = "TERMINATED"
         self._notify("on_trial_remove", trial)
 
@@ -150,10 +153,10 @@ class _Run:
 
     def drive(self) -> None:
         """Run until every trial has ended."""
-        while len(self.trials) < len(self._configs) or self.get_live_trials():
+        while len(self.trials) < len(self.configs) or self.get_live_trials():
             self._fill()
             running = [trial for trial in self.trials if trial.status == "RUNNING"]
-            assert running, "nothing runs any more, and trials are left: " + ", ".join(
+            assert running, "no trial is running, but these have not ended: " + ", ".join(
                 f"{trial.trial_id} {trial.status}" for trial in self.get_live_trials()
             )
             for trial in running:
@@ -161,27 +164,26 @@ class _Run:
                     self._advance(trial)
 
     def _new_scheduler(self) -> TrialScheduler:
-        scheduler = self._make()
-        metric, mode = self._objective
-        assert scheduler.set_search_properties(metric, mode, num_trials=len(self._configs))
+        scheduler = self.make_scheduler()
+        assert scheduler.set_search_properties(*self.objective, num_trials=len(self.configs))
         return scheduler
 
     def _fill(self) -> None:
-        while sum(trial.status == "RUNNING" for trial in self.trials) < self._slots:
-            while len(self.trials) < len(self._configs) and (
+        while sum(trial.status == "RUNNING" for trial in self.trials) < self.slots:
+            while len(self.trials) < len(self.configs) and (
                 self.upfront or all(trial.status != "PENDING" for trial in self.trials)
             ):
                 self._add()
             chosen = self._scheduler.choose_trial_to_run(self)
             if chosen is None:
                 return
-            assert chosen.status in ("PENDING", "PAUSED"), f"chose a trial that {chosen.status}"
+            assert chosen.status in ("PENDING", "PAUSED"), f"chose a trial that is {chosen.status}"
             chosen.status = "RUNNING"
             chosen.state = self._exploits.pop(chosen.trial_id, chosen.checkpoint)
 
     def _add(self) -> None:
         number = len(self.trials)
-        config = self._scheduler.complete_config(dict(self._configs[number]))
+        config = self._scheduler.complete_config(dict(self.configs[number]))
         name = f"{number:05d}"
         trial = SimulatedTrial(name, config, f"{self.path}/{name}")
         self.trials.append(trial)
@@ -189,19 +191,19 @@ class _Run:
 
     def _advance(self, trial: SimulatedTrial) -> None:
         trial.steps += 1
-        if self._fails(trial.trial_id, trial.steps):
+        if self.fails(trial.trial_id, trial.steps):
             trial.status = "ERROR"
             self._notify("on_trial_error", trial)
             return
-        trial.state, metrics = self._step(trial.config, trial.state)
+        trial.state, metrics = self.step(trial.config, trial.state)
         result = {"training_iteration": trial.steps, **metrics}
         trial.last_result = result
         decision = self._notify("on_trial_result", trial, result)
-        # A checkpoint is committed after its report was decided on.
+        # As in a real run, a checkpoint is committed after the decision on its report.
         trial.checkpoint = trial.state
         assert decision in ("CONTINUE", "PAUSE", "STOP"), f"on_trial_result returned {decision!r}"
         self.decisions.append((trial.trial_id, trial.steps, decision))
-        if decision == "STOP" or trial.steps >= self._max_steps:
+        if decision == "STOP" or trial.steps >= self.max_steps:
             trial.status = "TERMINATED"
             self._notify("on_trial_complete", trial, result)
         elif decision == "PAUSE":
@@ -209,7 +211,7 @@ class _Run:
 
     def _notify(self, hook: str, trial: SimulatedTrial, *result: Any) -> Any:
         due = self.restore_after is not None and len(self._past) >= self.restore_after
-        if due and hook != "on_trial_remove":  # that comes from within the scheduler
+        if due and hook != "on_trial_remove":  # the scheduler itself is the caller of that one
             self._restore()
         self._past.append((hook, trial, (trial.status, *result)))
         return getattr(self._scheduler, hook)(self, trial, *result)

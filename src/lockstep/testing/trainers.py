@@ -1,6 +1,6 @@
 """The conformance suite of trainers: a run behaves the same on every framework.
 
-A test module subclasses it and says how the framework adds a number up across workers; pytest runs
+A test module subclasses it and defines how the framework sums a number across workers; pytest runs
 the inherited tests:
 
     class TestMyTrainer(TrainerConformance):
@@ -38,24 +38,24 @@ __all__ = ["TrainerConformance"]
 
 WORKERS = 2
 SUM_OF_RANKS = 3.0
-"""What ``total(rank + 1)`` is with two workers."""
+"""The value of ``total(rank + 1)`` with two workers."""
 _GATE_S = 60
-"""How long workers wait for the driver, at most."""
+"""The longest time that workers wait for the driver."""
 
 
 class TrainerConformance:
-    """Tests that every trainer passes. Subclass it and set both of these."""
+    """Tests that every trainer passes. Subclass it and define ``trainer_class`` and ``total``."""
 
     trainer_class: type[DataParallelTrainer]
-    """The trainer; its other arguments have to have defaults that work."""
+    """The trainer. Its own arguments must have defaults that work."""
 
     @staticmethod
     def total(value: float) -> float:
-        """The sum of every worker's value, by the framework's own means."""
+        """Return the sum of all workers' values, computed by the framework."""
         raise NotImplementedError
 
     def test_a_run(self) -> None:
-        """Workers are wired; metrics, checkpoints and callbacks are complete and agree."""
+        """Workers are connected; metrics, checkpoints and callbacks are complete and agree."""
         seen = _Seen()
         result = self._fit(
             {"steps": 4},
@@ -74,7 +74,7 @@ class TrainerConformance:
         assert result.checkpoint is not None
         assert result.checkpoint.to_dict()["step"] == 3
         kept = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]
-        assert kept == [1, 0], "two, from worst to best; the newest is kept besides"
+        assert kept == [1, 0], "the two best, from worst to best; the newest is kept, too"
         assert seen.steps == [0, 1, 2, 3]
         assert seen.ended == ["complete"]
         again = Result.from_path(result.path)
@@ -136,7 +136,7 @@ class TrainerConformance:
     def test_another_number_of_workers(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One worker runs until there is room for two, which resume where it was."""
+        """One worker runs until there is room for two; the two resume where the one stopped."""
         monkeypatch.setattr(runtime, "_configured", None)
         lockstep.init(num_cpus=1)
         gate = tmp_path / "gate"
@@ -151,20 +151,20 @@ class TrainerConformance:
         assert _column(result, "total") == [1.0] * alone + [SUM_OF_RANKS] * (10 - alone)
 
     def test_trials_of_a_tuner(self) -> None:
-        """Each is a run of its own, wired on its own; one that fails is a row with its error."""
+        """Each trial is a run with a group of its own; a failed trial is a row with its error."""
         trainer = self._trainer({"steps": 3})
         space = {"train_loop_config": {"fail_at": tune.grid_search([None, 1])}}
         grid = tune.Tuner(trainer, param_space=space).fit()
-        whole, failed = sorted(grid, key=lambda result: result.error is not None)
-        assert whole.error is None
-        assert _column(whole, "step") == [0, 1, 2]
-        assert _column(whole, "total") == [SUM_OF_RANKS] * 3
+        finished, failed = sorted(grid, key=lambda result: result.error is not None)
+        assert finished.error is None
+        assert _column(finished, "step") == [0, 1, 2]
+        assert _column(finished, "total") == [SUM_OF_RANKS] * 3
         assert isinstance(failed.error, InjectedError)
         assert _column(failed, "step") == [0]
-        assert grid.get_best_result("step", "max").path == whole.path
+        assert grid.get_best_result("step", "max").path == finished.path
 
     def test_wrong_arguments_are_rejected_when_given(self) -> None:
-        """Not later, inside a worker."""
+        """The constructor checks its arguments; no worker is needed."""
         import pytest
 
         make: Any = self.trainer_class
@@ -194,11 +194,11 @@ class TrainerConformance:
 
 
 def _steps(total: Callable[[float], float]) -> Callable[[dict[str, Any]], None]:
-    """A training function that adds the ranks up at each step, reports the sum and saves."""
+    """Return a training function that sums over the ranks, reports and saves at each step."""
 
     def train_steps(config: dict[str, Any]) -> None:
         checkpoint = api.get_checkpoint()
-        first = 0 if checkpoint is None else _saved_step(checkpoint) + 1
+        first = 0 if checkpoint is None else checkpoint.to_dict()["step"] + 1
         rank = api.world_rank()
         for step in range(first, config["steps"]):
             metrics = {"step": step, "total": total(rank + 1.0), "rank": rank, "score": step}
@@ -219,13 +219,8 @@ def _steps(total: Callable[[float], float]) -> Callable[[dict[str, Any]], None]:
 def _wait_for(gate: str) -> None:
     deadline = time.monotonic() + _GATE_S
     while not os.path.exists(gate):
-        assert time.monotonic() < deadline, f"nobody opened {gate}"
+        assert time.monotonic() < deadline, f"{gate} was not created in {_GATE_S} s"
         time.sleep(0.01)
-
-
-def _saved_step(checkpoint: Checkpoint) -> int:
-    step: int = checkpoint.to_dict()["step"]
-    return step
 
 
 def _column(result: Result, name: str) -> list[Any]:
@@ -257,7 +252,7 @@ class _Seen(Callback):
 
 
 class _Room(Callback):
-    """Makes room for the second worker when the first has come to its second step."""
+    """Makes room for the second worker when the first has reached its second step."""
 
     def __init__(self, gate: Path) -> None:
         self.gate = gate

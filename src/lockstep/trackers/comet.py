@@ -11,12 +11,7 @@ from typing import Any, ClassVar
 
 from lockstep.callback import TrialSnapshot
 from lockstep.trackers.credentials import check_comet_key, read_key, require, variable
-from lockstep.trackers.service import (
-    Row,
-    ServiceLoggerCallback,
-    TrackedRun,
-    refuse_arguments,
-)
+from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun, refuse_arguments
 from lockstep.trackers.values import Outcome, flat_parameters, numeric_metrics, run_key
 
 __all__ = [
@@ -44,7 +39,7 @@ _OPENING_LOCK = threading.Lock()
 
 
 class CometLoggerCallback(ServiceLoggerCallback):
-    """Logs every trial to Comet: its config as parameters, each report as metrics, how it ended.
+    """Logs every trial to Comet: its config as parameters, each report as metrics, the outcome.
 
     The experiment's key is made from the trial's id, so a restored trial resumes its experiment.
 
@@ -181,7 +176,7 @@ def open_experiment(
 
 @contextmanager
 def _keeping_current_experiment() -> Iterator[None]:
-    """Keep the process's current experiment open, which Comet would end when another begins."""
+    """Keep the process's current experiment open, which Comet would end when another starts."""
     from comet_ml.config import get_global_experiment, set_global_experiment
 
     with _OPENING_LOCK:

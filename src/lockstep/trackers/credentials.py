@@ -1,4 +1,4 @@
-"""Checks before a run starts: are the trackers' libraries and the keys of their services there?"""
+"""Checks before a run starts: whether trackers' libraries are installed, and have their keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def require(module: str, extra: str, who: str) -> None:
     """Check that a library is installed.
 
     Raises:
-        ImportError: it is not; the message says how to install it.
+        ImportError: it is not; the message has the command to install it.
     """
     if importlib.util.find_spec(module) is None:
         raise ImportError(

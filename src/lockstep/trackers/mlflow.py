@@ -40,7 +40,7 @@ _PARAMETERS_AT_ONCE = 100
 
 
 class MLflowLoggerCallback(ServiceLoggerCallback):
-    """Logs every trial to MLflow: config as parameters, each report as metrics, how it ended.
+    """Logs every trial to MLflow: config as parameters, each report as metrics, the outcome.
 
     The step of a metric is the training iteration. A restored trial resumes its MLflow run.
 
@@ -182,9 +182,9 @@ class _MLflowRun(TrackedRun):
         run_directory = Path(self._trial.path)
         for path in sorted(run_directory.rglob("*")):
             relative = path.relative_to(run_directory)
-            top = run_directory / relative.parts[0]
             hidden = any(part.startswith(".") for part in relative.parts)
-            if path.is_file() and not hidden and path.suffix != ".pkl" and not _is_checkpoint(top):
+            in_checkpoint = (run_directory / relative.parts[0] / MANIFEST).exists()
+            if path.is_file() and not hidden and path.suffix != ".pkl" and not in_checkpoint:
                 folder = None if len(relative.parts) == 1 else str(relative.parent)
                 self._client.log_artifact(self._id, str(path), artifact_path=folder)
 
@@ -200,10 +200,6 @@ class _MLflowRun(TrackedRun):
             raise ConnectionError(
                 f"no MLflow server answers at {parts.scheme}://{parts.hostname}:{port} ({error})"
             ) from None
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return (path / MANIFEST).exists()
 
 
 def _wait_for_rows(run_directory: Path, step: int) -> None:

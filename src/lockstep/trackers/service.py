@@ -1,8 +1,8 @@
 """The base of callbacks that send a run to a tracking service, which may be slow or down.
 
-Rows wait here until the service takes them: an outage that ends before the run does costs no row.
-An error is raised once, so that the dispatcher reports it once; at the end of the experiment one
-error says how many rows are missing.
+Rows wait here until the service accepts them: an outage that ends before the run loses no row.
+Each kind of error is raised once, so that the dispatcher reports it once. At the end of the
+experiment one error has the number of missing rows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from lockstep.trackers.values import Outcome, outcome_of, report_time
 __all__ = ["Row", "ServiceLoggerCallback", "TrackedRun", "refuse_arguments"]
 
 RETRY_S = 10.0
-"""How long a service that failed is not called again."""
+"""How long a service is not called after it failed."""
 
 MAX_ROWS = 10_000
-"""How many rows wait at most for a service that is down."""
+"""The largest number of rows that wait for a service that is down."""
 
 
 class Row(NamedTuple):
@@ -45,7 +45,7 @@ class TrackedRun(ABC):
 
     rows_at_once: ClassVar[int] = 100
     saves_checkpoints = False
-    """Whether the user asked for checkpoints to be uploaded."""
+    """Whether checkpoints are uploaded."""
 
     @abstractmethod
     def log(self, rows: list[Row]) -> None:
@@ -63,7 +63,7 @@ class TrackedRun(ABC):
 class ServiceLoggerCallback(TrackerCallback, ABC):
     """Follows each trial with a ``TrackedRun``; opening one is retried after a failure.
 
-    A row that the service refuses again and again while it takes other rows is left out.
+    A row that the service refuses while it accepts other rows is left out.
     """
 
     batched: ClassVar[bool] = True
@@ -112,7 +112,7 @@ class ServiceLoggerCallback(TrackerCallback, ABC):
                 self._attempt(followed.send, self.open_run)
 
     def log_trial_save(self, trial: TrialSnapshot) -> None:
-        """Upload ``trial.checkpoint``, if the user asked for that."""
+        """Upload ``trial.checkpoint``, if the user has chosen that."""
         followed = self._followed.get(trial.trial_id)
         run = None if followed is None else followed.run
         if run is not None and run.saves_checkpoints and trial.checkpoint is not None:
@@ -184,7 +184,7 @@ def _save(run: TrackedRun, checkpoint: Checkpoint) -> None:
 
 @dataclass
 class _Missing:
-    """The reports that ended runs lack at the service; one error reports them all."""
+    """The reports that the service lacks of ended runs; one error counts them all."""
 
     runs: int = 0
     reports: int = 0
@@ -218,7 +218,7 @@ class _Followed:
 
     @property
     def missing(self) -> int:
-        """How many rows the service has not taken."""
+        """The number of rows that the service does not have."""
         return self._left_out + len(self.rows)
 
     def add(self, row: Row) -> None:
@@ -273,24 +273,24 @@ class _Followed:
             self.rows.popleft()
 
     def _send_one_by_one(self, run: TrackedRun, count: int) -> None:
-        """After a failed batch: send what the service takes, so that a bad row holds up no other.
+        """After a failed batch, send its rows singly: a bad row must not delay the others.
 
-        A row is left out if the service refuses it before and after it takes another row. If it
-        takes no row at all, it is down: every row waits for the next attempt.
+        A row is left out if the service refuses it before and after it accepts another row. A
+        service that accepts no row is down: every row waits for the next attempt.
         """
         for _ in range(count):
             if not self.rows:
                 return
-            if not _takes(run, self.rows[0]):
+            if not _accepts(run, self.rows[0]):
                 if not self._sent_another(run):
                     return
-                if not _takes(run, self.rows[0]):
+                if not _accepts(run, self.rows[0]):
                     self._left_out += 1
             self.rows.popleft()
 
     def _sent_another(self, run: TrackedRun) -> bool:
         for index in (1, -1):  # bad rows often come in sequence: then the newest may be good
-            if len(self.rows) > 1 and _takes(run, self.rows[index]):
+            if len(self.rows) > 1 and _accepts(run, self.rows[index]):
                 del self.rows[index]
                 return True
         return False
@@ -304,7 +304,7 @@ class _Followed:
             raise
 
 
-def _takes(run: TrackedRun, row: Row) -> bool:
+def _accepts(run: TrackedRun, row: Row) -> bool:
     try:
         run.log([row])
     except Exception:

@@ -132,7 +132,8 @@ class _EventFile:
         self._writer.file_writer.add_summary(self._library.Summary(value=values), step, now)
         self._tags.update(dict.fromkeys(numbers))
         for key, items in flatten(result).items():
-            if isinstance(items, list) and items and all(map(_is_number, items)):
+            is_numbers = isinstance(items, list) and all(isinstance(i, (int, float)) for i in items)
+            if is_numbers and items:
                 self._writer.add_histogram(key, items, step, walltime=now)
 
     def flush(self) -> None:
@@ -165,7 +166,3 @@ class _EventFile:
 
     def _hparams(self) -> Any:
         return self._library.hparams(flat_parameters(self._trial.config), self._tags)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))

@@ -15,7 +15,7 @@ __all__ = ["Outcome", "flat_parameters", "numeric_metrics", "outcome_of", "repor
 Outcome = Literal["finished", "failed", "stopped"]
 """How a run ended. "stopped": it was interrupted or preempted, and can be restored."""
 
-# Automatic keys that nobody wants a chart of.
+# Automatic keys that make no useful chart.
 _BOOKKEEPING = AUTOMATIC_KEYS - CHARTED_KEYS
 
 

@@ -10,12 +10,7 @@ from typing import Any, ClassVar
 from lockstep.callback import TrialSnapshot
 from lockstep.metrics import flatten
 from lockstep.trackers.credentials import check_wandb_key, init_variables, read_key, require
-from lockstep.trackers.service import (
-    Row,
-    ServiceLoggerCallback,
-    TrackedRun,
-    refuse_arguments,
-)
+from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun, refuse_arguments
 from lockstep.trackers.values import Outcome, numeric_metrics
 
 __all__ = ["WANDB_EXIT_CODE", "WandbLoggerCallback", "given_settings", "wandb_settings"]
@@ -30,7 +25,7 @@ _RESERVED = ("config", "id", "reinit", "resume")
 
 
 class WandbLoggerCallback(ServiceLoggerCallback):
-    """Logs every trial to Weights & Biases: its config, each report, how it ended.
+    """Logs every trial to Weights & Biases: its config, each report, the outcome.
 
     The run's id is the trial's id, so a restored trial resumes its run. The step is the training
     iteration, or the next free step after a retry went back to a checkpoint; charts are drawn over

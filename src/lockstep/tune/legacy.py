@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,14 +145,11 @@ def run(
 def _older_checkpoint_config(
     keep: int | None, attribute: str | None, frequency: int, at_end: bool
 ) -> CheckpointConfig:
-    config = CheckpointConfig(
-        num_to_keep=keep, checkpoint_frequency=frequency, checkpoint_at_end=at_end or None
+    attribute = attribute or ""
+    return CheckpointConfig(
+        num_to_keep=keep,
+        checkpoint_score_attribute=attribute.removeprefix("min-") or None,
+        checkpoint_score_order="min" if attribute.startswith("min-") else "max",
+        checkpoint_frequency=frequency,
+        checkpoint_at_end=at_end or None,
     )
-    if attribute is not None:
-        smallest = attribute.startswith("min-")
-        config = replace(
-            config,
-            checkpoint_score_attribute=attribute.removeprefix("min-"),
-            checkpoint_score_order="min" if smallest else "max",
-        )
-    return config

@@ -112,13 +112,11 @@ def with_parameters(trainable: Any, **kwargs: Any) -> Any:
         TypeError: not a trainable, or the trainable does not take such an argument.
     """
     parameters = _Parameters(kwargs)
-    if isinstance(trainable, type) and hasattr(trainable, "setup"):
+    if _is_class(trainable):
         _check_takes(trainable.__name__ + ".setup", trainable.setup, 2, kwargs)
         bound = (*getattr(trainable, "_parameters", ()), parameters)
-        return type(trainable.__name__, (trainable,), {**_like(trainable), "_parameters": bound})
-    inner = trainable if isinstance(trainable, BoundTrainable) else BoundTrainable(trainable)
-    if isinstance(trainable, type) or not callable(inner.func):
-        raise TypeError(_not_a_trainable("with_parameters", trainable))
+        return _subclass(trainable, _parameters=bound)
+    inner = _as_bound("with_parameters", trainable)
     _check_takes(inner.__name__, inner.func, 1, kwargs)
     return BoundTrainable(inner.func, (*inner.parameters, parameters), inner.resources)
 
@@ -133,13 +131,9 @@ def with_resources(trainable: Any, resources: Resources) -> Any:
     """
     if not callable(resources):
         _amounts(resources)  # raises if they are invalid
-    if isinstance(trainable, type) and hasattr(trainable, "setup"):
-        return type(
-            trainable.__name__, (trainable,), {**_like(trainable), "_resources": (resources,)}
-        )
-    inner = trainable if isinstance(trainable, BoundTrainable) else BoundTrainable(trainable)
-    if isinstance(trainable, type) or not callable(inner.func):
-        raise TypeError(_not_a_trainable("with_resources", trainable))
+    if _is_class(trainable):
+        return _subclass(trainable, _resources=(resources,))
+    inner = _as_bound("with_resources", trainable)
     return BoundTrainable(inner.func, inner.parameters, resources)
 
 
@@ -193,15 +187,23 @@ def _checked(owner: str, resources: Any) -> dict[str, float]:
     return amounts
 
 
-def _like(trainable: type) -> dict[str, Any]:
-    return {"__module__": trainable.__module__, "__qualname__": trainable.__qualname__}
+def _is_class(trainable: Any) -> bool:
+    return isinstance(trainable, type) and hasattr(trainable, "setup")
 
 
-def _not_a_trainable(function: str, trainable: object) -> str:
-    return (
-        f"tune.{function}({trainable!r}): expected a training function or a Trainable class; "
-        "a trainer has its train_loop_config and its ScalingConfig."
-    )
+def _subclass(trainable: type, **attributes: Any) -> type:
+    named = {"__module__": trainable.__module__, "__qualname__": trainable.__qualname__}
+    return type(trainable.__name__, (trainable,), {**named, **attributes})
+
+
+def _as_bound(function: str, trainable: Any) -> BoundTrainable:
+    inner = trainable if isinstance(trainable, BoundTrainable) else BoundTrainable(trainable)
+    if isinstance(trainable, type) or not callable(inner.func):
+        raise TypeError(
+            f"tune.{function}({trainable!r}): expected a training function or a Trainable class; "
+            "a trainer has its train_loop_config and its ScalingConfig."
+        )
+    return inner
 
 
 def _check_takes(

@@ -1,4 +1,8 @@
-"""Plots of an experiment, as Plotly figures. Needs the extra ``lockstep[plots]``."""
+"""Plots of an experiment. Needs the extra ``lockstep[plots]``.
+
+Each function returns a ``plotly.graph_objects.Figure``. ``metric`` and ``mode`` are by default the
+``TuneConfig``'s, and ``params`` the hyperparameters that differ between trials.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.checks import is_number
+from lockstep.checks import is_finite
+from lockstep.tune.search.optuna_space import quiet_optuna
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,15 +25,7 @@ _CONFIG = "config/"
 
 
 def plot_history(results: ResultGrid, metric: str | None = None, mode: str | None = None) -> Any:
-    """The metric of each trial, in order, and the best value so far.
-
-    Args:
-        results: the experiment.
-        metric, mode: what to show; by default the ``TuneConfig``'s.
-
-    Returns:
-        A ``plotly.graph_objects.Figure``.
-    """
+    """The metric of each trial, in order, and the best value so far."""
     graph = _import_plotly("plot_history")
     table, metric, mode = _scored("plot_history", results, metric, mode)
     scores = table[metric]
@@ -52,16 +49,7 @@ def plot_parallel_coordinates(
     metric: str | None = None,
     mode: str | None = None,
 ) -> Any:
-    """A line for each trial, through its hyperparameters to its metric.
-
-    Args:
-        results: the experiment.
-        params: names of hyperparameters; by default the ones that differ between trials.
-        metric, mode: what to show; by default the ``TuneConfig``'s.
-
-    Returns:
-        A ``plotly.graph_objects.Figure``.
-    """
+    """A line for each trial, through its hyperparameters to its metric."""
     graph = _import_plotly("plot_parallel_coordinates")
     table, metric, mode = _scored("plot_parallel_coordinates", results, metric, mode)
     chosen = _chosen("plot_parallel_coordinates", table, params)
@@ -84,15 +72,8 @@ def plot_importance(
 ) -> Any:
     """How much of the metric each hyperparameter explains, as shares of 1.
 
-    Computed by Optuna: with fANOVA if scikit-learn is installed, else with PED-ANOVA.
-
-    Args:
-        results: the experiment; at least two trials.
-        params: names of hyperparameters; by default the ones that differ between trials.
-        metric, mode: what to show; by default the ``TuneConfig``'s.
-
-    Returns:
-        A ``plotly.graph_objects.Figure``.
+    Computed by Optuna from at least two trials: with fANOVA if scikit-learn is installed, else with
+    PED-ANOVA.
     """
     graph = _import_plotly("plot_importance")
     table, metric, mode = _scored("plot_importance", results, metric, mode)
@@ -157,7 +138,7 @@ def _chosen(caller: str, table: pd.DataFrame, params: Sequence[str] | None) -> p
 
 
 def _dimension(name: str, values: list[Any]) -> dict[str, Any]:
-    if all(map(_is_number, values)):
+    if all(map(is_finite, values)):
         if min(values) > 0 and max(values) / min(values) >= 100:
             powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))))
             ticks = [*powers, powers[-1] + 1]
@@ -186,9 +167,7 @@ def _importances(chosen: pd.DataFrame, scores: list[float], mode: str) -> dict[s
         ) from None
     if len(scores) < 2:
         raise ValueError(f"plot_importance(): {len(scores)} trial(s) are too few; run more.")
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
+    with quiet_optuna():
         study = optuna.create_study(direction="maximize" if mode == "max" else "minimize")
         columns = {str(name): _column(list(chosen[name])) for name in chosen}
         for row, score in enumerate(scores):
@@ -202,8 +181,6 @@ def _importances(chosen: pd.DataFrame, scores: list[float], mode: str) -> dict[s
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one of the evaluators is marked experimental
             shares = optuna.importance.get_param_importances(study, evaluator=_evaluator(optuna))
-    finally:
-        optuna.logging.set_verbosity(before)
     return {name: float(share) for name, share in shares.items()}
 
 
@@ -218,16 +195,12 @@ def _evaluator(optuna: Any) -> Any:
 def _column(values: list[Any]) -> tuple[list[Any], Any]:
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-    if all(map(_is_number, values)) and min(values) < max(values):
+    if all(map(is_finite, values)) and min(values) < max(values):
         low, high = float(min(values)), float(max(values))
         log = low > 0 and high / low >= 100
         return [float(value) for value in values], FloatDistribution(low, high, log=log)
     texts = [str(value) for value in values]
     return texts, CategoricalDistribution(sorted(set(texts)))
-
-
-def _is_number(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)
 
 
 def _describe(row: Any) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from lockstep.metrics import flatten, look_up
+from lockstep.metrics import first_of, flatten, look_up
 from lockstep.records import RunRecords
 from lockstep.result import Result
 from lockstep.storage import Storage
@@ -43,8 +43,7 @@ class ResultGrid(Sequence[Result]):
         self._directories = list(directories)
         self._failed = list(errors)
         self._terminated = terminated
-        self._metric = metric if isinstance(metric, str) or metric is None else metric[0]
-        self._mode = mode if isinstance(mode, str) or mode is None else mode[0]
+        self._metric, self._mode = first_of(metric), first_of(mode)
 
     @property
     def experiment_path(self) -> str:

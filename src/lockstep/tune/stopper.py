@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from statistics import pstdev
 from typing import Any
 
-from lockstep.checks import check_int, is_number
+from lockstep.checks import check_int, check_positive, is_number
 from lockstep.metrics import look_up
 from lockstep.tune.search.sample import takes
 
@@ -146,7 +146,7 @@ class TrialPlateauStopper(_TrialStopper):
         mode: str | None = None,
     ) -> None:
         _check_metric("TrialPlateauStopper", metric)
-        _check_std("TrialPlateauStopper", std)
+        check_positive("TrialPlateauStopper", "std", std)
         check_int(f"TrialPlateauStopper(num_results={num_results!r})", num_results, 1)
         check_int(f"TrialPlateauStopper(grace_period={grace_period!r})", grace_period)
         if mode not in (None, "min", "max") or (metric_threshold is not None and mode is None):
@@ -201,7 +201,7 @@ class ExperimentPlateauStopper(Stopper):
         patience: int = 0,
     ) -> None:
         _check_metric("ExperimentPlateauStopper", metric)
-        _check_std("ExperimentPlateauStopper", std)
+        check_positive("ExperimentPlateauStopper", "std", std)
         check_int(f"ExperimentPlateauStopper(top={top!r})", top, 2)
         check_int(f"ExperimentPlateauStopper(patience={patience!r})", patience)
         if mode not in ("min", "max"):
@@ -257,16 +257,9 @@ class CombinedStopper(Stopper):
 
 def _number(result: Mapping[str, Any], metric: str) -> float:
     value = look_up(result, metric)
-    if not is_number(value):
-        return math.nan
-    return float(value)
+    return float(value) if is_number(value) else math.nan
 
 
 def _check_metric(owner: str, metric: object) -> None:
     if not isinstance(metric, str) or not metric:
         raise ValueError(f"{owner}(metric={metric!r}): expected the name of a reported metric.")
-
-
-def _check_std(owner: str, std: object) -> None:
-    if not is_number(std) or not 0 < std < math.inf:
-        raise ValueError(f"{owner}(std={std!r}): expected a finite number above 0.")

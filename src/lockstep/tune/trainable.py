@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
@@ -14,7 +14,7 @@ from lockstep.errors import StopTraining
 from lockstep.train import api
 from lockstep.train.worker import session
 
-__all__ = ["Trainable", "trainable_function"]
+__all__ = ["Trainable", "TrainableFunction"]
 
 _PREFIX = "lockstep-trainable-"
 
@@ -151,10 +151,7 @@ class Trainable:
         """The number of steps, including those before a restore."""
         return self._iteration
 
-    @property
-    def training_iteration(self) -> int:
-        """The number of steps, including those before a restore."""
-        return self._iteration
+    training_iteration = iteration
 
     @property
     def trial_id(self) -> str:
@@ -187,9 +184,7 @@ class Trainable:
         return "" if current is None else str(getattr(current.context, name))
 
 
-def trainable_function(
-    cls: type[Trainable], checkpoint_frequency: int = 0, checkpoint_at_end: bool = False
-) -> Callable[[dict[str, Any]], None]:
+class TrainableFunction:
     """A training function that runs a ``Trainable`` class.
 
     Args:
@@ -197,12 +192,9 @@ def trainable_function(
         checkpoint_frequency: save after every n-th step; 0: never.
         checkpoint_at_end: save when the trial is done, or stopped.
     """
-    return _ClassTrial(cls, checkpoint_frequency, checkpoint_at_end)
 
-
-class _ClassTrial:
     def __init__(
-        self, cls: type[Trainable], checkpoint_frequency: int, checkpoint_at_end: bool
+        self, cls: type[Trainable], checkpoint_frequency: int = 0, checkpoint_at_end: bool = False
     ) -> None:
         self.cls = cls
         self.frequency = checkpoint_frequency
@@ -210,6 +202,7 @@ class _ClassTrial:
         self.__name__ = cls.__name__
 
     def __call__(self, config: dict[str, Any]) -> None:
+        """Step until the trial is done or stopped."""
         trainable = self.cls(config)
         try:
             checkpoint = api.get_checkpoint()
@@ -231,37 +224,21 @@ class _ClassTrial:
         )
         try:
             if saving:
-                with _Saved(trainable) as checkpoint:
+                with _saved(trainable) as checkpoint:
                     api.report(result, checkpoint, delete_local_checkpoint_after_upload=True)
             else:
                 api.report(result)
         except StopTraining:
-            if self.at_end and not saving:
-                self._save_last(trainable)
+            current = session.current()
+            if self.at_end and not saving and current is not None:
+                with _saved(trainable) as checkpoint:
+                    current.save_checkpoint(checkpoint, of_last_report=True)
             raise
         return done
 
-    @staticmethod
-    def _save_last(trainable: Trainable) -> None:
-        current = session.current()
-        assert current is not None
-        with _Saved(trainable) as checkpoint:
-            current.save_checkpoint(checkpoint, of_last_report=True)
 
-
-class _Saved:
+@contextmanager
+def _saved(trainable: Trainable) -> Iterator[Checkpoint]:
     """A trainable's checkpoint in a temporary directory, which is deleted after the report."""
-
-    def __init__(self, trainable: Trainable) -> None:
-        self._trainable = trainable
-        self._directory = tempfile.mkdtemp(prefix=_PREFIX)
-
-    def __enter__(self) -> Checkpoint:
-        try:
-            return self._trainable.save(self._directory)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as directory:
+        yield trainable.save(directory)

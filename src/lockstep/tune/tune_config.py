@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import is_int, is_number
+from lockstep.metrics import first_of
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.search.searcher import check_objective
@@ -91,13 +92,7 @@ class TuneConfig:
     @property
     def first_metric(self) -> str | None:
         """``metric``; the first one of several."""
-        metric = self.metric
-        return metric if isinstance(metric, str) or metric is None else metric[0]
-
-    @property
-    def first_mode(self) -> str | None:
-        """``mode``; the first one of several."""
-        return self.mode if isinstance(self.mode, str) or self.mode is None else self.mode[0]
+        return first_of(self.metric)
 
     @property
     def budget_seconds(self) -> float | None:

@@ -18,6 +18,7 @@ from lockstep.console.experiment import make_experiment_display
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.resources import available_cpus, visible_gpus
 from lockstep.errors import LockstepError, TrainingInterrupted, TrainingPreempted
+from lockstep.metrics import first_of
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.train.driver.callbacks import CallbackDispatcher
@@ -317,7 +318,7 @@ class Tuner:
 
     def _prepare_scheduler(self, scheduler: TrialScheduler, total: int | None) -> None:
         config = self._tune_config
-        metric, mode = config.first_metric, config.first_mode
+        metric, mode = config.first_metric, first_of(config.mode)
         if not scheduler.set_search_properties(metric, mode, num_trials=total):
             raise ValueError(
                 f"TuneConfig(metric={metric!r}, mode={mode!r}): the {type(scheduler).__name__} has "

@@ -495,3 +495,33 @@ class TestRetry:
         result = fit(train_func, max_failures=1)
         assert newest(result).path == os.path.join(result.path, "named")
         assert list(files(newest(result))) == ["attempt_2"]
+
+
+def test_a_misspelt_score_attribute_is_reported_and_deletes_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def train_func() -> None:
+        for step in range(3):
+            train.report({"loss": step}, checkpoint=Checkpoint.from_dict({"step": step}))
+
+    config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="los")
+    result = fit(train_func, workers=1, checkpoint_config=config)
+    assert len(checkpoints(result)) == 3
+    printed = capfd.readouterr().err
+    assert printed.count("checkpoint_score_attribute='los'") == 1
+    assert "it has 'loss'" in printed
+
+
+def test_a_score_that_comes_later_ranks_from_then_on(capfd: pytest.CaptureFixture[str]) -> None:
+    def train_func() -> None:
+        for step in range(4):
+            metrics = {"loss": step} if step >= 2 else {"other": step}
+            train.report(metrics, checkpoint=Checkpoint.from_dict({"step": step}))
+
+    config = CheckpointConfig(
+        num_to_keep=1, checkpoint_score_attribute="loss", checkpoint_score_order="min"
+    )
+    result = fit(train_func, workers=1, checkpoint_config=config)
+    # The best, and the newest, which a restore would start from.
+    assert checkpoints(result) == ["checkpoint_000002", "checkpoint_000003"]
+    assert "it has 'other'" in capfd.readouterr().err

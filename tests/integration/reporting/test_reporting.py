@@ -713,3 +713,19 @@ def test_a_child_of_the_worker_cannot_report(
     assert result.metrics_dataframe["from"].tolist() == ["the worker"]
     assert result.log_dataframe.empty
     assert result.checkpoint is None
+
+
+def test_a_stop_condition_on_what_is_not_reported_is_named(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def train_func() -> None:
+        for step in range(3):
+            train.report({"loss": step})
+
+    result = fit(train_func, workers=1, stop={"los": 1})
+    assert result.metrics["loss"] == 2
+    printed = capfd.readouterr().err
+    assert printed.count("RunConfig(stop=…) names 'los', which the first report does not have") == 1
+    assert "(it has 'loss')" in printed
+    fit(train_func, workers=1, stop={"loss": 1})
+    assert "RunConfig(stop=" not in capfd.readouterr().err

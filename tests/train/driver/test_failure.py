@@ -175,6 +175,13 @@ def test_a_wrapped_broken_connection_is_one_too() -> None:
     assert lost_connection(raised(0, implicit))
 
 
+def test_a_long_message_full_of_a_library_s_name_takes_no_time() -> None:
+    # Quadratic time would take more than the test's minute here.
+    long = "NCCL INFO ring\n" * 8000
+    assert not lost_connection(raised(0, RuntimeError(long)))
+    assert lost_connection(raised(0, RuntimeError(f"{long[:80_000]}NCCL error: remote process")))
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("bad peer"), RuntimeError("CUDA error"), OSError("No such file")]
 )

@@ -1,4 +1,4 @@
-"""Horovod's trainer: functions written for Horovod as they are, and what its arguments do."""
+"""HorovodTrainer: unchanged functions that were written for Horovod, and its arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fit(function: Callable[..., Any], workers: int = 2, **options: Any) -> train
 
 
 def horovod_as_it_is() -> None:
-    """Nothing here is lockstep's, except for the report at the end."""
+    """A plain Horovod function; only the report at the end is lockstep's."""
     import horovod.torch as hvd
     import torch
 
@@ -52,7 +52,7 @@ def horovod_as_it_is() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         wrapped.step()
     everyone = hvd.allgather(torch.tensor([hvd.rank()])).tolist()
-    told = hvd.broadcast_object({"from": hvd.rank()}, root_rank=1)
+    received = hvd.broadcast_object({"from": hvd.rank()}, root_rank=1)
     hvd.barrier()
     # A second group after the first, from the same rendezvous server.
     hvd.shutdown()
@@ -62,7 +62,7 @@ def horovod_as_it_is() -> None:
         {
             "weights": model.weight.tolist(),
             "everyone": everyone,
-            "told": told,
+            "received": received,
             "again": again,
             "local": [hvd.local_rank(), hvd.local_size()],
             "cross": [hvd.cross_rank(), hvd.cross_size()],
@@ -75,7 +75,7 @@ def test_a_function_written_for_horovod() -> None:
     assert rows[0]["weights"] == rows[1]["weights"] == rows[2]["weights"]
     for rank, row in enumerate(rows):
         assert row["everyone"] == [0, 1, 2]
-        assert row["told"] == {"from": 1}
+        assert row["received"] == {"from": 1}
         assert row["again"] == 3.0
         assert row["local"] == [rank, 3]
         assert row["cross"] == [0, 1]
@@ -84,7 +84,7 @@ def test_a_function_written_for_horovod() -> None:
 def test_the_rendezvous_forgets_a_group_whose_ranks_are_not_equally_fast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or a second ``hvd.init()`` would find the addresses of the first, now and then."""
+    """Otherwise a second ``hvd.init()`` would sometimes find the addresses of the first."""
     backend = HorovodBackend((), (), "warning", 300)
     first = backend.announce(0, "127.0.0.1")
     monkeypatch.setattr(os, "environ", dict(os.environ))
@@ -103,7 +103,7 @@ def test_the_rendezvous_forgets_a_group_whose_ranks_are_not_equally_fast(
         for _ in range(2):
             for scope in scopes:
                 assert [ask("PUT", scope, rank) for rank in (0, 1)] == [200, 200]
-            # Rank 0 is done with both before rank 1 is with the first.
+            # Rank 0 finishes both scopes before rank 1 finishes the first.
             for rank in (0, 1):
                 assert ask("GET", "global", rank) == 200
                 for scope in scopes:
@@ -123,12 +123,12 @@ def elsewhere(config: dict[str, Any]) -> None:
 
 def test_the_config_reaches_horovod() -> None:
     config = HorovodConfig(nics={"lo"}, verbose=0, timeout_s=77.5)
-    told = fit(elsewhere, horovod_config=config).reported_metrics
-    assert told["HOROVOD_GLOO_IFACE"] == "lo"
-    assert told["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "78"
-    assert told["HOROVOD_LOG_LEVEL"] == "error"
-    assert told["HOROVOD_CONTROLLER"] == told["HOROVOD_CPU_OPERATIONS"] == "gloo"
-    assert told["CUDA_VISIBLE_DEVICES"] == "", "none was asked for"
+    seen = fit(elsewhere, horovod_config=config).reported_metrics
+    assert seen["HOROVOD_GLOO_IFACE"] == "lo"
+    assert seen["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "78"
+    assert seen["HOROVOD_LOG_LEVEL"] == "error"
+    assert seen["HOROVOD_CONTROLLER"] == seen["HOROVOD_CPU_OPERATIONS"] == "gloo"
+    assert seen["CUDA_VISIBLE_DEVICES"] == "", "no GPU was requested"
 
 
 def test_an_interface_that_is_not_there() -> None:

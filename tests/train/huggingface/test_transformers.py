@@ -1,4 +1,4 @@
-"""A Transformers trainer inside workers, on a tiny model made here."""
+"""A Transformers trainer inside workers, with a tiny model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("transformers") is None, reason="Transformers is not installed"
     ),
-    # Importing Transformers in two workers takes most of it.
+    # Most of the time is the import of Transformers in two workers.
     pytest.mark.timeout(300),
 ]
 
 
 def language_model(directory: str, data: Any = None, **arguments: Any) -> Any:
-    """A trainer of two epochs on 16 rows, four at a time."""
+    """A trainer: two epochs of 16 rows, in batches of four."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -62,7 +62,7 @@ def fails_in_the_second_epoch(step: int = 2) -> Any:
     return Fails()
 
 
-def test_each_save_is_reported_and_a_failure_goes_on_from_it(
+def test_each_save_is_reported_and_a_failure_resumes_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -123,7 +123,7 @@ def test_each_save_is_reported_and_a_failure_goes_on_from_it(
 
 
 def test_the_batches_of_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's own, that go on in the middle of an epoch: none is skipped or taken twice."""
+    """A worker's own batches resume in the middle of an epoch: none is skipped or repeated."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def function(config: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mixed_precision_of_a_transformers_model(tmp_path: Path) -> None:
-    """Its outputs are dicts of a kind that cannot be updated."""
+    """The model's outputs are dicts that refuse ``update()``."""
 
     def function() -> None:
         import torch
@@ -268,7 +268,7 @@ def test_prepare_trainer_without_a_process_group(tmp_path: Path) -> None:
         ).fit()
 
 
-def test_prepare_trainer_wants_a_trainer() -> None:
+def test_prepare_trainer_needs_a_trainer() -> None:
     with pytest.raises(TypeError, match=r"expected a transformers\.Trainer"):
         prepare_trainer("trainer")
 

@@ -1,4 +1,4 @@
-"""Lightning inside workers: with lockstep's strategy, with none, and in both of its packages."""
+"""Lightning inside workers: with and without lockstep's strategy, and with both packages."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ pytestmark = [
         or importlib.util.find_spec("pytorch_lightning") is None,
         reason="Lightning is not installed",
     ),
-    # Importing Lightning in two workers takes most of it.
+    # Most of the time is the import of Lightning in two workers.
     pytest.mark.timeout(300),
 ]
 
 
 def regression(pl: Any) -> tuple[Any, Any]:
-    """A module that counts the rows it has trained on, and a loader of 16 rows."""
+    """A module that counts its training rows, and a loader of 16 rows."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -60,10 +60,10 @@ def regression(pl: Any) -> tuple[Any, Any]:
             self.log("val_loss", self.loss(batch), sync_dist=True)
 
         def configure_optimizers(self) -> Any:
-            # With a state: Lightning cannot load the empty one of a sharded optimizer.
+            # An optimizer with state: Lightning cannot load an empty, sharded one.
             return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.1)
 
-    torch.manual_seed(0)  # a start from which every epoch is better than the one before
+    torch.manual_seed(0)  # from this start every epoch improves
     x = torch.arange(32.0).reshape(16, 2) / 32
     return Regression(), DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
 
@@ -92,7 +92,7 @@ def fit(function: Any, path: Path, *, workers: int = 2, **options: Any) -> Resul
     ).fit()
 
 
-def test_ddp_reports_each_epoch_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+def test_ddp_reports_each_epoch_and_resumes_after_a_failure(tmp_path: Path) -> None:
     def function(config: dict[str, Any]) -> None:
         import lightning.pytorch as pl
         from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -176,8 +176,8 @@ def _only(paths: Any, newest: bool = False) -> Path:
     return found[-1]
 
 
-def test_a_plain_trainer_is_left_to_itself(tmp_path: Path) -> None:
-    """Each worker trains alone, on all of the data, and for as long as it likes."""
+def test_a_plain_trainer_trains_alone(tmp_path: Path) -> None:
+    """Each worker trains separately, on all data, at its own speed."""
 
     def function(config: dict[str, Any]) -> None:
         import pytorch_lightning as pl
@@ -221,7 +221,7 @@ def test_a_plain_trainer_is_left_to_itself(tmp_path: Path) -> None:
     assert [rank["longer"] for rank in ranks] == [16, 32, 48, 64]
     assert {rank["strategy"] for rank in ranks} == {"SingleDeviceStrategy"}
     assert ranks[1]["world"] == [1, "4"]
-    # Lightning's loggers write on the process of rank 0 only.
+    # Lightning's loggers write on rank 0 only.
     assert "loss" in _only(tmp_path.glob("csv/version_*/metrics.csv")).read_text()
 
 
@@ -298,7 +298,7 @@ def test_the_other_package_the_old_names_and_an_early_stop(tmp_path: Path) -> No
 
 
 def test_a_plain_trainer_can_report_too(tmp_path: Path) -> None:
-    """Rank 0's checkpoint is the run's; without a process group lockstep's strategy says so."""
+    """Rank 0's checkpoint is the run's; without a process group lockstep's strategy raises."""
 
     def function() -> None:
         import lightning.pytorch as pl
@@ -395,7 +395,7 @@ def test_on_a_gpu(strategy: str, tmp_path: Path) -> None:
     assert second.metrics["rows"] == 16  # the third epoch only
 
 
-def test_prepare_trainer_wants_a_trainer() -> None:
+def test_prepare_trainer_needs_a_trainer() -> None:
     with pytest.raises(RuntimeError, match="strategy is NoneType"):
         prepare_trainer(object())
 

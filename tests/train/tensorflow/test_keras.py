@@ -36,7 +36,7 @@ def fit(
 
 
 def model_for(strategy: Any) -> Any:
-    """With variables that every replica has its own of: saving combines them across workers."""
+    """A model with variables of its own on every replica: saving combines them across workers."""
     import tensorflow as tf
 
     with strategy.scope():
@@ -82,7 +82,7 @@ def test_metrics_and_a_model_at_each_epoch_until_it_is_stopped(tmp_path: Path) -
     assert result.checkpoint is not None
     assert set(result.checkpoint.files()) == {"model.keras"}
     assert not [name for name in os.listdir(result.path) if name.startswith(".snapshot")]
-    # Here, where nothing has chosen Keras 2, the model loads all the same.
+    # This process has not chosen Keras 2, but loads the model.
     done = run_script(
         tmp_path,
         f"""
@@ -98,7 +98,7 @@ def test_metrics_and_a_model_at_each_epoch_until_it_is_stopped(tmp_path: Path) -
         timeout_s=150,
     )
     loss, driver_keras = done.stdout.split()
-    # Not quite the same: each replica validates with its own averages, the mean of which is saved.
+    # Only approximately: each replica validates with its own averages; their mean is saved.
     assert float(loss) == pytest.approx(result.metrics["val_loss"], rel=0.02)
     assert driver_keras.startswith("3.")
 
@@ -137,7 +137,7 @@ def test_the_callback_of_earlier_releases() -> None:
     frame = result.metrics_dataframe
     assert frame["error"].notna().tolist() == [True] * 5 + [False] * 3
     assert frame["loss"].notna().tolist() == [False] * 5 + [True] * 3
-    # At every second of the first five, and where the second training ended.
+    # At every second of the first five events, and at the end of the second training.
     saved = frame["checkpoint_dir_name"].notna().tolist()
     assert saved == [False, True, False, True, False, False, False, True]
 
@@ -148,15 +148,15 @@ class Loud(ReportCheckpointCallback):
     def __init__(self, word: str) -> None:
         super().__init__(checkpoint_on=[], metrics="loss")
         self.word = word
-        self.heard: list[str] = []
+        self.calls: list[str] = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.heard.append(f"{self.word} {epoch}")
+        self.calls.append(f"{self.word} {epoch}")
         super().on_epoch_end(epoch, logs)  # type: ignore[misc]
 
 
 def callbacks_and_checkpoints() -> None:
-    """What needs TensorFlow but no second worker, in one process."""
+    """The checks that need TensorFlow but no second worker, in one process."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -166,14 +166,14 @@ def callbacks_and_checkpoints() -> None:
     answers = np.ones((8, 1), "float32")
 
     loud = Loud("epoch")
-    # Hooks that are not asked for stay Keras's own, so that it does not prepare logs for them.
+    # Unused hooks stay Keras's own, so that Keras does not prepare logs for them.
     assert not loud._implements_train_batch_hooks()  # type: ignore[attr-defined]
     model.fit(inputs, answers, epochs=2, verbose=0, callbacks=[loud])
-    assert loud.heard == ["epoch 0", "epoch 1"]
+    assert loud.calls == ["epoch 0", "epoch 1"]
     again = cloudpickle.loads(cloudpickle.dumps(loud))
     assert isinstance(again, Loud)
     assert isinstance(again, tf.keras.callbacks.Callback)
-    assert (again.word, again.heard) == (loud.word, loud.heard)
+    assert (again.word, again.calls) == (loud.word, loud.calls)
 
     unknown = ReportCheckpointCallback(metrics=["nothing"])
     with pytest.raises(
@@ -214,7 +214,7 @@ def callbacks_and_checkpoints() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_subclasses_and_kinds_of_checkpoints() -> None:
     result = fit(callbacks_and_checkpoints)
-    # Two epochs, two batches of a model of Keras 3, and the report at the end.
+    # Two epochs, two batches of a Keras 3 model, and the report at the end.
     assert result.metrics_dataframe["loss"].notna().tolist() == [True] * 4 + [False]
     assert result.checkpoint is not None
     assert set(result.checkpoint.files()) == {"model.keras", ".metadata.json"}
@@ -223,8 +223,8 @@ def test_subclasses_and_kinds_of_checkpoints() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"checkpoint_on": "epoch"}, "'epoch' is no event of Keras"),
-        ({"report_metrics_on": ["epoch_end", "x"]}, "'x' is no event of Keras"),
+        ({"checkpoint_on": "epoch"}, "Keras has no event 'epoch'"),
+        ({"report_metrics_on": ["epoch_end", "x"]}, "Keras has no event 'x'"),
         ({"frequency": 0}, "expected an integer above 0"),
         ({"frequency": True}, "expected an integer above 0"),
         ({"frequency": [1, 2]}, r"one for each of the 1 event\(s\)"),
@@ -240,7 +240,7 @@ def test_wrong_arguments_of_the_older_callback() -> None:
         Callback(frequency=-1)
     with pytest.raises(ValueError, match=r"one for each of the 2 event\(s\)"):
         Callback(on=["epoch_end", "train_end"], frequency=[1])
-    with pytest.raises(ValueError, match="'x' is no event of Keras"):
+    with pytest.raises(ValueError, match="Keras has no event 'x'"):
         Callback(on="x")
 
 
@@ -251,7 +251,7 @@ def test_things_that_are_no_model(tmp_path: Path) -> None:
         TensorflowCheckpoint.from_h5(tmp_path / "none.h5")
     with pytest.raises(ValueError, match=r"expected a directory with saved_model\.pb"):
         TensorflowCheckpoint.from_saved_model(tmp_path)
-    with pytest.raises(CheckpointError, match="holds no Keras model"):
+    with pytest.raises(CheckpointError, match="has no Keras model"):
         TensorflowCheckpoint.from_checkpoint(Checkpoint(tmp_path)).get_model()
     with pytest.raises(CheckpointError, match="is a dict without 'model_weights'"):
         TensorflowCheckpoint.from_checkpoint(Checkpoint.from_dict({"a": 1})).get_model()

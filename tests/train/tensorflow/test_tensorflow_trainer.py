@@ -1,4 +1,4 @@
-"""TensorFlow's trainer: what the pages' code needs, and what its arguments do."""
+"""TensorflowTrainer: the code of the user guide, and the trainer's arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fit(function: Callable[..., Any], workers: int = 2, **options: Any) -> train
 
 
 def pages_function(config: dict[str, Any]) -> None:
-    """The TensorFlow function of the user guide, as it is written there."""
+    """The TensorFlow function of the user guide, unchanged."""
     import tensorflow as tf
 
     n = 100
@@ -78,7 +78,7 @@ def test_the_code_of_the_pages() -> None:
 
 
 def rows_here(strategy: Any, dataset: Any) -> int:
-    """How many rows of the dataset this worker gets."""
+    """Report the number of rows that this worker gets."""
     return sum(
         len(features)
         for batch in strategy.experimental_distribute_dataset(dataset)
@@ -93,9 +93,9 @@ def wiring_and_strategies() -> None:
 
     import tensorflow as tf
 
-    told = json.loads(os.environ["TF_CONFIG"])
-    workers = told["cluster"]["worker"]
-    mine = int(workers[told["task"]["index"]].rpartition(":")[2])
+    tf_config = json.loads(os.environ["TF_CONFIG"])
+    workers = tf_config["cluster"]["worker"]
+    mine = int(workers[tf_config["task"]["index"]].rpartition(":")[2])
     with socket.socket() as intruder, pytest.raises(OSError, match="Address already in use"):
         intruder.bind(("", mine))
     spanning = tf.distribute.MultiWorkerMirroredStrategy()
@@ -107,7 +107,7 @@ def wiring_and_strategies() -> None:
         prepare_dataset_shard([1, 2])
     train.report(
         {
-            "task": told["task"],
+            "task": tf_config["task"],
             "workers": workers,
             "replicas": [mirrored.num_replicas_in_sync, spanning.num_replicas_in_sync],
             "keras": tf.keras.Model.__module__.partition(".")[0],
@@ -141,7 +141,7 @@ def test_the_workers_are_wired() -> None:
 
 
 def parents_threads_and_modules() -> None:
-    """What the fork server, this worker's parent, holds."""
+    """Report what the fork server, this worker's parent, has imported."""
     import os
 
     maps = Path(f"/proc/{os.getppid()}/maps").read_text()
@@ -157,7 +157,7 @@ def test_tensorflow_is_not_in_the_fork_server() -> None:
 
 
 def test_in_this_process(tmp_path: Path) -> None:
-    """Twice, and with Keras 2, though nothing was set before."""
+    """Two runs, both with Keras 2, although no variable was set before."""
     done = run_script(
         tmp_path,
         """
@@ -209,7 +209,7 @@ def test_keras_3_is_a_choice(tmp_path: Path) -> None:
 
 
 def test_the_drivers_keras_in_a_function(tmp_path: Path) -> None:
-    """What the script imported at its top is Keras 3, and goes along to the workers."""
+    """Imports at the top of the script are Keras 3, and the workers get them."""
     done = run_script(
         tmp_path,
         """

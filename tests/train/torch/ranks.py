@@ -1,4 +1,4 @@
-"""Short spellings for the tests of the torch helpers."""
+"""Helpers for the tests of the torch helpers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.train.worker import session as sessions
 
 @contextmanager
 def as_rank(rank: int = 0, size: int = 1) -> Iterator[None]:
-    """This process as a rank of a run, for helpers that ask only who they are."""
+    """Make this process a rank of a run, for helpers that only need the ranks."""
     context = TrainContext(world_rank=rank, world_size=size)
     session = sessions.Session(
         cast(Channel, None), context, open_storage(Path.cwd()), None, None, []
@@ -35,7 +35,7 @@ def fit(
     config: dict[str, Any] | None = None,
     **options: Any,
 ) -> Result:
-    """Run it quietly to the end."""
+    """Run the function with a TorchTrainer, without output."""
     return TorchTrainer(
         function,
         train_loop_config=config,

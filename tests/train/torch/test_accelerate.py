@@ -1,4 +1,4 @@
-"""A plain ``Accelerator()`` inside workers takes the run's process group."""
+"""A plain ``Accelerator()`` inside workers uses the run's process group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("accelerate") is None, reason="Accelerate is not installed"
     ),
-    # Importing Accelerate in two workers takes most of it.
+    # Most of the time is the import of Accelerate in two workers.
     pytest.mark.timeout(300),
 ]
 

@@ -268,7 +268,7 @@ def test_a_scaled_step_is_the_step_without_scaling() -> None:
     assert len(pickle.loads(pickle.dumps(optimizers[0])).param_groups) == 2
 
 
-def test_a_scheduler_made_before_goes_on_working() -> None:
+def test_a_scheduler_made_before_still_works() -> None:
     weight = torch.ones(1, requires_grad=True)
     with as_rank():
         amp.acceleration().scaler = FakeScaler()
@@ -385,7 +385,7 @@ def test_unscale_names_an_optimizer_that_was_not_prepared() -> None:
             unscale(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0))
 
 
-def test_the_scale_goes_on_after_a_resume() -> None:
+def test_the_scale_continues_after_a_resume() -> None:
     weight = torch.ones(1, requires_grad=True)
     with as_rank():
         amp.acceleration().scaler = FakeScaler()

@@ -70,7 +70,7 @@ def test_reported_from_workers(make: str) -> None:
         elif make == "from_state_dict":
             checkpoint = TorchCheckpoint.from_state_dict(model.state_dict())
         else:
-            checkpoint = Checkpoint.from_dict({"model": model})  # DDP and all
+            checkpoint = Checkpoint.from_dict({"model": model})  # with its DDP wrapper
         train.report({}, checkpoint=checkpoint)
 
     result = fit(function)
@@ -95,15 +95,15 @@ def test_a_shard_is_not_taken_for_the_model(make: str, options: dict[str, Any]) 
         try:
             if make == "from_model":
                 TorchCheckpoint.from_model(model)
-            elif not options:  # FullyShardedDataParallel's own state dict is the whole one
+            elif not options:  # FullyShardedDataParallel's own state dict is complete
                 whole_of_one = {"model": model.state_dict()}
                 if make == "from_dict":
                     train.Checkpoint.from_dict(whole_of_one)
                 TorchCheckpoint.from_state_dict(whole_of_one["model"])
         except ValueError as error:
             refused = str(error)
-        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-        train.report({"refused": refused}, checkpoint=TorchCheckpoint.from_state_dict(whole))
+        complete = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        train.report({"refused": refused}, checkpoint=TorchCheckpoint.from_state_dict(complete))
 
     result = fit(function)
     if make == "from_model" or not options:
@@ -124,7 +124,7 @@ def test_a_shard_of_the_older_kind_is_not_taken_for_the_model() -> None:
         )
         kind = StateDictType.SHARDED_STATE_DICT
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch has newer ways
+            warnings.simplefilter("ignore")  # deprecated in torch
             with FullyShardedDataParallel.state_dict_type(model, kind):
                 part = model.state_dict()
         refused = []

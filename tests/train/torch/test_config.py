@@ -1,4 +1,4 @@
-"""TorchConfig: what it says holds for the process group of every attempt."""
+"""TorchConfig: every attempt's process group follows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fails_once() -> None:
 
 
 def test_a_file_to_meet_at_serves_the_next_attempt_too(tmp_path: Path) -> None:
-    """What the failed one has left in it would have the next look for workers that are gone."""
+    """The file of the failed attempt names workers that no longer exist."""
     result = TorchTrainer(
         fails_once,
         torch_config=TorchConfig(init_method=f"file://{tmp_path}/meeting"),
@@ -42,9 +42,9 @@ def test_an_operation_ends_after_the_timeout(tmp_path: Path) -> None:
         if train.world_rank() == 0:
             dist.barrier()
         else:
-            Path(tmp_path, "pipe").read_text()  # nobody writes there
+            Path(tmp_path, "pipe").read_text()  # blocks: no process writes to it
 
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(WorkerGroupError, match=r"Rank 0 of 2 failed.*Timed out waiting 10000ms"):
-        # It also holds while the workers meet, which a busy machine needs some of it for.
+        # The limit also holds while the group is set up, which takes time on a busy machine.
         fit(function, torch_config=TorchConfig(timeout_s=10))

@@ -1,4 +1,4 @@
-"""prepare_data_loader: shares, orders, options and what batches may be."""
+"""prepare_data_loader: shards, orders, options and kinds of batches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Endless(IterableDataset[int]):
 
 
 def init_worker(worker: int) -> None:
-    """Does nothing, but is the loader's own."""
+    """A user's own sampler, which changes nothing."""
 
 
 def as_list(rows: list[Any]) -> list[Any]:
@@ -239,7 +239,7 @@ def test_in_workers_with_worker_processes() -> None:
     assert ranks[1]["epochs"] == [[[1, 3], [5, 7], [9, 11]]] * 2
 
 
-# What a batch may be; "meta" stands in for the device of a GPU.
+# Kinds of batches; the device "meta" replaces a GPU.
 
 META = torch.device("meta")
 Pair = namedtuple("Pair", ["x", "label"])

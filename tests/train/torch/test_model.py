@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ def test_without_a_gpu_the_device_is_the_cpu() -> None:
         assert (get_device(), get_devices()) == (torch.device("cpu"), [torch.device("cpu")])
 
 
-def test_moved_where_it_is_told() -> None:
+def test_moved_to_the_given_device() -> None:
     with as_rank():
         assert prepare_model(nn.Linear(2, 1), torch.device("meta")).weight.is_meta
         untouched = prepare_model(nn.Linear(2, 1, device="meta"), move_to_device=False)
@@ -102,38 +104,35 @@ def test_contradictions_are_errors_with_one_worker_too(
         prepare_model(nn.Linear(2, 1), **options)
 
 
-def test_shards_train_as_the_whole_does() -> None:
-    def function() -> None:
-        torch.manual_seed(0)
-        model = prepare_model(
-            nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)), parallel_strategy="fsdp"
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(3):
-            loss = model(torch.ones(2, 4)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        local = sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
-        train.report({"loss": loss.item(), "local": local})
-
-    ranks = fit(function).metrics_by_rank
-    size, loss = _trained_whole()
-    assert [rank["loss"] for rank in ranks] == pytest.approx([loss] * 2)
-    assert sum(rank["local"] for rank in ranks) == size
-
-
-def _trained_whole() -> tuple[int, float]:
-    """How many weights the same model has in one piece, and its loss after the same steps."""
+def _trained(prepare: Callable[[nn.Module], nn.Module]) -> tuple[nn.Module, float]:
+    """A small model after three steps, and its loss."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
+    model = prepare(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         loss = model(torch.ones(2, 4)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return sum(p.numel() for p in model.parameters()), loss.item()
+    return model, loss.item()
+
+
+def _trained_unsharded() -> tuple[int, float]:
+    """The number of weights of the unsharded model, and its loss after the same steps."""
+    model, loss = _trained(lambda model: model)
+    return sum(p.numel() for p in model.parameters()), loss
+
+
+def test_shards_train_like_the_unsharded_model() -> None:
+    def function() -> None:
+        model, loss = _trained(partial(prepare_model, parallel_strategy="fsdp"))
+        local = sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
+        train.report({"loss": loss, "local": local})
+
+    ranks = fit(function).metrics_by_rank
+    size, loss = _trained_unsharded()
+    assert [rank["loss"] for rank in ranks] == pytest.approx([loss] * 2)
+    assert sum(rank["local"] for rank in ranks) == size
 
 
 def test_an_older_torch_shards_with_the_class_it_has() -> None:
@@ -141,21 +140,12 @@ def test_an_older_torch_shards_with_the_class_it_has() -> None:
         import torch.distributed.fsdp as fsdp
 
         del fsdp.fully_shard  # as before torch 2.6
-        torch.manual_seed(0)
-        model = prepare_model(
-            nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)), parallel_strategy="fsdp"
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(3):
-            loss = model(torch.ones(2, 4)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        model, loss = _trained(partial(prepare_model, parallel_strategy="fsdp"))
         local = sum(p.numel() for p in model.parameters())
-        train.report({"kind": type(model).__name__, "loss": loss.item(), "local": local})
+        train.report({"kind": type(model).__name__, "loss": loss, "local": local})
 
     ranks = fit(function).metrics_by_rank
     assert {rank["kind"] for rank in ranks} == {"FullyShardedDataParallel"}
-    whole = _trained_whole()
-    assert [rank["loss"] for rank in ranks] == pytest.approx([whole[1]] * 2)
-    assert sum(rank["local"] for rank in ranks) >= whole[0]
+    size, loss = _trained_unsharded()
+    assert [rank["loss"] for rank in ranks] == pytest.approx([loss] * 2)
+    assert sum(rank["local"] for rank in ranks) >= size

@@ -1,4 +1,4 @@
-"""TorchWorkerProfiler: traces lie in the run directory."""
+"""TorchWorkerProfiler: traces are in the run directory."""
 
 from __future__ import annotations
 

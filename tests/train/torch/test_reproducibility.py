@@ -1,4 +1,4 @@
-"""enable_reproducibility: runs repeat each other, and leave no trace."""
+"""enable_reproducibility: runs are repeatable, and restore the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.train.torch.ranks import fit
 
 
 class Noise(Dataset[torch.Tensor]):
-    """Rows that the worker process of a loader draws by chance, in three ways."""
+    """Rows that the worker process of a loader draws at random, in three ways."""
 
     def __len__(self) -> int:
         return 4
@@ -59,7 +59,7 @@ def test_what_else_was_drawn_does_not_change_the_data() -> None:
     assert run(drawn=1)[1][0] == run(drawn=5)[1][0]
 
 
-def test_torch_is_told() -> None:
+def test_torch_gets_the_settings() -> None:
     def function() -> None:
         import os
 
@@ -73,7 +73,7 @@ def test_torch_is_told() -> None:
             }
         )
 
-    # In this process: afterwards it is as before (the variable, too: every test checks that).
+    # In this process: its settings are restored (also the variable, which every test checks).
     assert fit(function, 0).reported_metrics == {
         "deterministic": True,
         "benchmark": False,

@@ -1,4 +1,4 @@
-"""TorchMetrics over the process group of a run: the two examples of the pages."""
+"""TorchMetrics over the process group of a run: the two examples of the user guide."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.train.torch.ranks import fit
 
 torchmetrics = pytest.importorskip("torchmetrics")
 
-# Importing TorchMetrics in two workers takes most of it.
+# Most of the time is the import of TorchMetrics in two workers.
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -79,7 +79,7 @@ def test_metrics_of_a_training_run(with_checkpoints: bool) -> None:
 
 
 def test_a_function_of_torchmetrics() -> None:
-    """The user guide's example, with the arguments that a later TorchMetrics wants."""
+    """The user guide's example, with the arguments of newer versions of TorchMetrics."""
 
     def function(config: dict[str, bool]) -> None:
         predictions = torch.randn(10, 5).softmax(dim=-1)

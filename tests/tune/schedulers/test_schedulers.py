@@ -360,7 +360,7 @@ class Wrong(TrialScheduler):
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "message"), [(Stuck, "nothing runs any more"), (Wrong, "'MAYBE'")]
+    ("scheduler", "message"), [(Stuck, "no trial is running"), (Wrong, "'MAYBE'")]
 )
 def test_the_simulation_notices_a_broken_scheduler(
     scheduler: type[TrialScheduler], message: str

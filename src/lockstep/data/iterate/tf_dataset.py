@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.data.plan.operations import known
+from lockstep.data.plan.operations import check_columns
 
 __all__ = ["tf_dataset"]
 
@@ -28,7 +28,7 @@ def tf_dataset(
 
     given = [part for part in parts if part is not None]
     for part in given:
-        known([part] if isinstance(part, str) else part, schema.names, "to_tf")
+        check_columns([part] if isinstance(part, str) else part, schema.names, "to_tf")
     signature = tuple(
         _spec(tf, part, schema) if spec is None else spec
         for part, spec in zip(parts, specs, strict=True)

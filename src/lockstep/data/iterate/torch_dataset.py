@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.plan.operations import known
+from lockstep.data.plan.operations import check_columns
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ def features_and_label(
 
     if features is None:
         features = [name for name in columns if name != label]
-    known([*_flat(features), *([] if label is None else [label])], columns, "to_torch")
+    check_columns([*_flat(features), *([] if label is None else [label])], columns, "to_torch")
     label_dtype, feature_dtypes = dtypes
     unsqueeze_label, unsqueeze_features = unsqueeze
 

@@ -36,7 +36,7 @@ __all__ = [
     "Sample",
     "SelectColumns",
     "SliceRows",
-    "known",
+    "check_columns",
 ]
 
 
@@ -317,7 +317,7 @@ class SelectColumns(Operation):
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Without a copy."""
-        return table.select(known(self.names, table.column_names, self.doing))
+        return table.select(check_columns(self.names, table.column_names, self.doing))
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ class DropColumns(Operation):
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Without a copy."""
-        return table.drop_columns(known(self.names, table.column_names, "drop_columns"))
+        return table.drop_columns(check_columns(self.names, table.column_names, "drop_columns"))
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ class RenameColumns(Operation):
     def renamed(self, columns: Sequence[str]) -> list[str]:
         """The names of the columns afterwards."""
         if isinstance(self.names, Mapping):
-            known(self.names, columns, "rename_columns")
+            check_columns(self.names, columns, "rename_columns")
             new = [self.names.get(name, name) for name in columns]
         elif len(self.names) != len(columns):
             raise ValueError(
@@ -372,7 +372,7 @@ class CastColumns(Operation):
         return table.cast(self.schema)
 
 
-def known(names: Iterable[str], columns: Sequence[str], doing: str) -> list[str]:
+def check_columns(names: Iterable[str], columns: Sequence[str], doing: str) -> list[str]:
     """The names, checked to be columns."""
     names = list(names)
     for name in names:

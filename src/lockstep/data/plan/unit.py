@@ -15,7 +15,7 @@ from lockstep.data.plan.operations import (
     Sample,
     SelectColumns,
     SliceRows,
-    known,
+    check_columns,
 )
 from lockstep.data.sources.base import Block, Source
 
@@ -216,10 +216,10 @@ def _projection(
     origin = {name: name for name in unit.source.schema().names}
     for operation in choices:
         if isinstance(operation, SelectColumns):
-            names = known(operation.names, list(origin), operation.doing)
+            names = check_columns(operation.names, list(origin), operation.doing)
             origin = {name: origin[name] for name in names}
         elif isinstance(operation, DropColumns):
-            gone = known(operation.names, list(origin), "drop_columns")
+            gone = check_columns(operation.names, list(origin), "drop_columns")
             origin = {name: old for name, old in origin.items() if name not in gone}
         elif isinstance(operation, RenameColumns):
             renamed = operation.renamed(list(origin))
@@ -239,7 +239,7 @@ def _filtered_then_selected(unit: Unit) -> tuple[str, ...] | None:
                 return None
             columns.update(needed)
         elif isinstance(operation, SelectColumns) and schema is not None:
-            columns.update(known(operation.names, schema.names, operation.doing))
+            columns.update(check_columns(operation.names, schema.names, operation.doing))
             return tuple(name for name in schema.names if name in columns)
         else:
             return None

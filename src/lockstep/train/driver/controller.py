@@ -39,7 +39,12 @@ from lockstep.train.driver import events as e
 from lockstep.train.driver.callbacks import RunListener
 from lockstep.train.driver.failure import FailurePolicy, describe, error_records
 from lockstep.train.driver.hangs import HangWatch, Stalled
-from lockstep.train.driver.notes import hang_note, silence_note, stalled_note
+from lockstep.train.driver.notes import (
+    hang_note,
+    missing_score_note,
+    silence_note,
+    stalled_note,
+)
 from lockstep.train.driver.notifier import RunNotifier
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.save_plan import differing_files
@@ -327,6 +332,10 @@ class Controller:
         save = action.save
         record = self._run.describe_checkpoint(save.name, save.id, save.report_number, save.reports)
         self._warn_of_different_files(save)
+        attribute = self._run.checkpoint_config.checkpoint_score_attribute
+        if record.score is None and attribute is not None and not self._run.has_score:
+            note = missing_score_note(attribute, record.metrics)
+            self._notifier.warn_once("score", note)
         # Never on this thread: a flush takes milliseconds, and other runs may share the loop.
         future = self._storage.submit(self._run.publish, record)
         future.add_done_callback(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -24,7 +23,7 @@ from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.failure import describe, first_cause
-from lockstep.train.driver.notes import unanswered_note
+from lockstep.train.driver.notes import missing_stop_note, unanswered_note
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.state import RunState
 from lockstep.train.driver.stop_condition import reaches
@@ -43,6 +42,17 @@ __all__ = [
 def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Display) -> RunState:
     """Drive a run to its end in this thread, and release everything whatever happens."""
     stop = plan.run_config.stop
+    checked = False
+
+    def decide(row: dict[str, Any]) -> bool:
+        nonlocal checked
+        if not checked:
+            checked = True
+            note = missing_stop_note(stop, row)
+            if note is not None:
+                display.message(note, "warning")
+        return reaches(stop, run.trial_id, row)
+
     with ExitStack() as cleanup:
         loop = EventLoop()
         cleanup.callback(loop.close)
@@ -53,7 +63,7 @@ def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Displ
             loop=loop,
             callbacks=callbacks,
             display=display,
-            decide=None if stop is None else partial(reaches, stop, run.trial_id),
+            decide=None if stop is None else decide,
         )
         cleanup.callback(lambda: display.finish(controller.status()))
         cleanup.callback(controller.close)

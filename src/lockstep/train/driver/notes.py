@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lockstep.metrics import flatten
+from lockstep.config import StopCondition
+from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
 from lockstep.train.driver.events import ExplainHang
 from lockstep.train.driver.failure import name_ranks
 from lockstep.train.driver.hangs import Stalled
 from lockstep.train.protocol import Report
 from lockstep.train.reduction import keys_of_nobody
 
-__all__ = ["hang_note", "silence_note", "stalled_note", "unanswered_note", "unknown_keys_note"]
+__all__ = [
+    "hang_note",
+    "missing_score_note",
+    "missing_stop_note",
+    "silence_note",
+    "stalled_note",
+    "unanswered_note",
+    "unknown_keys_note",
+]
 
 
 def hang_note(hang: ExplainHang, *, logs: str | None = None) -> str:
@@ -46,6 +56,33 @@ def stalled_note(stalled: Stalled, where: str) -> str:
 def unanswered_note(where: str, seconds: float) -> str:
     """Storage delays a run's end."""
     return f"The run has ended, but {where} has not answered for {seconds:g} s; Ctrl-C abandons it."
+
+
+def missing_score_note(attribute: str, row: Mapping[str, Any]) -> str:
+    """A checkpoint lacks the score that ranks checkpoints."""
+    return (
+        f"CheckpointConfig(checkpoint_score_attribute={attribute!r}): the checkpoint and its "
+        f"report have no such number ({_reported(row)}); report it, or name another. No checkpoint "
+        "is deleted before one has a score."
+    )
+
+
+def missing_stop_note(stop: StopCondition | None, row: Mapping[str, Any]) -> str | None:
+    """``RunConfig(stop={…})`` names what the first row does not have; None if the row has it."""
+    if not isinstance(stop, Mapping):
+        return None
+    missing = [key for key in stop if look_up(row, key) is None]
+    if not missing:
+        return None
+    return (
+        f"RunConfig(stop=…) names {', '.join(map(repr, missing))}, which the first report does not "
+        f"have ({_reported(row)}): misspelt, or only in later reports."
+    )
+
+
+def _reported(row: Mapping[str, Any]) -> str:
+    own = [key for key in row if key not in AUTOMATIC_KEYS]
+    return f"it has {', '.join(map(repr, own)) or 'no metrics'}"
 
 
 def unknown_keys_note(reports: Sequence[Report]) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.callback import RunContext, TrialSnapshot, TrialStatus
 from lockstep.checkpoint import Checkpoint
 from lockstep.console import Display
+from lockstep.console.warn_once import WarnOnce
 from lockstep.error_record import unpack_error
 from lockstep.train.driver.callbacks import RunListener
 from lockstep.train.driver.events import Phase
@@ -46,7 +47,7 @@ class RunNotifier:
         self._started = False
         self._last_result: dict[str, Any] = {}
         self._newest: Checkpoint | None = None
-        self._warned: set[str] = set()
+        self._warnings = WarnOnce(display)
 
     def started(self, newest: Checkpoint | None) -> None:
         """An attempt's function is about to run; ``newest``: the run's own newest checkpoint."""
@@ -101,13 +102,11 @@ class RunNotifier:
 
     def warn_once(self, kind: str, text: str) -> None:
         """Show a warning the first time that there is one of this kind."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            self._display.message(text, "warning")
+        self._warnings(kind, text)
 
     def has_warned(self, kind: str) -> bool:
         """Whether there was a warning of this kind."""
-        return kind in self._warned
+        return kind in self._warnings
 
     def _report(
         self,

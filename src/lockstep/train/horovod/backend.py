@@ -53,8 +53,8 @@ class HorovodBackend(Backend):
         context = wiring.context
         layout = Layout([place.address for place in places])
         if self._server is not None:
-            # How many ranks must finish a scope before the server deletes it. The other ranks may
-            # already run, but none can finish before this rank has joined, so this is in time.
+            # The number of ranks that must finish a scope before the server deletes it. The other
+            # ranks may already run, but none can finish before this rank joins: this is in time.
             self._server.scope_size.update(layout.scope_sizes())
         rank = context.world_rank
         variables: dict[str, Any] = {
@@ -140,23 +140,23 @@ class Layout:
         self._machines = list(dict.fromkeys(addresses))
 
     def local_rank(self, rank: int) -> int:
-        """The rank's place among those of its machine."""
+        """The rank's index among the ranks of its machine."""
         return self._addresses[:rank].count(self._addresses[rank])
 
     def local_size(self, rank: int) -> int:
-        """How many ranks its machine has."""
+        """The number of ranks on its machine."""
         return self._addresses.count(self._addresses[rank])
 
     def cross_rank(self, rank: int) -> int:
-        """The machine's place among those that have a worker of this local rank."""
+        """The machine's index among the machines that have a worker of this local rank."""
         return self._with(self.local_rank(rank)).index(self._addresses[rank])
 
     def cross_size(self, local_rank: int) -> int:
-        """How many machines have a worker of this local rank."""
+        """The number of machines that have a worker of this local rank."""
         return len(self._with(local_rank))
 
     def scope_sizes(self) -> dict[str, int]:
-        """How many ranks meet in each scope of the rendezvous server."""
+        """The number of ranks that meet in each scope of the rendezvous server."""
         largest = max(map(self._addresses.count, self._machines))
         return {
             "global": len(self._addresses),

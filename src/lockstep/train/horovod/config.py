@@ -24,12 +24,12 @@ class HorovodConfig(BackendConfig):
 
     Args:
         nics: names of the network interfaces that workers may use, in order of preference; by
-            default loopback where all of them are on this machine.
-        verbose: what Horovod logs: 0 errors, 1 warnings, 2 what it does, 3 and 4 more of it.
+            default loopback if all workers are on this machine.
+        verbose: what Horovod logs: 0 errors, 1 warnings, 2 information, 3 and 4 details.
         timeout_s: how long workers wait for each other in ``hvd.init()``, and later for a worker
             that no longer answers. A worker that is only late to an operation has no limit.
         key, ssh_port, ssh_identity_file, ssh_str, placement_group_timeout_s: for Horovod's own
-            launchers. lockstep starts the workers itself, so each of them is an error.
+            launchers. lockstep starts the workers itself, so each of these is an error.
     """
 
     nics: Iterable[str] | None = None
@@ -57,8 +57,7 @@ class HorovodConfig(BackendConfig):
                 f"{len(_LEVELS) - 1} (everything)."
             )
         seconds = self.timeout_s
-        number = is_number(seconds)
-        if not number or not 0 < seconds < math.inf:
+        if not (is_number(seconds) and 0 < seconds < math.inf):
             raise ValueError(
                 f"HorovodConfig(timeout_s={seconds!r}): expected seconds, finite and above 0."
             )
@@ -79,22 +78,22 @@ class HorovodConfig(BackendConfig):
         return HorovodBackend(preload, tuple(self.nics or ()), _LEVELS[self.verbose], seconds)
 
 
-def check_installed(wanted_by: str) -> None:
+def check_installed(needed_by: str) -> None:
     """Raise ImportError if Horovod is not installed."""
     if not _places():
         raise ImportError(
-            f"{wanted_by} needs Horovod, the extra 'lockstep[horovod]'; its release does not build "
-            "against current PyTorch as it is, so install it with lockstep's "
+            f"{needed_by} needs Horovod, the extra 'lockstep[horovod]'; its release does not build "
+            "against current PyTorch, so install it with lockstep's "
             "scripts/install_horovod.py (see docs/horovod.md)."
         )
 
 
 def _places() -> list[str]:
-    """Where Horovod is installed; nothing of it is imported."""
+    """Return where Horovod is installed, without importing it."""
     spec = importlib.util.find_spec("horovod")
     return [] if spec is None else list(spec.submodule_search_locations or ())
 
 
 def _has_torch() -> bool:
-    """Whether Horovod was built for PyTorch; it may be for TensorFlow only."""
+    """Whether Horovod was built for PyTorch, and not for TensorFlow only."""
     return any(found for place in _places() for found in Path(place, "torch").glob("mpi_lib_v2*"))

@@ -21,20 +21,20 @@ __all__ = ["HorovodTrainer"]
 
 
 class HorovodTrainer(DataParallelTrainer):
-    """Runs a Horovod training function, as it is, on every worker.
+    """Runs an unchanged Horovod training function on every worker.
 
     Args:
         train_loop_per_worker: the training function, with no argument or one, the config. It calls
             ``hvd.init()`` itself.
-        train_loop_config: handed to the function; ``{}`` by default.
+        train_loop_config: the argument of the function; ``{}`` by default.
         horovod_config: how Horovod is set up (``horovod_backend`` and ``tensorflow_backend`` are
             its older names).
-        scaling_config: how many workers, with what; one by default.
-        run_config: where the run lives and how it behaves.
-        datasets: names to what ``get_dataset_shard(name)`` gives each worker its share of.
-        dataset_config: how they are shared out: a ``DataConfig``, or names to ``DatasetConfig``.
-        metadata: kept for ``get_context().get_metadata()``.
-        resume_from_checkpoint: what ``get_checkpoint()`` returns at the beginning.
+        scaling_config: the number of workers and their resources; one worker by default.
+        run_config: the run's storage, name, failure handling and callbacks.
+        datasets: by name; ``get_dataset_shard(name)`` returns a worker's shard.
+        dataset_config: how datasets are sharded: a ``DataConfig``, or a ``DatasetConfig`` by name.
+        metadata: returned by ``get_context().get_metadata()``.
+        resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 

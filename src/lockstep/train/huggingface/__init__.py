@@ -1,4 +1,4 @@
-"""Hugging Face: what a training function with a Transformers trainer uses."""
+"""Hugging Face: helpers for training functions that use a Transformers trainer."""
 
 from __future__ import annotations
 

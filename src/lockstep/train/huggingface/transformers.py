@@ -1,6 +1,6 @@
-"""Transformers: a callback that reports, and a trainer that takes a shard's batches.
+"""Transformers: a callback that reports, and trainers that accept a shard's batches.
 
-The callback's class is made when it is first asked for, which imports ``transformers``.
+The callback's class is created when it is first used, which imports ``transformers``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     """Check that the trainer trains across the run's workers; return the trainer.
 
     Its datasets may be batches of a shard, ``get_dataset_shard(…).iter_torch_batches(…)``, which
-    are used unchanged. Such a ``train_dataset`` resumes at the reported checkpoint by itself, so
-    a resumed trainer skips no batch of it.
+    are used unchanged. Such a ``train_dataset`` itself resumes at the reported checkpoint, so a
+    resumed trainer skips no batch.
 
     Raises:
         RuntimeError: the trainer sees another number of processes than the run has workers.
@@ -39,14 +39,14 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     if seen != api.world_size():
         raise RuntimeError(
             f"prepare_trainer: the trainer sees {seen} process(es), but this run has "
-            f"{api.world_size()} workers; run the training function with a TorchTrainer and make "
+            f"{api.world_size()} workers; run the training function with a TorchTrainer and create "
             "the TrainingArguments inside it."
         )
     training, evaluation = (getattr(trainer, f"{kind}_dataset", None) for kind in ("train", "eval"))
     evaluations = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
     if any(map(_are_batches, (training, *evaluations))):
         kind: Any = type(trainer)
-        trainer.__class__ = _taking_batches(kind)
+        trainer.__class__ = _accepting_batches(kind)
     if _are_batches(training):
         arguments.ignore_data_skip = True
     return trainer
@@ -59,8 +59,8 @@ def _are_batches(dataset: object) -> bool:
 
 
 @cache
-def _taking_batches(base: Any) -> Any:
-    """The trainer's class with loaders for the batches of a shard."""
+def _accepting_batches(base: Any) -> Any:
+    """Return a subclass of the trainer's class with loaders for the batches of a shard."""
     from torch.utils.data import DataLoader, IterableDataset
 
     class Batches(IterableDataset[Any]):
@@ -72,17 +72,17 @@ def _taking_batches(base: Any) -> Any:
         def __iter__(self) -> Any:
             return iter(self.batches)
 
-    class TakingBatches(base):  # type: ignore[misc]
+    class AcceptingBatches(base):  # type: ignore[misc]
         """A trainer whose datasets may be batches of a shard."""
 
         def get_train_dataloader(self) -> Any:
-            """The shard's batches, or what there is otherwise."""
+            """The shard's batches, or the loader of the base class."""
             if _are_batches(self.train_dataset):
                 return DataLoader(Batches(self.train_dataset), batch_size=None)
             return super().get_train_dataloader()
 
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            """The shard's batches, or what there is otherwise."""
+            """The shard's batches, or the loader of the base class."""
             chosen = self.eval_dataset if eval_dataset is None else eval_dataset
             if isinstance(chosen, str):
                 chosen = self.eval_dataset[chosen]
@@ -90,8 +90,8 @@ def _taking_batches(base: Any) -> Any:
                 return DataLoader(Batches(chosen), batch_size=None)
             return super().get_eval_dataloader(eval_dataset)
 
-    TakingBatches.__name__ = TakingBatches.__qualname__ = base.__name__
-    return TakingBatches
+    AcceptingBatches.__name__ = AcceptingBatches.__qualname__ = base.__name__
+    return AcceptingBatches
 
 
 class _Reporter:
@@ -109,7 +109,7 @@ class _Reporter:
         self.metrics.update(logs or {})
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report what was logged since the last save, with the checkpoint just saved."""
+        """Report the metrics logged since the last save, with the checkpoint just saved."""
         metrics, self.metrics = self.metrics, {}
         metrics.setdefault("step", state.global_step)
         metrics.setdefault("epoch", state.epoch)
@@ -118,7 +118,7 @@ class _Reporter:
         if api.local_rank() != 0 or not os.path.isdir(saved):
             api.report(metrics)
             return
-        # Hard links beside the files if possible: only the directory's name differs.
+        # Hard links if possible: the checkpoint has the same files in a directory of another name.
         with tempfile.TemporaryDirectory(prefix=".report-", dir=args.output_dir) as directory:
             target = os.path.join(directory, self.CHECKPOINT_NAME)
             shutil.copytree(saved, target, copy_function=_link_or_copy)
@@ -163,8 +163,8 @@ def _callback_class() -> type:
     class LockstepReportCallback(_Reporter, TrainerCallback):  # type: ignore[misc]
         """Reports at every save of the trainer.
 
-        The metrics are all that was logged since the last save; the checkpoint is a directory with
-        the trainer's own in ``checkpoint/``.
+        The metrics are those logged since the last save. The checkpoint is a directory whose
+        ``checkpoint/`` is the trainer's own checkpoint.
         """
 
     LockstepReportCallback.__module__ = __name__

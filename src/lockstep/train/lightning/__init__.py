@@ -1,7 +1,7 @@
 """Lightning: strategies that use the run's process group, and a callback that reports.
 
-The classes subclass those of the package in use: the one already imported, ``lightning.pytorch``
-before ``pytorch_lightning``, or else the one that is installed. Naming a class imports it.
+The classes are subclasses of the package in use: the package that is already imported
+(``lightning.pytorch`` if both are), or else the one that is installed. Naming a class imports it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = [
     "prepare_trainer",
 ]
 
-# Package → the module that holds the classes made for it. Pickled classes name that module, so
-# that a worker builds on the same package as the driver, whatever it has imported by then.
+# Package → the module with its classes. Pickled classes name that module, so that a worker uses
+# the same package as the driver, whatever the worker has imported by then.
 _HOMES = {
     "lightning.pytorch": "lockstep.train.lightning.on_lightning",
     "pytorch_lightning": "lockstep.train.lightning.on_pytorch_lightning",
@@ -50,11 +50,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _package(wanted_by: str) -> str:
+def _package(needed_by: str) -> str:
     for package in _HOMES:
         if package in sys.modules:
             return package
     for package in _HOMES:
         if importlib.util.find_spec(package.partition(".")[0]) is not None:
             return package
-    raise ImportError(f"{wanted_by} needs Lightning; install it: pip install 'lockstep[lightning]'")
+    raise ImportError(f"{needed_by} needs Lightning; install it: pip install 'lockstep[lightning]'")

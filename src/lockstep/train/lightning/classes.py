@@ -1,4 +1,4 @@
-"""What lockstep adds to Lightning's classes, made for one of the two packages it comes in."""
+"""lockstep's additions to Lightning's classes, for either of Lightning's two packages."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ __all__ = ["WorkerEnvironment", "WorkerStrategy", "make_classes"]
 
 
 class WorkerEnvironment:
-    """The part of a Lightning cluster environment that says who this worker is.
+    """The part of a Lightning cluster environment that has this worker's ranks.
 
-    Lightning's own would count devices to find the world size, and unset ``WORLD_SIZE`` at the end.
+    Lightning's own would count devices to get the world size, and unset ``WORLD_SIZE`` at the end.
     """
 
     creates_processes_externally = True
 
     def world_size(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return api.world_size()
 
     def set_world_size(self, size: int) -> None:
         """Ignore it: the run decides."""
 
     def global_rank(self) -> int:
-        """This worker's rank among all."""
+        """This worker's rank among all workers."""
         return api.world_rank()
 
     def set_global_rank(self, rank: int) -> None:
         """Ignore it: the run decides."""
 
     def local_rank(self) -> int:
-        """This worker's rank among those on its machine."""
+        """This worker's rank among the workers of its machine."""
         return api.local_rank()
 
     def node_rank(self) -> int:
@@ -50,14 +50,14 @@ class WorkerEnvironment:
         return 0 if session is None else session.context.node_rank
 
     def teardown(self) -> None:
-        """Leaves the worker's variables as they are."""
+        """Leave the worker's variables unchanged."""
 
 
 _SET_BY_THE_RUN = ("process_group_backend", "timeout", "start_method")
 
 
 class WorkerStrategy:
-    """The part of a Lightning strategy that fits it to one worker, one device."""
+    """The part of a Lightning strategy that adapts it to workers with one device each."""
 
     parallel_devices: Any
     _make_environment: Any
@@ -68,16 +68,16 @@ class WorkerStrategy:
         if unused:
             given = ", ".join(f"{name}={value!r}" for name, value in unused.items())
             warnings.warn(
-                f"{type(self).__name__}({given}) changes nothing, since the run has started the "
-                "workers and their process group; give TorchConfig(backend=…, timeout_s=…) to the "
-                "TorchTrainer.",
+                f"{type(self).__name__}({given}) changes nothing, because the run has started "
+                "the workers and their process group; give TorchConfig(backend=…, timeout_s=…) to "
+                "the TorchTrainer.",
                 stacklevel=2,
             )
         super().__init__(*args, **options)
 
     @property
     def cluster_environment(self) -> Any:
-        """Always lockstep's environment, whichever Lightning has found; None before that."""
+        """lockstep's environment, whichever Lightning has found; None before that."""
         return self._environment
 
     @cluster_environment.setter
@@ -98,7 +98,7 @@ class WorkerStrategy:
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Which share of the data is this worker's."""
+        """The arguments that select this worker's share of the data."""
         return {"num_replicas": api.world_size(), "rank": api.world_rank()}
 
     def setup_environment(self) -> None:
@@ -127,14 +127,14 @@ class _Reporter:
     def __init__(
         self, checkpoint_upload_mode: CheckpointUploadMode | None = None, **options: Any
     ) -> None:
-        super().__init__(**options)  # of other callbacks, in a class of both
+        super().__init__(**options)  # options of other base classes of a user's subclass
         if checkpoint_upload_mode is None:
             return
         if checkpoint_upload_mode not in (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC):
             raise ValueError(
                 f"LockstepReportCallback(checkpoint_upload_mode={checkpoint_upload_mode!r}): "
-                "expected CheckpointUploadMode.SYNC or ASYNC; the callback writes the checkpoint, "
-                "so there is none that lies where it should already."
+                "expected CheckpointUploadMode.SYNC or ASYNC; the callback itself writes the "
+                "checkpoint, so it always has to be uploaded."
             )
         self._mode = checkpoint_upload_mode
 
@@ -172,14 +172,14 @@ def _new_directory() -> str:
 
 
 def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
-    """The four classes on the bases of ``pl``, by name, as members of ``module``."""
+    """Return the four classes as subclasses of ``pl``'s, by name, as members of ``module``."""
     environments: Any = importlib.import_module(f"{pl.__name__}.plugins.environments")
 
     class LockstepLightningEnvironment(
         WorkerEnvironment,
         environments.LightningEnvironment,  # type: ignore[misc]
     ):
-        """Tells Lightning that lockstep has started the workers, and who this one is."""
+        """Gives Lightning this worker's ranks; lockstep has started the workers."""
 
     class LockstepDDPStrategy(
         WorkerStrategy,

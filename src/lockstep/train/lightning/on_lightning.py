@@ -1,4 +1,4 @@
-"""The classes on ``lightning.pytorch``; imported when one of them is first asked for."""
+"""The classes on ``lightning.pytorch``; imported when one of them is first used."""
 
 import lightning.pytorch
 

@@ -1,4 +1,4 @@
-"""The classes on ``pytorch_lightning``; imported when one of them is first asked for."""
+"""The classes on ``pytorch_lightning``; imported when one of them is first used."""
 
 import pytorch_lightning
 

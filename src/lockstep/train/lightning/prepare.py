@@ -1,4 +1,4 @@
-"""prepare_trainer: says at once when a Lightning trainer would not train across the workers."""
+"""prepare_trainer: refuse a Lightning trainer that would not train across the workers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     """Check that the trainer's strategy is one of lockstep's; return the trainer.
 
     Raises:
-        RuntimeError: it is another, which would leave every worker to itself or try to start
-            processes of its own.
+        RuntimeError: another strategy would train each worker separately, or start processes of
+            its own.
     """
     strategy: Any = getattr(trainer, "strategy", None)
     if not isinstance(strategy, WorkerStrategy):

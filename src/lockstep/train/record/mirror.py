@@ -1,9 +1,9 @@
-"""The spool of a run on remote storage, and the copy of its small files that is kept there.
+"""The spool of a run or an experiment on remote storage, and the copy of its small files there.
 
 A journal that grows by a line a report cannot be appended to on an object store. So a run writes
 its journal, logs and tables to a spool, a temporary directory of this machine, and the mirror
-copies what has changed: before each checkpoint is published, every few seconds, and at the end.
-Checkpoints never go through a spool.
+copies what has changed: before each checkpoint is published, every few seconds, and at the end. An
+experiment's journal and the states of its callbacks likewise. Checkpoints never go through a spool.
 """
 
 from __future__ import annotations
@@ -62,9 +62,14 @@ class Mirror:
         for name, path in self._files():
             with suppress(FileNotFoundError):  # it was there a moment ago
                 version = _version(path)
-                if self._copied.get(name) != version:
+                if self._copied.get(name) == version:
+                    continue
+                if name.endswith(".pkl"):  # half of a pickled state is of no use: in one step
+                    with open(path, "rb") as file:
+                        self._storage.write(name, file.read())
+                else:
                     self._storage.put(name, path)
-                    self._copied[name] = version
+                self._copied[name] = version
 
     def abandon(self, error: StorageError) -> None:
         """Storage does not answer: ``finish`` does not try again."""
@@ -82,7 +87,7 @@ class Mirror:
             self.sync()
         except StorageError as error:
             kept, self.directory = self.directory, ""
-            raise StorageError(f"{error} The run's records are kept in {kept!r}.") from error
+            raise StorageError(f"{error} The records are kept in {kept!r}.") from error
 
     def close(self) -> None:
         """Remove the spool, unless ``finish`` has left it. Idempotent."""

@@ -196,6 +196,11 @@ class Run:
         """Seconds since this driver opened the run."""
         return time.perf_counter() - self._started
 
+    @property
+    def has_score(self) -> bool:
+        """Whether a checkpoint has the score that ranks them."""
+        return any(record.score is not None for record in self.checkpoints)
+
     def newest_checkpoint(self) -> CheckpointRecord | None:
         """The checkpoint that a new attempt starts from."""
         return max(self.checkpoints, key=lambda record: record.id, default=None)

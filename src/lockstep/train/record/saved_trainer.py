@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.records import newest_run
 from lockstep.run_layout import JOURNAL_FILE, TRAINER_FILE
 from lockstep.storage import Storage, open_storage
-from lockstep.train.serialize import dump
+from lockstep.train.record.kept_objects import KeptObjects, pickle_each, pickle_run_config
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -24,60 +22,50 @@ if TYPE_CHECKING:
 
 __all__ = ["is_saved", "run_storage", "save_trainer", "saved_trainer"]
 
-_RESTORE_ARGUMENTS = (
+_REQUIRED = (
+    "train_loop_per_worker",
+    "train_loop_config",
+    "backend_config",
+    "dataset_config",
+    "scaling_config",
+    "metadata",
+    "resume_from_checkpoint",
+)
+"""The arguments without which there is no trainer, besides ``run_config`` and ``datasets``."""
+
+_REPLACEABLE = (
     "train_loop_per_worker",
     "train_loop_config",
     "scaling_config",
     "run_config",
     "datasets",
 )
-"""What ``restore()`` accepts in place of what was kept."""
+"""The arguments that ``restore()`` accepts instead of the kept ones."""
 
 DATASET_BYTES = 64 << 20
-"""How much a dataset may hold in memory to be kept with the run."""
+"""The largest dataset, in memory and pickled, that is kept with the run."""
 
 
 def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
     """Keep the trainer's arguments, each pickled by itself.
 
-    Callbacks that cannot be are left out, and so is a run config whose ``stop`` cannot be, and a
-    dataset that cannot be or holds too much in memory.
+    Left out: callbacks, a run config and datasets that cannot be pickled, and large datasets.
     """
-    arguments = {
-        "train_loop_per_worker": trainer.train_loop_per_worker,
-        "train_loop_config": trainer.train_loop_config,
-        "backend_config": trainer.backend_config,
-        "dataset_config": trainer.dataset_config,
-        "scaling_config": trainer.scaling_config,
-        "metadata": trainer.metadata,
-        "resume_from_checkpoint": trainer.resume_from_checkpoint,
+    like = trainer.train_loop_per_worker
+    kept: dict[str, Any] = pickle_each({name: getattr(trainer, name) for name in _REQUIRED}, like)
+    kept |= pickle_run_config(trainer.run_config, like)
+    small = {
+        name: dataset
+        for name, dataset in trainer.datasets.items()
+        if callable(dataset) or dataset.memory_bytes() <= DATASET_BYTES
     }
-    function = trainer.train_loop_per_worker
-    kept = {
-        name: dump(value, name, by_value=True, like=function) for name, value in arguments.items()
+    # A function that no worker needs may hold a connection.
+    pickled = pickle_each(small, like, skip_unpicklable=True)
+    kept["datasets"] = {
+        name: data if (data := pickled.get(name)) and len(data) <= DATASET_BYTES else None
+        for name in trainer.datasets
     }
-    # Its place is the run's own, and a filesystem may hold credentials.
-    run_config = replace(
-        trainer.run_config, callbacks=(), storage_filesystem=None, storage_path=None
-    )
-    with suppress(TypeError):
-        kept["run_config"] = dump(run_config, "run_config", by_value=True, like=function)
-    callbacks = []
-    for callback in trainer.run_config.callbacks:
-        try:
-            callbacks.append(dump(callback, "callback", by_value=True, like=function))
-        except TypeError:
-            continue  # it holds a connection or a file; give it to restore() again
-    datasets: dict[str, bytes | None] = {}
-    for name, dataset in trainer.datasets.items():
-        datasets[name] = None
-        if not callable(dataset) and dataset.memory_bytes() > DATASET_BYTES:
-            continue
-        with suppress(TypeError):  # a function that no worker needs may hold a connection
-            pickled = dump(dataset, f"datasets[{name!r}]", by_value=True, like=function)
-            datasets[name] = pickled if len(pickled) <= DATASET_BYTES else None
-    kept_apart = {"callbacks": callbacks, "datasets": datasets}
-    storage.write(TRAINER_FILE, pickle.dumps({**kept, **kept_apart}))
+    storage.write(TRAINER_FILE, pickle.dumps(kept))
 
 
 def run_storage(path: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None) -> Storage:
@@ -110,42 +98,19 @@ def saved_trainer(storage: Storage, given: Mapping[str, Any]) -> dict[str, Any]:
             "it yet), so the training function is not known: give train_loop_per_worker and the "
             "configs to restore(), or start a new run."
         )
-    kept = pickle.loads(storage.read(TRAINER_FILE))
-    callbacks = kept.pop("callbacks")
+    pickled = pickle.loads(storage.read(TRAINER_FILE))
+    kept = KeptObjects(pickled, f"restore({storage.uri!r}): the run's", _REPLACEABLE)
     datasets = dict(given.get("datasets") or {})
-    for name, pickled in kept.pop("datasets", {}).items():
+    for name, dataset in pickled["datasets"].items():
         if name not in datasets:
-            datasets[name] = _load_dataset(pickled, name, storage)
-    arguments = {
-        name: _load(value, name, storage) for name, value in kept.items() if name not in given
-    }
-    arguments["datasets"] = datasets
-    if "run_config" in arguments:
-        arguments["run_config"] = replace(
-            arguments["run_config"],
-            callbacks=[_load(callback, "run_config", storage) for callback in callbacks],
-        )
-    return arguments
-
-
-def _load_dataset(pickled: bytes | None, name: str, storage: Storage) -> Any:
-    if pickled is None:
-        raise ValueError(
-            f"restore({storage.uri!r}): the run's dataset {name!r} could not be kept with it (too "
-            "large in memory, or a function that cannot be pickled); give "
-            f"datasets={{{name!r}: …}} to restore()."
-        )
-    return _load(pickled, "datasets", storage)
-
-
-def _load(pickled: bytes, name: str, storage: Storage) -> Any:
-    try:
-        return pickle.loads(pickled)
-    except Exception as error:
-        cure = f"give {name}=… to restore()"
-        if name not in _RESTORE_ARGUMENTS:
-            cure = "make what it needs importable"
-        raise ValueError(
-            f"restore({storage.uri!r}): the run's {name} cannot be loaded here "
-            f"({type(error).__name__}: {error}); {cure}."
-        ) from error
+            if dataset is None:
+                raise ValueError(
+                    f"{kept.owner} dataset {name!r} could not be kept with it (too large in "
+                    "memory, or a function that cannot be pickled); give "
+                    f"datasets={{{name!r}: …}} to restore()."
+                )
+            datasets[name] = kept.load(dataset, "datasets")
+    arguments = {name: kept.load(pickled[name], name) for name in _REQUIRED if name not in given}
+    if "run_config" in pickled and "run_config" not in given:
+        arguments["run_config"] = kept.load_run_config()
+    return {**arguments, "datasets": datasets}

@@ -5,9 +5,4 @@ from lockstep.train.tensorflow.config import TensorflowConfig
 from lockstep.train.tensorflow.dataset import prepare_dataset_shard
 from lockstep.train.tensorflow.trainer import TensorflowTrainer
 
-__all__ = [
-    "TensorflowCheckpoint",
-    "TensorflowConfig",
-    "TensorflowTrainer",
-    "prepare_dataset_shard",
-]
+__all__ = ["TensorflowCheckpoint", "TensorflowConfig", "TensorflowTrainer", "prepare_dataset_shard"]

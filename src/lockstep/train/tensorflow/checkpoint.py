@@ -1,4 +1,4 @@
-"""TensorflowCheckpoint: a checkpoint that holds a Keras model or its weights."""
+"""TensorflowCheckpoint: a checkpoint of a Keras model or its weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TensorflowCheckpoint(Checkpoint):
             raise TypeError(f"TensorflowCheckpoint.from_model({model!r}): expected a Keras model.")
         with tempfile.TemporaryDirectory(prefix="lockstep-") as directory:
             model.save(os.path.join(directory, MODEL_FILE))
-            return cls._of_files(directory, MODEL_FILE)
+            return cls._of_files(_read_files(directory), MODEL_FILE)
 
     @classmethod
     def from_h5(cls, file_path: str | os.PathLike[str]) -> TensorflowCheckpoint:
@@ -43,10 +43,7 @@ class TensorflowCheckpoint(Checkpoint):
             raise ValueError(
                 f"TensorflowCheckpoint.from_h5({str(path)!r}): expected the path of an .h5 file."
             )
-        made = cls._empty()
-        made._files[path.name] = path.read_bytes()
-        made.set_metadata({_NAME_KEY: path.name})
-        return made
+        return cls._of_files({path.name: path.read_bytes()}, path.name)
 
     @classmethod
     def from_saved_model(cls, dir_path: str | os.PathLike[str]) -> TensorflowCheckpoint:
@@ -56,7 +53,7 @@ class TensorflowCheckpoint(Checkpoint):
                 f"TensorflowCheckpoint.from_saved_model({os.fspath(dir_path)!r}): expected a "
                 f"directory with {_SAVED_MODEL}."
             )
-        return cls._of_files(dir_path, ".")
+        return cls._of_files(_read_files(dir_path), ".")
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> TensorflowCheckpoint:
@@ -81,7 +78,7 @@ class TensorflowCheckpoint(Checkpoint):
         name = self._model_name()
         if name is None:
             raise CheckpointError(
-                f"{self!r} holds no Keras model; make it with TensorflowCheckpoint.from_model."
+                f"{self!r} has no Keras model; create it with TensorflowCheckpoint.from_model."
             )
         with self.as_directory() as directory:
             path = os.path.normpath(os.path.join(directory, name))
@@ -96,7 +93,7 @@ class TensorflowCheckpoint(Checkpoint):
             )
         if model is None:
             raise ValueError(
-                f"{self!r} holds weights; give the model to load them into: get_model(model)."
+                f"{self!r} has only weights; give the model to load them into: get_model(model)."
             )
         if isinstance(model, Callable) and not hasattr(model, "set_weights"):  # type: ignore[arg-type]
             model = model()
@@ -114,19 +111,16 @@ class TensorflowCheckpoint(Checkpoint):
         return next((name for name in files if name.endswith((".keras", ".h5"))), None)
 
     @classmethod
-    def _empty(cls) -> TensorflowCheckpoint:
+    def _of_files(cls, files: dict[str, bytes], model_name: str) -> TensorflowCheckpoint:
         made = cls.__new__(cls)
-        vars(made).update(_storage=None, _files={}, _numbers={})
+        vars(made).update(_storage=None, _files=files, _numbers={})
+        made.set_metadata({_NAME_KEY: model_name})
         return made
 
-    @classmethod
-    def _of_files(cls, directory: str | os.PathLike[str], name: str) -> TensorflowCheckpoint:
-        made = cls._empty()
-        for path in sorted(Path(directory).rglob("*")):
-            if path.is_file():
-                made._files[path.relative_to(directory).as_posix()] = path.read_bytes()
-        made.set_metadata({_NAME_KEY: name})
-        return made
+
+def _read_files(directory: str | os.PathLike[str]) -> dict[str, bytes]:
+    paths = (path for path in sorted(Path(directory).rglob("*")) if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
 def _keras_for(path: str) -> Any:

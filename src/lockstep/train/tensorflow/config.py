@@ -44,15 +44,15 @@ class TensorflowConfig(BackendConfig):
         return TensorflowBackend(preload, variables)
 
 
-def check_installed(wanted_by: str) -> None:
+def check_installed(needed_by: str) -> None:
     """Raise ImportError if TensorFlow, or the Keras to go with it, is not installed."""
     if not _is_installed("tensorflow"):
         raise ImportError(
-            f"{wanted_by} needs TensorFlow; install it: pip install 'lockstep[tensorflow]'"
+            f"{needed_by} needs TensorFlow; install it: pip install 'lockstep[tensorflow]'"
         )
     if legacy_keras() and not _is_installed("tf_keras"):
         raise ImportError(
-            f"{wanted_by} needs tf-keras, the Keras that TensorFlow's multi-worker strategies work "
+            f"{needed_by} needs tf-keras, the Keras that TensorFlow's multi-worker strategies work "
             "with; install it: pip install 'lockstep[tensorflow]', or choose Keras 3 with the "
             "variable TF_USE_LEGACY_KERAS=0."
         )

@@ -69,15 +69,15 @@ class ReportCheckpointCallback:
         super().__init__()
 
     def _become_callback(self) -> None:
-        # Keras is chosen and imported only now. It prepares logs only for the hooks that a class
-        # has, so the class gets just those.
+        # Keras is chosen and imported only now. Keras prepares logs for the hooks that a class
+        # has, so the class gets only the hooks it needs.
         cls: Any = type(self)
         self.__class__ = _on_keras(cls, self._report_on.union(self._every))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The class is built again where the object is loaded, maybe with another Keras.
-        state = {name: value for name, value in vars(self).items() if name not in _OF_A_FIT}
-        return _again, (type(self).__mro__[1], state)
+        # The class is rebuilt where the object is loaded, perhaps with another version of Keras.
+        state = {name: value for name, value in vars(self).items() if name not in _SET_BY_FIT}
+        return _rebuild, (type(self).__mro__[1], state)
 
     def _happened(self, event: str, logs: Mapping[str, Any] | None) -> None:
         self._seen[event] += 1
@@ -100,9 +100,9 @@ class ReportCheckpointCallback:
         return {key: logs[name] for key, name in self._names.items()}
 
     def _save_and_report(self, metrics: dict[str, Any]) -> None:
-        # Every rank saves, because a strategy may have to combine variables across them for that;
-        # only rank 0's is reported. Saved beside the checkpoints if possible, so that it is moved
-        # there instead of copied.
+        # Every rank saves, because saving may combine variables across the ranks; only rank 0
+        # reports its model. The directory is beside the checkpoints if possible, so that it is
+        # moved there instead of copied.
         parent = api.get_trial_dir()
         directory = tempfile.mkdtemp(
             prefix=f"{SNAPSHOT_PREFIX}keras-", dir=parent if os.path.isdir(parent) else None
@@ -139,10 +139,12 @@ class Callback(ReportCheckpointCallback):
         super().__init__(on, on, metrics, frequency=frequency)
 
 
-_OF_A_FIT = ("model", "_model", "params", "validation_data")
+_SET_BY_FIT = ("model", "_model", "params", "validation_data")
 
 
-def _again(cls: type[ReportCheckpointCallback], state: dict[str, Any]) -> ReportCheckpointCallback:
+def _rebuild(
+    cls: type[ReportCheckpointCallback], state: dict[str, Any]
+) -> ReportCheckpointCallback:
     made = cls.__new__(cls)
     vars(made).update(state)
     made._become_callback()
@@ -164,13 +166,13 @@ def _on_keras(cls: Any, events: frozenset[str]) -> Any:
 
 
 def _hook(event: str) -> Any:
-    def with_place(self: Any, place: int, logs: Any = None) -> None:
+    def at_index(self: Any, index: int, logs: Any = None) -> None:
         self._happened(event, logs)
 
-    def without(self: Any, logs: Any = None) -> None:
+    def once(self: Any, logs: Any = None) -> None:
         self._happened(event, logs)
 
-    return with_place if "epoch" in event or "batch" in event else without
+    return at_index if "epoch" in event or "batch" in event else once
 
 
 def _events(argument: str, given: str | Sequence[str]) -> list[str]:
@@ -178,7 +180,7 @@ def _events(argument: str, given: str | Sequence[str]) -> list[str]:
     for event in events:
         if event not in _EVENTS:
             raise ValueError(
-                f"ReportCheckpointCallback({argument}={given!r}): {event!r} is no event of Keras; "
+                f"ReportCheckpointCallback({argument}={given!r}): Keras has no event {event!r}; "
                 f"expected some of {', '.join(_EVENTS)}."
             )
     return events
@@ -186,8 +188,8 @@ def _events(argument: str, given: str | Sequence[str]) -> list[str]:
 
 def _frequencies(given: int | Sequence[int], count: int, least: int) -> list[int]:
     every = [given] * count if isinstance(given, int) else list(given)
-    whole = all(is_int(n) and n >= least for n in every)
-    if not whole or len(every) != count or isinstance(given, bool):
+    valid = all(is_int(n) and n >= least for n in every)
+    if not valid or len(every) != count or isinstance(given, bool):
         raise ValueError(
             f"ReportCheckpointCallback(frequency={given!r}): expected an integer above "
             f"{least - 1}, or one for each of the {count} event(s) of checkpoint_on."
@@ -198,8 +200,9 @@ def _frequencies(given: int | Sequence[int], count: int, least: int) -> list[int
 def _names(given: str | Sequence[str] | Mapping[str, str] | None) -> dict[str, str] | None:
     if given is None:
         return None
-    names = dict(given) if isinstance(given, Mapping) else None
-    if names is None:
+    if isinstance(given, Mapping):
+        names = dict(given)
+    else:
         names = {name: name for name in ([given] if isinstance(given, str) else given)}
     if not all(isinstance(name, str) for pair in names.items() for name in pair):
         raise TypeError(f"ReportCheckpointCallback(metrics={given!r}): expected names of metrics.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorflowTrainer"]
 
-# What ``tf.keras`` and its classes are called where it is Keras 3; ``tf_keras.src`` is Keras 2.
+# The modules of ``tf.keras`` if it is Keras 3; ``tf_keras.src`` is Keras 2.
 _KERAS_3 = re.compile(rb"(?<!tf_)keras\.(?:src|_tf_keras)(?:\.\w+)*")
 
 
@@ -33,14 +33,14 @@ class TensorflowTrainer(DataParallelTrainer):
 
     Args:
         train_loop_per_worker: the training function, with no argument or one, the config.
-        train_loop_config: handed to the function; ``{}`` by default.
+        train_loop_config: the argument of the function; ``{}`` by default.
         tensorflow_config: how TensorFlow is set up (``tensorflow_backend`` is its older name).
-        scaling_config: how many workers, with what; one by default.
-        run_config: where the run lives and how it behaves.
-        datasets: names to what ``get_dataset_shard(name)`` gives each worker its share of.
-        dataset_config: how they are shared out: a ``DataConfig``, or names to ``DatasetConfig``.
-        metadata: kept for ``get_context().get_metadata()``.
-        resume_from_checkpoint: what ``get_checkpoint()`` returns at the beginning.
+        scaling_config: the number of workers and their resources; one worker by default.
+        run_config: the run's storage, name, failure handling and callbacks.
+        datasets: by name; ``get_dataset_shard(name)`` returns a worker's shard.
+        dataset_config: how datasets are sharded: a ``DataConfig``, or a ``DatasetConfig`` by name.
+        metadata: returned by ``get_context().get_metadata()``.
+        resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 
@@ -87,10 +87,10 @@ class TensorflowTrainer(DataParallelTrainer):
         if found is None:
             return payload
         text = (
-            f"the training function uses Keras 3 ({found[0].decode()}), which tf.keras is in this "
-            "process, and which MultiWorkerMirroredStrategy does not work with: import Keras "
-            "inside the function, or set TF_USE_LEGACY_KERAS=1 before this process imports "
-            "TensorFlow (0: Keras 3 is what you want)."
+            f"the training function uses Keras 3 ({found[0].decode()}), this process's tf.keras, "
+            "but MultiWorkerMirroredStrategy does not work with Keras 3: import Keras inside the "
+            "function, or set TF_USE_LEGACY_KERAS=1 before this process imports TensorFlow (with 0 "
+            "workers use Keras 3, too)."
         )
         return replace(payload, warnings=[*payload.warnings, text])
 

@@ -1,6 +1,6 @@
 """Automatic mixed precision: ``accelerate``, ``prepare_optimizer``, ``backward``, ``unscale``.
 
-The choice made by ``accelerate`` holds in this worker, for one run of the training function.
+``accelerate`` chooses for this worker, and for one run of the training function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TorchCheckpoint: a checkpoint that holds a model or its state dict."""
+"""TorchCheckpoint: a checkpoint of a model or its state dict."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TorchCheckpoint(Checkpoint):
             return saved
         if model is None:
             raise ValueError(
-                f"{self!r} holds a state dict; give the model to load it into: get_model(model)."
+                f"{self!r} has only a state dict; give the model to load it into: get_model(model)."
             )
         unwrap_model(model).load_state_dict(_without_prefix(saved))
         return model
@@ -105,7 +105,7 @@ class TorchCheckpoint(Checkpoint):
             with self.as_directory() as directory:
                 return torch.load(Path(directory, _FILE), map_location="cpu", weights_only=False)
         raise CheckpointError(
-            f"{self!r} has neither a dict with {_KEY!r} nor a file {_FILE!r}; make it with "
+            f"{self!r} has neither a dict with {_KEY!r} nor a file {_FILE!r}; create it with "
             "TorchCheckpoint.from_model or from_state_dict."
         )
 

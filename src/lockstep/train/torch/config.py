@@ -36,11 +36,9 @@ class TorchConfig(BackendConfig):
             raise ValueError(
                 f"TorchConfig(init_method={self.init_method!r}): expected 'env', 'tcp' or a URL."
             )
-        seconds = self.timeout_s
-        number = is_number(seconds)
-        if not number or not 0 < seconds < math.inf:
+        if not (is_number(self.timeout_s) and 0 < self.timeout_s < math.inf):
             raise ValueError(
-                f"TorchConfig(timeout_s={seconds!r}): expected seconds, finite and above 0."
+                f"TorchConfig(timeout_s={self.timeout_s!r}): expected seconds, finite and above 0."
             )
 
     def make_backend(self) -> Backend:

@@ -83,9 +83,7 @@ def setup_mlflow(
     if earlier is None:
         own = run_tags(*identity) if worker.trial_id else {}
         run = mlflow.start_run(
-            experiment_id=experiment,
-            run_name=run_name or worker.name,
-            tags={**own, **(tags or {})},
+            experiment_id=experiment, run_name=run_name or worker.name, tags={**own, **(tags or {})}
         )
     else:
         run = mlflow.start_run(run_id=earlier.info.run_id)

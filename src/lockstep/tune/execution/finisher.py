@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import LockstepError
@@ -19,28 +20,21 @@ __all__ = ["RunFinisher"]
 _THREADS = 4
 
 
+@dataclass
 class RunFinisher:
-    """Finishes runs whose workers have ended. Called from the loop's thread, works in its own.
+    """Finishes runs whose workers have ended. Called from the loop's thread, works in its own."""
 
-    Attributes:
-        uploading: trial id → the trial whose run is being copied to remote storage. Its outcome is
-            applied after that.
-    """
+    _loop: EventLoop
+    _starter: TrialStarter
+    _callbacks: CallbackDispatcher
+    _notices: Notices
+    uploading: dict[str, RunningTrial] = field(default_factory=dict)
+    """Trial id → the trial whose run is being copied to remote storage. Its outcome is applied
+    after that."""
+    _finishing: int = 0
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        starter: TrialStarter,
-        callbacks: CallbackDispatcher,
-        notices: Notices,
-    ) -> None:
-        self._loop = loop
-        self._starter = starter
-        self._callbacks = callbacks
-        self._notices = notices
+    def __post_init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="lockstep-tune")
-        self._finishing = 0
-        self.uploading: dict[str, RunningTrial] = {}
 
     @property
     def busy(self) -> bool:

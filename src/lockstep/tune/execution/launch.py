@@ -31,7 +31,7 @@ from lockstep.tune.parameters import resources_of
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search.sample import Categorical
 from lockstep.tune.search.space import is_grid, merge
-from lockstep.tune.trainable import Trainable, trainable_function
+from lockstep.tune.trainable import Trainable, TrainableFunction
 
 __all__ = ["Launcher", "PreparedTrial", "check_space", "check_trainable", "plain_space"]
 
@@ -145,7 +145,7 @@ class Launcher:
         else:
             if isinstance(trainable, type):
                 kept = run_config.checkpoint_config
-                trainable = trainable_function(
+                trainable = TrainableFunction(
                     trainable,
                     checkpoint_frequency=(
                         kept.checkpoint_frequency or scheduler.checkpoint_frequency

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lockstep.train.driver.stop_condition import reaches
@@ -17,26 +18,16 @@ from lockstep.tune.stopper import Stopper
 __all__ = ["ReportDecision"]
 
 
+@dataclass(frozen=True)
 class ReportDecision:
-    """Decides at each report of each trial. The trial's workers wait for the answer.
+    """Decides at each report of each trial. The trial's workers wait for the answer."""
 
-    Args:
-        metric: the ``TuneConfig``'s, for a warning if the first report lacks it.
-    """
-
-    def __init__(
-        self,
-        calls: UserCalls,
-        ending: ExperimentEnding,
-        progress: ExperimentProgress,
-        notices: Notices,
-        metric: str | Sequence[str] | None,
-    ) -> None:
-        self._calls = calls
-        self._ending = ending
-        self._progress = progress
-        self._notices = notices
-        self._metric = metric
+    _calls: UserCalls
+    _ending: ExperimentEnding
+    _progress: ExperimentProgress
+    _notices: Notices
+    _metric: str | Sequence[str] | None
+    """The ``TuneConfig``'s, for a warning if the first report lacks it."""
 
     def stops(self, running: RunningTrial, row: dict[str, Any]) -> bool:
         """Whether the trial's workers stop at this report, for good or for a pause."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.config import StopCondition
@@ -21,30 +22,32 @@ __all__ = ["Outcome", "RunningTrial", "RunningTrials"]
 
 Outcome = Literal["TERMINATED", "ERROR", "PAUSED", "UNFINISHED"]
 
+_LAST_PHASE = {
+    "TERMINATED": Phase.FINISHED,
+    "ERROR": Phase.FAILED,
+    "PAUSED": Phase.INTERRUPTED,
+}
+"""What a run's journal records last; the phase of an unfinished trial's run stays."""
 
+
+@dataclass(eq=False)
 class RunningTrial:
-    """One trial's run, from its start to its end.
+    """One trial's run, from its start to its end."""
 
-    Attributes:
-        stopped: the trial ends at its next report: a condition, the scheduler or the budget.
-        pausing: the trial pauses at its next report.
-        error: why the trial failed, where its run does not count that as a failure.
-    """
-
-    def __init__(
-        self, trial: Trial, run: Run, allocation: Allocation, listener: TrialListener
-    ) -> None:
-        self.trial = trial
-        self.run = run
-        self.allocation = allocation
-        self.listener = listener
-        self.controller: Controller | None = None
-        self.payload: TrainerPayload | None = None
-        """Kept alive here, because the workers have mapped its tables."""
-        self.stop_condition: StopCondition | None = None
-        self.stopped = False
-        self.pausing = False
-        self.error: str | None = None
+    trial: Trial
+    run: Run
+    allocation: Allocation
+    listener: TrialListener
+    controller: Controller | None = None
+    payload: TrainerPayload | None = None
+    """Kept alive here, because the workers have mapped its tables."""
+    stop_condition: StopCondition | None = None
+    stopped: bool = False
+    """The trial ends at its next report: a condition, the scheduler or the budget."""
+    pausing: bool = False
+    """The trial pauses at its next report."""
+    error: str | None = None
+    """Why the trial failed, where its run does not count that as a failure."""
 
     @property
     def phase(self) -> Phase:
@@ -102,13 +105,7 @@ class RunningTrial:
 
         ``flush_and_close`` must follow. A run that may resume keeps a checkpoint to resume from.
         """
-        phase = self.phase
-        if outcome == "TERMINATED":
-            phase = Phase.FINISHED
-        elif outcome == "ERROR":
-            phase = Phase.FAILED
-        elif outcome == "PAUSED":
-            phase = Phase.INTERRUPTED
+        phase = _LAST_PHASE.get(outcome, self.phase)
         try:
             not_cleared = self.run.end(phase.value, flush=False)
         except LockstepError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.error_record import pack_error
@@ -29,27 +30,17 @@ _MAX_TAG = 100
 """How many characters of the tag are in the directory's name."""
 
 
+@dataclass(frozen=True)
 class TrialStarter:
-    """Creates the trials of one experiment and opens their runs. Used from the loop's thread.
+    """Creates the trials of one experiment and opens their runs. Used from the loop's thread."""
 
-    Args:
-        donor_checkpoints: trial id → the other trial's checkpoint from which the trial will
-            continue. The donor's run keeps that checkpoint until the trial has copied it.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        launcher: Launcher,
-        tune_config: TuneConfig,
-        space: Mapping[str, Any],
-        donor_checkpoints: dict[str, str],
-    ) -> None:
-        self._experiment = experiment
-        self._launcher = launcher
-        self._config = tune_config
-        self._space = space
-        self._donor_checkpoints = donor_checkpoints
+    _experiment: Experiment
+    _launcher: Launcher
+    _config: TuneConfig
+    _space: Mapping[str, Any]
+    _donor_checkpoints: dict[str, str]
+    """Trial id → the other trial's checkpoint from which the trial will continue. The donor's run
+    keeps that checkpoint until the trial has copied it."""
 
     def new_trial(self, index: int, config: dict[str, Any]) -> Trial:
         """Create a trial: choose its directory, and record it in the journal."""
@@ -121,11 +112,8 @@ class TrialStarter:
     def open_run(self, trial: Trial) -> Run:
         """Open a trial's run: a new one, or the earlier one with its newest checkpoint."""
         if not trial.begun:
-            creator = self._config.trial_name_creator
-            name = str(trial)
-            if creator is not None:
-                name = _created_name("trial_name_creator", creator, trial)
-            return self._begin_run(trial, name)
+            creator = self._config.trial_name_creator or str
+            return self._begin_run(trial, _created_name("trial_name_creator", creator, trial))
         run = self._reopen_run(trial)
         source = self._donor_checkpoints.get(trial.trial_id)
         if source is not None:

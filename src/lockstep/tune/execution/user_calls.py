@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.tune.experiment.trial import Trial
 from lockstep.tune.schedulers import TrialScheduler
@@ -11,6 +11,8 @@ from lockstep.tune.schedulers.trial_scheduler import TuneController
 from lockstep.tune.search import Searcher
 
 __all__ = ["UserCalls"]
+
+T = TypeVar("T")
 
 
 class UserCalls:
@@ -42,7 +44,7 @@ class UserCalls:
         self.failure: Exception | None = None
         self.culprit = ""
 
-    def guard(self, culprit: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def guard(self, culprit: str, function: Callable[..., T], *arguments: Any) -> T | None:
         """The function's result; None if it raised."""
         try:
             return function(*arguments)
@@ -59,18 +61,12 @@ class UserCalls:
 
     def complete_config(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """The config with the scheduler's own values."""
-        completed: dict[str, Any] | None = self.guard(
-            self._scheduler_name, self._scheduler.complete_config, config
-        )
-        return completed
+        return self.guard(self._scheduler_name, self._scheduler.complete_config, config)
 
     def choose_trial(self) -> Trial | None:
         """The trial that the scheduler wants to run next."""
         choose = self._scheduler.choose_trial_to_run
-        chosen: Trial | None = self.guard(
-            self._scheduler_name, lambda: _checked_choice(choose(self._controller))
-        )
-        return chosen
+        return self.guard(self._scheduler_name, lambda: _checked_choice(choose(self._controller)))
 
     def scheduler_note(self) -> str:
         """The scheduler's line for the display."""
@@ -117,7 +113,7 @@ def _checked_suggestion(suggestion: Any) -> Any:
     )
 
 
-def _checked_choice(chosen: Any) -> Any:
+def _checked_choice(chosen: Trial | None) -> Trial | None:
     if chosen is None or chosen.status in ("PENDING", "PAUSED"):
         return chosen
     raise ValueError(

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from lockstep.journal import Journal
 from lockstep.run_layout import EXPERIMENT_SPOOL_PREFIX, FORMAT_VERSION, experiment_file
 from lockstep.storage import Storage
-from lockstep.storage.base import join
+from lockstep.train.record.mirror import Mirror
 from lockstep.tune.experiment.configs import encode_config
 from lockstep.tune.experiment.records import ExperimentRecords, TrialRecord, experiment_numbers
 from lockstep.tune.experiment.trial import Trial
@@ -39,23 +38,22 @@ class Experiment:
         self.storage = storage
         self.number = number
         self._space = space
-        self._spool = None if storage.is_local else tempfile.mkdtemp(prefix=EXPERIMENT_SPOOL_PREFIX)
-        self._name = experiment_file("journal", number)
-        self._states = experiment_file("callbacks", number)
-        directory = self._spool or storage.root
-        self.callback_states = os.path.join(directory, self._states)
-        """A directory on this machine for the states of callbacks."""
-        try:
-            if self._spool is not None and storage.exists(self._name):
-                storage.get(self._name, os.path.join(directory, self._name))
-                if storage.is_directory(self._states):
-                    storage.get(self._states, self.callback_states)
-            self._directories = set() if storage.is_local else set(storage.listdir(""))
-            self._journal = Journal(os.path.join(directory, self._name))
-        except BaseException:
-            self._remove_spool()
-            raise
         self.header: dict[str, Any] = {}
+        name = experiment_file("journal", number)
+        states = experiment_file("callbacks", number)
+        self._mirror: Mirror | None = None
+        with ExitStack() as undo:
+            if not storage.is_local:
+                self._mirror = Mirror(storage, name, EXPERIMENT_SPOOL_PREFIX)
+                undo.callback(self._mirror.close)
+                if storage.exists(name):
+                    self._mirror.fetch([name, states] if storage.is_directory(states) else [name])
+            directory = self._mirror.directory if self._mirror else storage.root
+            self.callback_states = os.path.join(directory, states)
+            """A directory on this machine for the states of callbacks."""
+            self._directories = set() if storage.is_local else set(storage.listdir(""))
+            self._journal = Journal(os.path.join(directory, name))
+            undo.pop_all()
 
     @classmethod
     def create(
@@ -166,23 +164,16 @@ class Experiment:
         """Record how the experiment ended: ``"finished"`` or ``"interrupted"``."""
         self._journal.append("end", state=state, time=time.time())
         self._journal.flush()
-        self.sync()
+        if self._mirror is not None:
+            self._mirror.finish()
 
     def sync(self) -> None:
-        """Copy the journal and the callbacks' states to remote storage. In any thread."""
-        if self._spool is None:
-            return
-        states = os.listdir(self.callback_states) if os.path.isdir(self.callback_states) else []
-        complete = [join(self._states, state) for state in states if state.endswith(".pkl")]
-        for name in (self._name, *complete):
-            with open(os.path.join(self._spool, name), "rb") as file:
-                self.storage.write(name, file.read())
+        """Copy the journal, then changed states of callbacks, to remote storage. In any thread."""
+        if self._mirror is not None:
+            self._mirror.sync()
 
     def close(self) -> None:
         """Close the journal and delete the spool. Idempotent."""
         self._journal.close()
-        self._remove_spool()
-
-    def _remove_spool(self) -> None:
-        if self._spool is not None:
-            shutil.rmtree(self._spool, ignore_errors=True)
+        if self._mirror is not None:
+            self._mirror.close()

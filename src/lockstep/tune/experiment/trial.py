@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -21,65 +22,33 @@ __all__ = ["Trial", "TrialSnapshots"]
 _SHOWN_KEYS = ("training_iteration", "time_total_s")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Trial:
-    """One config and its progress. Only the loop changes it; schedulers read it.
+    """One config and its progress. Only the loop changes it; schedulers read it."""
 
-    Attributes:
-        trial_id: unique in the experiment and the same after a restore: ``4913f_00007``.
-        index: the trial's number, from 0.
-        config: the searcher's suggestion, or the scheduler's replacement of it.
-        directory: the name of the run's directory inside the experiment's.
-        status: ``PENDING``, ``RUNNING``, ``PAUSED``, ``TERMINATED`` or ``ERROR``.
-        last_result: the newest row; of a trial that is over, only the values that tables show.
-        checkpoint: the newest committed checkpoint.
-        error: why the trial failed, in one line.
-        begun: whether the run's directory exists.
-        reports: the number of reports.
-    """
-
-    __slots__ = (
-        "begun",
-        "checkpoint",
-        "config",
-        "directory",
-        "error",
-        "evaluated_params",
-        "experiment_tag",
-        "index",
-        "last_result",
-        "path",
-        "reports",
-        "status",
-        "trainable_name",
-        "trial_id",
-    )
-
-    def __init__(
-        self,
-        trial_id: str,
-        index: int,
-        config: dict[str, Any],
-        *,
-        trainable_name: str,
-        experiment_tag: str,
-        evaluated_params: dict[str, Any],
-        directory: str,
-        path: str,
-    ) -> None:
-        self.trial_id = trial_id
-        self.index = index
-        self.config = config
-        self.trainable_name = trainable_name
-        self.experiment_tag = experiment_tag
-        self.evaluated_params = evaluated_params
-        self.directory = directory
-        self.path = path
-        self.status: TrialStatus = "PENDING"
-        self.last_result: dict[str, Any] = {}
-        self.checkpoint: Checkpoint | None = None
-        self.error: str | None = None
-        self.begun = False
-        self.reports = 0
+    trial_id: str
+    """Unique in the experiment and the same after a restore: ``4913f_00007``."""
+    index: int
+    """The trial's number, from 0."""
+    config: dict[str, Any]
+    """The searcher's suggestion, or the scheduler's replacement of it."""
+    _: KW_ONLY
+    trainable_name: str
+    experiment_tag: str
+    evaluated_params: dict[str, Any]
+    directory: str
+    """The name of the run's directory inside the experiment's."""
+    path: str
+    status: TrialStatus = field(default="PENDING", init=False)
+    last_result: dict[str, Any] = field(default_factory=dict, init=False)
+    """The newest row; of a trial that is over, only the values that tables show."""
+    checkpoint: Checkpoint | None = field(default=None, init=False)
+    """The newest committed checkpoint."""
+    error: str | None = field(default=None, init=False)
+    """Why the trial failed, in one line."""
+    begun: bool = field(default=False, init=False)
+    """Whether the run's directory exists."""
+    reports: int = field(default=0, init=False)
 
     @property
     def over(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.console import Display
+from lockstep.console.warn_once import WarnOnce
 from lockstep.metrics import AUTOMATIC_KEYS, look_up
 from lockstep.tune.experiment.trial import Trial
 
@@ -13,17 +14,16 @@ __all__ = ["Notices"]
 
 
 class Notices:
-    """Messages on a display. ``once`` and ``problem`` may be called from any thread."""
+    """Messages on a display. ``once`` and ``problem`` may be called from any thread.
+
+    Attributes:
+        once: shows a warning, the first time that there is one of its kind.
+    """
 
     def __init__(self, display: Display) -> None:
         self._display = display
-        self._warned: set[str] = set()
-
-    def once(self, kind: str, text: str) -> None:
-        """Show a warning, the first time that this kind of warning is given."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            self._display.message(text, "warning")
+        self.once = WarnOnce(display)
+        self._metric_checked = False
 
     def problem(self, trial: Trial, text: str | None) -> None:
         """Show what went wrong with a trial's files; None: nothing did."""
@@ -56,9 +56,9 @@ class Notices:
 
     def check_metric(self, metric: str | Sequence[str] | None, row: Mapping[str, Any]) -> None:
         """Warn if the first report lacks the metric that is searched for."""
-        if metric is None or "metric" in self._warned:
+        if metric is None or self._metric_checked:
             return
-        self._warned.add("metric")
+        self._metric_checked = True
         names = [metric] if isinstance(metric, str) else metric
         missing = [name for name in names if look_up(row, name) is None]
         if missing:

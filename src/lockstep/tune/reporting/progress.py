@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.checks import is_number
 from lockstep.console.experiment import ExperimentStatus, TrialLine
-from lockstep.metrics import AUTOMATIC_KEYS, look_up
+from lockstep.metrics import AUTOMATIC_KEYS, first_of, look_up
 from lockstep.tune.experiment.trial import Trial
 from lockstep.tune.tune_config import TuneConfig
 
@@ -31,7 +31,7 @@ class ExperimentProgress:
         path: str,
     ) -> None:
         self._metric = tune_config.first_metric
-        self._mode = tune_config.first_mode
+        self._mode = first_of(tune_config.mode)
         self._budget = tune_config.budget_seconds
         self._total = total
         self._name, self._path = name, path

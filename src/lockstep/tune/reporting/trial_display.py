@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockstep.console import Display, RunStatus
+from lockstep.console import Display, SilentDisplay
 from lockstep.console.display import Level
 from lockstep.console.text import ranks_label
 
@@ -15,21 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["TrialDisplay"]
 
 
-class TrialDisplay(Display):
-    """Passes messages and output on. The table belongs to the experiment."""
+class TrialDisplay(SilentDisplay):
+    """Passes messages and output on. The experiment draws the table, so the rest is silent."""
 
     def __init__(self, trial: Trial, display: Display) -> None:
         self._id = trial.trial_id
         self._display = display
-
-    def start(self, status: RunStatus) -> None:
-        """The table is drawn by the experiment."""
-
-    def update(self, status: RunStatus) -> None:
-        """The table is drawn by the experiment."""
-
-    def refresh(self) -> None:
-        """The table is drawn by the experiment."""
 
     def message(self, text: str, level: Level = "info") -> None:
         """Show the line with the trial's id."""
@@ -49,6 +40,3 @@ class TrialDisplay(Display):
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Show the report with the trial's id."""
         self._display.report(index, {"trial": self._id, **metrics})
-
-    def finish(self, status: RunStatus) -> None:
-        """The table is drawn by the experiment."""

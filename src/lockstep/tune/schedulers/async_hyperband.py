@@ -8,8 +8,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.checks import check_int
-from lockstep.tune.schedulers.scoring import check_positive, quantile, read_score, read_time
+from lockstep.checks import check_int, check_positive
+from lockstep.tune.schedulers.scoring import quantile, read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
 
 __all__ = ["ASHAScheduler", "AsyncHyperBandScheduler"]

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.tune.schedulers.scoring import check_positive, read_score, read_time
+from lockstep.checks import check_positive
+from lockstep.tune.schedulers.scoring import read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
 
 __all__ = ["HyperBandScheduler"]
@@ -107,11 +108,18 @@ class HyperBandScheduler(TrialScheduler):
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any] | None
     ) -> None:
         """Remove the trial: the others do not wait for it any more."""
-        self._leave(tune_controller, trial)
+        bracket = self._bracket_of.pop(trial.trial_id, None)
+        self._ready.pop(trial.trial_id, None)
+        if bracket is None:
+            return
+        del bracket.trials[trial.trial_id]
+        bracket.arrived.pop(trial.trial_id, None)
+        if bracket.complete:
+            self._halve(tune_controller, bracket, current=None)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:
-        """Remove the trial: the others do not wait for it any more."""
-        self._leave(tune_controller, trial)
+        """As for a trial that has finished."""
+        self.on_trial_complete(tune_controller, trial, None)
 
     on_trial_remove = on_trial_error
 
@@ -174,16 +182,6 @@ class HyperBandScheduler(TrialScheduler):
                 self._stopped += 1
                 tune_controller.stop_trial(trial)
         return set(better)
-
-    def _leave(self, tune_controller: TuneController, trial: Any) -> None:
-        bracket = self._bracket_of.pop(trial.trial_id, None)
-        self._ready.pop(trial.trial_id, None)
-        if bracket is None:
-            return
-        del bracket.trials[trial.trial_id]
-        bracket.arrived.pop(trial.trial_id, None)
-        if bracket.complete:
-            self._halve(tune_controller, bracket, current=None)
 
 
 class _Bracket:

@@ -7,11 +7,12 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lockstep.checks import is_number
+from lockstep.checks import check_positive, is_number
 from lockstep.tune.schedulers.explore import check_mutations, explore, fill
-from lockstep.tune.schedulers.scoring import check_positive, read_score, read_time
+from lockstep.tune.schedulers.scoring import read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
 
 __all__ = ["PopulationBasedTraining"]
@@ -76,8 +77,7 @@ class PopulationBasedTraining(TrialScheduler):
             ("quantile_fraction", quantile_fraction, 0.5),
             ("resample_probability", resample_probability, 1.0),
         ):
-            number = is_number(value)
-            if not number or not 0 <= value <= most:
+            if not is_number(value) or not 0 <= value <= most:
                 raise ValueError(f"{owner}({name}={value!r}): expected a number from 0 to {most}.")
         if not perturbation_factors:
             raise ValueError(f"{owner}(perturbation_factors={perturbation_factors!r}): give one.")
@@ -156,11 +156,13 @@ class PopulationBasedTraining(TrialScheduler):
         self, tune_controller: TuneController, trial: Any, result: Mapping[str, Any] | None
     ) -> None:
         """Leave the trial out of comparisons; trials that wait for all do not wait for it."""
-        self._ended(tune_controller, trial)
+        self._members[trial.trial_id].over = True
+        if self._synch and self._all_arrived():
+            self._synchronise(tune_controller)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:
-        """Leave the trial out of comparisons; trials that wait for all do not wait for it."""
-        self._ended(tune_controller, trial)
+        """As for a trial that has finished."""
+        self.on_trial_complete(tune_controller, trial, None)
 
     on_trial_remove = on_trial_error
 
@@ -186,11 +188,6 @@ class PopulationBasedTraining(TrialScheduler):
         if self._population is not None and len(self._members) < self._population:
             return True
         return any(t.status in ("PENDING", "PAUSED") for t in tune_controller.get_live_trials())
-
-    def _ended(self, tune_controller: TuneController, trial: Any) -> None:
-        self._members[trial.trial_id].over = True
-        if self._synch and self._all_arrived():
-            self._synchronise(tune_controller)
 
     def _arrive(self, tune_controller: TuneController, member: _Member) -> Decision:
         if member.reached < self._next_sync:
@@ -257,18 +254,18 @@ class PopulationBasedTraining(TrialScheduler):
         return random.Random("/".join(map(str, (self._seed, *key))))
 
 
+@dataclass(eq=False)
 class _Member:
     """A trial of the population."""
 
-    def __init__(self, number: int, trial: Any) -> None:
-        self.number = number
-        self.trial = trial
-        self.reached = 0.0
-        self.iteration = 0
-        self.current = 0.0
-        self.score: float | None = None
-        self.perturbed_at = 0.0
-        self.over = False
+    number: int
+    trial: Any
+    reached: float = 0.0
+    iteration: int = 0
+    current: float = 0.0
+    score: float | None = None
+    perturbed_at: float = 0.0
+    over: bool = False
 
 
 def _policy_file(directory: str, trial_id: str) -> str:

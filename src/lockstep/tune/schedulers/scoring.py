@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.checks import is_number
 from lockstep.metrics import look_up
 
-__all__ = ["check_positive", "quantile", "read_score", "read_time"]
+__all__ = ["quantile", "read_score", "read_time"]
 
 
 def quantile(ordered: list[float], share: float) -> float:
@@ -38,9 +38,3 @@ def read_score(result: Mapping[str, Any], metric: str | None, mode: str | None) 
     if math.isnan(value):
         return -math.inf
     return float(value) if mode == "max" else -float(value)
-
-
-def check_positive(owner: str, name: str, value: object) -> None:
-    """Raise unless the value is a finite number above 0."""
-    if not is_number(value) or not 0 < value < math.inf:
-        raise ValueError(f"{owner}({name}={value!r}): expected a finite number above 0.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 import zlib
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from lockstep.checks import check_seed
 from lockstep.metrics import look_up
 from lockstep.tune.search.basic_variant import check_points
-from lockstep.tune.search.optuna_space import OptunaSpace, open_space
+from lockstep.tune.search.optuna_space import OptunaSpace, open_space, quiet_optuna
 from lockstep.tune.search.searcher import Mode, Searcher
 from lockstep.tune.search.space import has_unresolved
 
@@ -120,13 +119,9 @@ class OptunaSearch(Searcher):
                     self._numbers[trial_id] = trial.number
                     return
         optuna = _import_optuna()
-        samplers = optuna.samplers
-        learns_from_results_only = (
-            samplers.TPESampler,
-            samplers.GPSampler,
-            samplers.RandomSampler,
-        )
-        if not isinstance(self._sampler, learns_from_results_only):
+        known = optuna.samplers
+        results_suffice = (known.TPESampler, known.GPSampler, known.RandomSampler)
+        if not isinstance(self._sampler, results_suffice):
             # The sampler stores data with each trial that it samples, such as a generation. So
             # sample as before; the values are the same if the sampler is deterministic.
             if self._ask(trial_id) == dict(config):
@@ -147,7 +142,7 @@ class OptunaSearch(Searcher):
         usable = not error and all(map(_is_finite, values))
         state = optuna.trial.TrialState.COMPLETE if usable else optuna.trial.TrialState.FAIL
         _, study = self._opened()
-        with _quiet():
+        with quiet_optuna():
             study.tell(number, values if usable else None, state=state, skip_if_finished=True)
 
     @property
@@ -172,7 +167,7 @@ class OptunaSearch(Searcher):
         number = len(self._numbers)
         for generator in _generators(self._sampler):
             generator.seed(zlib.crc32(f"{self._seed}/{number}".encode()))
-        with _quiet():
+        with quiet_optuna():
             trial = study.ask()
             self._numbers[trial_id] = trial.number
             if self._storage is not None:
@@ -184,7 +179,7 @@ class OptunaSearch(Searcher):
         self._numbers.clear()
         modes = self._mode if isinstance(self._mode, (list, tuple)) else [self._mode]
         modes = list(modes) * (len(self._metrics) if len(modes) == 1 else 1)
-        with _quiet():
+        with quiet_optuna():
             self._study = optuna.create_study(
                 storage=self._storage,
                 sampler=self._sampler,
@@ -227,18 +222,6 @@ def _import_optuna() -> Any:
             "OptunaSearch needs Optuna, which is not installed: pip install 'lockstep[optuna]'."
         ) from None
     return optuna
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress Optuna's log lines about new studies and fixed parameters."""
-    logging = _import_optuna().logging
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _generators(sampler: Any, seen: set[int] | None = None) -> Iterator[Any]:

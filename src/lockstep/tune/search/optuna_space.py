@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from statistics import NormalDist
 from typing import Any, Protocol
 
@@ -16,12 +17,11 @@ from lockstep.tune.search.sample import (
     Normal,
     quantise,
 )
-from lockstep.tune.search.space import Path, Space, contains, has_unresolved, is_grid
+from lockstep.tune.search.space import Path, Space, children, contains, has_unresolved, is_grid
 
-__all__ = ["OptunaSpace", "open_space"]
+__all__ = ["OptunaSpace", "open_space", "quiet_optuna"]
 
 _PRIMITIVE = (str, bool, int, float, type(None))
-_MISSING = object()
 _EDGE = 1e-6
 
 
@@ -111,7 +111,7 @@ class _OfDomains:
     def __init__(self, space: Mapping[str, Any]) -> None:
         self._space = Space(space)
         self._root = space
-        _check_gridless(space, ())
+        _check_gridless(dict(space), ())
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         """Suggest a value for each domain; for one inside a choice, only if it is chosen."""
@@ -131,8 +131,6 @@ class _OfDomains:
         distributions: dict[str, Any] = {}
 
         def collect(path: Path, given: Any, node: Any) -> None:
-            if given is _MISSING:
-                return
             if isinstance(node, Function) or not has_unresolved(node):
                 return
             if isinstance(node, Domain):
@@ -148,19 +146,31 @@ class _OfDomains:
                 if isinstance(node, Categorical):
                     index = _category(node, given)
                     collect((*path, index), given, node.categories[index])
-            elif isinstance(node, Mapping):
-                for key, child in node.items():
-                    inside = given.get(key, _MISSING) if isinstance(given, Mapping) else _MISSING
-                    collect((*path, key), inside, child)
-            else:
-                for index, child in enumerate(node):
-                    inside = given[index] if index < len(given) else _MISSING
-                    collect((*path, index), inside, child)
+                return
+            for key, child in children(node):
+                try:
+                    inside = given[key]
+                except (KeyError, IndexError, TypeError):
+                    continue  # a part of a config may lack it
+                collect((*path, key), inside, child)
 
         if strict:
             _check_known(config, self._root)
         collect((), config, dict(self._root))
         return parameters, distributions
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Suppress Optuna's log lines about new studies and fixed parameters."""
+    from optuna import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _suggest(trial: Any, name: str, distribution: Any) -> Any:
@@ -240,12 +250,8 @@ def _check_gridless(node: Any, path: Path) -> None:
             f"OptunaSearch cannot search the grid_search at {_name(path)!r}; make it a "
             "tune.choice, or leave search_alg out."
         )
-    if isinstance(node, Mapping):
-        for key, child in node.items():
-            _check_gridless(child, (*path, key))
-    elif isinstance(node, (list, tuple)):
-        for index, child in enumerate(node):
-            _check_gridless(child, (*path, index))
+    for key, child in children(node):
+        _check_gridless(child, (*path, key))
 
 
 def _check_known(config: Mapping[str, Any], space: Mapping[str, Any]) -> None:

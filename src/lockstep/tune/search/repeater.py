@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lockstep.checks import check_int
@@ -101,15 +102,15 @@ class Repeater(WrappedSearcher):
         return config
 
 
+@dataclass
 class _Group:
     """The trials of one config."""
 
-    def __init__(self, first: str, config: dict[str, Any]) -> None:
-        self.first = first
-        self.config = config
-        self.joined = 0
-        self.ended = 0
-        self.results: list[Mapping[str, Any]] = []
+    first: str
+    config: dict[str, Any]
+    joined: int = 0
+    ended: int = 0
+    results: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 def _mean(results: list[Mapping[str, Any]], metric: str) -> float | None:

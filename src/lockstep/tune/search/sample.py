@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.checks import is_int, is_number
+from lockstep.checks import is_finite, is_int
 
 __all__ = [
     "Categorical",
@@ -86,7 +86,7 @@ class Float(Domain):
 
     def is_valid(self, value: Any) -> bool:
         """Whether the value is a number within the bounds."""
-        return _is_number(value) and self.lower <= value <= self.upper
+        return is_finite(value) and self.lower <= value <= self.upper
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Integer(Domain):
 
     def is_valid(self, value: Any) -> bool:
         """Whether the value is an integer within the bounds."""
-        return _is_number(value) and value == int(value) and self.lower <= value <= self.upper
+        return is_finite(value) and value == int(value) and self.lower <= value <= self.upper
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Normal(Domain):
 
     def is_valid(self, value: Any) -> bool:
         """Whether the value is a number."""
-        return _is_number(value)
+        return is_finite(value)
 
 
 @dataclass(frozen=True)
@@ -295,13 +295,9 @@ def _listed(function: str, name: str, values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _is_number(value: object) -> bool:
-    return is_number(value) and math.isfinite(value)
-
-
 def _check_number(function: str, name: str, value: object, integer: bool = False) -> None:
     expected = "an integer" if integer else "a finite number"
-    if not _is_number(value) or (integer and value != int(value)):  # type: ignore[call-overload]
+    if not is_finite(value) or (integer and value != int(value)):
         raise TypeError(f"tune.{function}({name}={value!r}): expected {expected}.")
 
 

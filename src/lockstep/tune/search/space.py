@@ -20,6 +20,7 @@ __all__ = [
     "Draw",
     "Path",
     "Space",
+    "children",
     "contains",
     "evaluated_params",
     "experiment_tag",
@@ -46,7 +47,7 @@ def has_unresolved(node: object) -> bool:
     """Whether the node contains a domain or a grid anywhere."""
     if isinstance(node, Domain) or is_grid(node):
         return True
-    return any(has_unresolved(child) for _, child in _children(node))
+    return any(has_unresolved(child) for _, child in children(node))
 
 
 def contains(node: Any, value: Any) -> bool:
@@ -127,7 +128,7 @@ class Space:
                         "size; make the choice a grid_search, too."
                     )
         else:
-            for key, child in _children(node):
+            for key, child in children(node):
                 total *= self._count(child, (*path, key))
         if not gridless:
             self._counts[id(node)] = total
@@ -272,12 +273,12 @@ def experiment_tag(number: int, param_space: Any, config: Mapping[str, Any]) -> 
 def _varied(space: Any, config: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if config is space:
         return
-    children = list(_children(config))
-    if not children:
+    parts = list(children(config))
+    if not parts:
         if path and (space is _MISSING or has_unresolved(space) or not _same(space, config)):
             yield path, config
         return
-    for key, child in children:
+    for key, child in parts:
         try:
             below = _MISSING if isinstance(space, Domain) or is_grid(space) else space[key]
         except (KeyError, IndexError, TypeError):
@@ -292,7 +293,8 @@ def _same(one: Any, other: Any) -> bool:
         return one is other
 
 
-def _children(node: Any) -> Iterator[tuple[Any, Any]]:
+def children(node: Any) -> Iterator[tuple[Any, Any]]:
+    """(key, value) of a dict, (index, value) of a list or tuple; nothing of other values."""
     if isinstance(node, dict):
         yield from node.items()
     elif isinstance(node, (list, tuple)):
@@ -307,7 +309,7 @@ def _like(node: Any, items: list[Any]) -> Any:
 
 
 def _contains_grid(node: Any) -> bool:
-    return is_grid(node) or any(_contains_grid(child) for _, child in _children(node))
+    return is_grid(node) or any(_contains_grid(child) for _, child in children(node))
 
 
 def _name(path: Path) -> str:

@@ -1,0 +1,133 @@
+"""Parquet files: rows, columns, filters, and errors that name the file and the column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+
+import lockstep.data
+from lockstep.data import Dataset
+from lockstep.errors import StorageError
+from tests.data.datasets import column
+
+
+def test_rows_columns_and_row_groups(tmp_path: Path) -> None:
+    table = pa.table({"x": range(10), "y": [str(i) for i in range(10)], "z": [0.5] * 10})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    dataset = lockstep.data.read_parquet(tmp_path)
+    assert (dataset.count(), dataset.num_blocks()) == (10, 3)
+    assert dataset.to_arrow().equals(table)
+    assert dataset.schema().equals(table.schema)
+    assert lockstep.data.read_parquet(tmp_path, columns=["z", "x"]).columns() == ["z", "x"]
+    assert dataset.select_columns(["y"]).take(1) == [{"y": "0"}]
+
+
+def test_only_the_columns_asked_for_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"x": [1], "y": [2], "z": [3]}), tmp_path / "a.parquet")
+    asked = []
+    read = pq.ParquetFile.read_row_group
+
+    def listening(self: Any, group: int, columns: Any = None, **options: Any) -> Any:
+        asked.append(columns)
+        return read(self, group, columns=columns, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", listening)
+    dataset = lockstep.data.read_parquet(tmp_path).rename_columns({"z": "a"})
+    assert dataset.drop_columns("x").select_columns(["a"]).take_all() == [{"a": 3}]
+    train, _ = dataset.union(dataset).train_test_split(1)
+    assert train.select_columns("y").take_all() == [{"y": 2}]
+    assert asked == [["z"], ["y"]]
+
+
+def test_a_filter_and_columns_read_no_other_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    table = pa.table({"x": range(5), "y z": range(5), "w": range(5), "s": [{"a": 1}] * 5})
+    pq.write_table(table, tmp_path / "a.parquet")
+    asked = []
+    read = pq.ParquetFile.read_row_group
+
+    def listening(self: Any, group: int, columns: Any = None, **options: Any) -> Any:
+        asked.append(columns)
+        return read(self, group, columns=columns, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", listening)
+    few = lockstep.data.read_parquet(tmp_path, columns=["w"], filters="x > 3")
+    assert few.take_all() == [{"w": 4}]
+    spaced = lockstep.data.read_parquet(tmp_path).filter(expr=pc.field("y z") > 2)
+    assert spaced.filter(expr="x < 4").select_columns(["x"]).take_all() == [{"x": 3}]
+    nested = lockstep.data.read_parquet(tmp_path).filter(expr=pc.field("s", "a") == 1)
+    assert nested.select_columns(["x"]).count() == 5
+    assert nested.select_columns(["x"]).take(1) == [{"x": 0}]
+    assert asked == [["x", "w"], ["x", "y z"], table.column_names]
+
+
+def test_filters(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"x": range(100), "k": ["a", "b"] * 50}), tmp_path / "a", row_group_size=10
+    )
+
+    def found(filters: Any) -> Dataset:
+        return lockstep.data.read_parquet(tmp_path / "a", filters=filters, columns=["x"])
+
+    few = found("x >= 95 and k == 'a'")
+    assert few.num_blocks() == 1  # the statistics rule out the other nine
+    assert column(few, "x") == [96, 98]
+    assert few.count() == 2
+    assert column(found(pc.field("x") < 2), "x") == [0, 1]
+    assert column(found([("x", "<", 30), ("k", "in", {"b"})]), "x") == list(range(1, 30, 2))
+    assert column(found("x < 0"), "x") == []
+    with pytest.raises(ValueError, match="does not fit the columns x, k"):
+        found("q > 3")
+
+
+def test_files_that_differ(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1], "y": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [1], "y": ["1"]}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "c.parquet")
+    dataset = lockstep.data.read_parquet([tmp_path / "a.parquet", tmp_path / "b.parquet"])
+    with pytest.raises(
+        ValueError, match=r"'y' is string in '.*b.parquet' but int64 in '.*a.parquet'"
+    ):
+        dataset.count()
+    dataset = lockstep.data.read_parquet([tmp_path / "c.parquet", tmp_path / "a.parquet"])
+    with pytest.raises(ValueError, match=r"'y' is int64 in '.*a.parquet' but missing in"):
+        dataset.prepare(1)
+    assert lockstep.data.read_parquet(tmp_path, columns=["x"]).count() == 3
+
+
+def test_a_missing_column(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1], "y": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(KeyError, match=r"a.parquet' has no column 'q'; it has x, y"):
+        lockstep.data.read_parquet(tmp_path, columns=["q"])
+    with pytest.raises(KeyError, match="there is no column 'q'; there are x, y"):
+        lockstep.data.read_parquet(tmp_path).select_columns(["q"])
+
+
+def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_text("no")
+    with pytest.raises(
+        StorageError, match=r"Could not read '.*a.parquet': .*smaller than the minimum"
+    ):
+        lockstep.data.read_parquet(tmp_path)
+
+
+def test_a_file_that_is_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.random.default_rng(0).random(10_000)}), file)
+    data = bytearray(file.read_bytes())
+    data[4:2000] = bytes(1996)
+    file.write_bytes(data)
+    with pytest.raises(StorageError, match=r"Could not read '.*a.parquet'"):
+        list(lockstep.data.read_parquet(file).iter_batches())

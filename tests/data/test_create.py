@@ -1,0 +1,141 @@
+"""Datasets of data in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.fs
+import pytest
+
+import lockstep.data
+from tests.data.datasets import column
+
+
+def test_items() -> None:
+    assert lockstep.data.from_items([1, 2]).take_all() == [{"item": 1}, {"item": 2}]
+    rows = [{"a": 1, "b": "x"}, {"a": 2}]
+    assert lockstep.data.from_items(rows).take_all() == [rows[0], {"a": 2, "b": None}]
+    assert lockstep.data.from_items(range(100), override_num_blocks=7).num_blocks() == 7
+    assert lockstep.data.from_items([]).count() == 0
+    arrays = lockstep.data.from_items([{"x": np.zeros((2, 2))}] * 3)
+    assert arrays.take_batch(3)["x"].shape == (3, 2, 2)
+    with pytest.raises(ValueError, match="override_num_blocks=0"):
+        lockstep.data.from_items([1], override_num_blocks=0)
+
+    with pytest.raises(ValueError, match=r"from_items, column 'b': Could not convert 'x'"):
+        lockstep.data.from_items([{"a": 1, "b": 1}, {"a": 1, "b": "x"}])
+    assert lockstep.data.from_items(range(9), parallelism=3).num_blocks() == 3
+
+
+def test_pandas() -> None:
+    import pandas as pd
+
+    with pytest.raises(ValueError, match=r"from_pandas, column 'b': Could not convert 'x'"):
+        lockstep.data.from_pandas(pd.DataFrame({"a": [1, 2], "b": [1, "x"]}))
+    with pytest.raises(TypeError, match=r"from_pandas\(\) got 3; give a data frame"):
+        lockstep.data.from_pandas([3])  # type: ignore[list-item]
+    frame = pd.DataFrame({"x": [1, 2], "s": ["a", None]}, index=[5, 6])
+    dataset = lockstep.data.from_pandas(frame)
+    pd.testing.assert_frame_equal(dataset.to_pandas(), frame.reset_index(drop=True))
+    assert lockstep.data.from_pandas([frame, frame]).count() == 4
+    with pytest.raises(ValueError, match="Table 1 has the columns y, and table 0 has x, s"):
+        lockstep.data.from_pandas([frame, pd.DataFrame({"y": [1]})])
+    with pytest.raises(ValueError, match="give at least one data frame"):
+        lockstep.data.from_pandas([])
+
+
+def test_arrow_without_a_copy() -> None:
+    table = pa.table({"x": np.arange(1000)})
+
+    class Frame:
+        """A frame of another library."""
+
+        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+            return table.__arrow_c_stream__(requested_schema)
+
+    address = table["x"].chunk(0).buffers()[1].address
+    for given in (table, Frame(), table.to_batches()[0], [table], table.to_reader()):
+        got = lockstep.data.from_arrow(given).take_batch(1000, batch_format="pyarrow")
+        assert got["x"].chunk(0).buffers()[1].address == address
+        assert got.equals(table)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert lockstep.data.from_arrow(sink.getvalue().to_pybytes()).count() == 1000
+    with pytest.raises(TypeError, match="from_arrow\\(\\) got a int"):
+        lockstep.data.from_arrow(3)
+
+
+def test_arrow_views_are_made_plain() -> None:
+    if not hasattr(pa, "string_view"):
+        pytest.skip("this Arrow has no views")
+    views = pa.array(["a", None, "b"], pa.string_view())
+    dataset = lockstep.data.from_arrow(pa.table({"s": views, "x": [1, 2, 3]}))
+    assert [str(field.type) for field in dataset.schema()] == ["large_string", "int64"]
+    assert dataset.sort("s", descending=True).take(1) == [{"s": "b", "x": 3}]
+    assert dataset.filter(expr="s == 'a'").count() == 1
+
+
+def test_numpy() -> None:
+    array = np.arange(12.0).reshape(4, 3)
+    np.testing.assert_array_equal(lockstep.data.from_numpy(array).to_numpy("data"), array)
+    both = lockstep.data.from_numpy([array, array])
+    assert both.to_numpy("data").shape == (8, 3)
+    named = lockstep.data.from_numpy({"a": array, "b": np.arange(4)})
+    assert named.take(1)[0]["b"] == 0
+    with pytest.raises(ValueError, match=r"different lengths: \{'a': 4, 'b': 3\}"):
+        lockstep.data.from_numpy({"a": array, "b": np.arange(3)})
+
+
+def test_ranges() -> None:
+    assert lockstep.data.range(3).take_all() == [{"id": 0}, {"id": 1}, {"id": 2}]
+    assert lockstep.data.range(100, override_num_blocks=8).num_blocks() == 8
+    assert lockstep.data.range(0).count() == 0
+    batch = lockstep.data.range_tensor(3, shape=(2, 2)).take_batch(3)["data"]
+    np.testing.assert_array_equal(batch, np.arange(3)[:, None, None] * np.ones((1, 2, 2)))
+    with pytest.raises(ValueError, match=r"range\(-1\)"):
+        lockstep.data.range(-1)
+
+
+def test_torch() -> None:
+    import torch
+    from torch.utils.data import Dataset as TorchDataset
+    from torch.utils.data import IterableDataset, TensorDataset
+
+    x, y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+    dataset = lockstep.data.from_torch(TensorDataset(x, y))
+    batch = next(iter(dataset.iter_torch_batches(batch_size=6)))
+    assert torch.equal(batch["item_0"], x)
+    assert torch.equal(batch["item_1"], y)
+
+    class Dicts(TorchDataset[dict[str, int]]):
+        def __len__(self) -> int:
+            return 3000
+
+        def __getitem__(self, place: int) -> dict[str, int]:
+            return {"x": place}
+
+    dataset = lockstep.data.from_torch(Dicts())
+    assert (dataset.count(), dataset.num_blocks()) == (3000, 3)
+    assert column(dataset, "x") == list(range(3000))
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(5))
+
+    assert column(lockstep.data.from_torch(Stream()), "item") == list(range(5))
+
+
+def test_huggingface() -> None:
+    datasets = pytest.importorskip("datasets")
+    source = datasets.Dataset.from_dict({"x": list(range(10))})
+    assert column(lockstep.data.from_huggingface(source), "x") == list(range(10))
+    chosen = source.select([3, 1])
+    assert column(lockstep.data.from_huggingface(chosen), "x") == [3, 1]
+    assert lockstep.data.from_huggingface(source, parallelism=4, concurrency=2).num_blocks() == 4
+    assert lockstep.data.from_huggingface(chosen, parallelism=2).num_blocks() == 2
+    with pytest.raises(ValueError, match="choose one of them"):
+        lockstep.data.from_huggingface(datasets.DatasetDict({"train": source}))
