@@ -110,7 +110,6 @@ def _runs_named(root: Storage, text: str) -> Iterator[Storage]:
 
 def _remote_runs(text: str) -> Iterator[Storage]:
     """Runs on remote storage whose driver is on this machine, with a local journal."""
-
     for directory in Path(tempfile.gettempdir()).glob(f"{SPOOL_PREFIX}*"):
         storage = open_storage(directory)
         try:
@@ -169,7 +168,6 @@ def _stack(text: str) -> int:
 
 def _driver_records(storage: Storage) -> tuple[str, RunRecords]:
     """The local directory of a run's driver, with its logs, and the journal in it."""
-
     records = RunRecords(storage)
     if storage.is_local or records.end is not None:
         return storage.root, records
@@ -207,7 +205,6 @@ def _hosts(records: RunRecords) -> str:
 
 class _Log:
     """The new lines of a rank's log, from now on."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._start = path.stat().st_size if path.exists() else 0
