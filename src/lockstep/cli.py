@@ -205,6 +205,7 @@ def _hosts(records: RunRecords) -> str:
 
 class _Log:
     """The new lines of a rank's log, from now on."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._start = path.stat().st_size if path.exists() else 0

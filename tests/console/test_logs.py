@@ -143,6 +143,17 @@ def test_ranks_that_disagree_on_the_order_keep_their_own() -> None:
     assert out == [Line((0,), "a"), Line((0, 1), "b"), Line((1,), "a")]
 
 
+def test_a_line_whose_ranks_were_all_shown_separately_is_not_shown_again() -> None:
+    collapser = LineCollapser(4)
+    written = [(2, "X"), (0, "W"), (0, "X"), (1, "V"), (1, "W"), (0, "V"), (2, "V")]
+    shown = [line for rank, text in written for line in collapser.feed(rank, text, 0.0)]
+    shown += collapser.flush(math.inf)
+    assert all(line.ranks for line in shown)
+    for rank in range(3):
+        own = [text for of, text in written if of == rank]
+        assert [line.text for line in shown if rank in line.ranks] == own
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_nothing_is_lost_reordered_or_late(seed: int) -> None:
     rng = random.Random(seed)

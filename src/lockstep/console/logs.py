@@ -167,8 +167,9 @@ class LineCollapser:
             else:
                 stack.pop()
                 self._remove(waiting)
-                shown.append(Line(tuple(sorted(waiting.ranks)), waiting.text))
-                waiting.ranks = []
+                if waiting.ranks:  # else each of its ranks was shown separately
+                    shown.append(Line(tuple(sorted(waiting.ranks)), waiting.text))
+                    waiting.ranks = []
         while self._oldest and not self._oldest[0].ranks:
             self._oldest.popleft()
 

@@ -68,9 +68,9 @@ class _Lines:
 class TerminalDisplay(ProgressDisplay):
     """One panel, redrawn in place at most five times a second.
 
-    Lines are buffered and printed above the panel with the next redraw, so many lines of a worker
-    cost one redraw. What the driver's own code prints appears above the panel, too. While another
-    run of this process shows its panel, this display writes plain lines above that panel.
+    Lines are buffered and printed above the panel with the next redraw: a thousand lines of a
+    worker cost one redraw. What the driver's own code prints appears above the panel, too. While
+    another run of this process shows its panel, this display writes plain lines above that panel.
     """
 
     interval_s = 0.2

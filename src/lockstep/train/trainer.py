@@ -117,17 +117,17 @@ class DataParallelTrainer(BaseTrainer):
 
     Args:
         train_loop_per_worker: the training function, with no argument or one, the config.
-        train_loop_config: handed to the function, as it is (a dict with attributes stays one);
+        train_loop_config: passed to the function; a dict class with attributes keeps its class.
             ``{}`` by default.
         backend_config: the framework to set up between workers; none by default.
         scaling_config: how many workers, with what; one by default.
-        run_config: where the run lives and how it behaves.
-        datasets: names to what ``get_dataset_shard(name)`` gives each worker its share of:
-            datasets of lockstep, Ray Data, Hugging Face or torch, pandas frames, Arrow tables, or
-            functions that return one, called by ``fit``.
-        dataset_config: how they are shared out: a ``DataConfig``, or names to ``DatasetConfig``.
-        metadata: kept for ``get_context().get_metadata()``.
-        resume_from_checkpoint: what ``get_checkpoint()`` returns at the beginning.
+        run_config: the run's storage, name, failure handling and callbacks.
+        datasets: by name; ``get_dataset_shard(name)`` returns a worker's shard. Datasets of
+            lockstep, Ray Data, Hugging Face or torch, pandas frames, Arrow tables, or functions
+            that return one, which ``fit`` calls.
+        dataset_config: how datasets are sharded: a ``DataConfig``, or a ``DatasetConfig`` by name.
+        metadata: returned by ``get_context().get_metadata()``.
+        resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 

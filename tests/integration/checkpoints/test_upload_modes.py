@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lockstep import train
 from lockstep.errors import CheckpointError, StorageError
 from lockstep.jobs import JobThread
 from lockstep.records import RunRecords
+from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import MANIFEST
 from lockstep.storage import local, open_storage
 from lockstep.train import (
@@ -27,6 +29,7 @@ from lockstep.train import (
     Result,
     UserCallback,
 )
+from lockstep.train.record.run import Run
 from tests.integration.runs import failure, fit
 
 SYNC, ASYNC, NO_UPLOAD = (
@@ -464,6 +467,44 @@ def test_in_process(mode: CheckpointUploadMode) -> None:
     result = fit(train_func, workers=0)
     assert [content(checkpoint) for checkpoint, _ in result.best_checkpoints] == list("0123")
     assert [metrics["n"] for _, metrics in result.best_checkpoints] == [0, 1, 2, 3]
+
+
+def test_async_in_process_is_committed_while_the_function_runs() -> None:
+    def train_func() -> None:
+        for n in range(4):
+            checkpoint = directory(str(n))
+            train.report({"n": n}, checkpoint=checkpoint, checkpoint_upload_mode=ASYNC)
+        patience = time.monotonic() + 10
+        while not here("checkpoint_000003").exists() and time.monotonic() < patience:
+            time.sleep(0.01)
+            train.report({"n": 4})
+        train.report({"n": 5, "exists": here("checkpoint_000003").exists()})
+
+    assert fit(train_func, workers=0, checkpoint_config=CheckpointConfig(1)).metrics["exists"]
+
+
+def test_no_report_waits_until_old_checkpoints_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned = tmp_path / "returned"
+    waited: list[bool] = []
+
+    def train_func() -> None:
+        for n in range(3):
+            train.report({"n": n}, checkpoint=directory(str(n)))
+        returned.touch()
+
+    def delete(run: Run, record: CheckpointRecord) -> None:
+        patience = time.monotonic() + 10
+        while not returned.exists() and time.monotonic() < patience:
+            time.sleep(0.01)
+        waited.append(not returned.exists())
+        run.storage.unpublish(record.name)
+
+    monkeypatch.setattr(Run, "delete", delete)
+    result = fit(train_func, workers=1, checkpoint_config=CheckpointConfig(1))
+    assert waited == [False, False]
+    assert [content(checkpoint) for checkpoint, _ in result.best_checkpoints] == ["2"]
 
 
 # ------------------------------------------------------------------------------------- NO_UPLOAD

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep import train, tune
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, StopConditionError
 from lockstep.storage import open_storage
 from lockstep.train import (
     Checkpoint,
@@ -152,6 +152,41 @@ class RaisesAtStopAll(Stopper):
 def test_a_stopper_that_raises_is_named() -> None:
     with pytest.raises(LockstepError, match="the stop condition raised OSError: on purpose"):
         fit(one_report, run={"stop": RaisesAtStopAll()})
+
+
+class RaisesAtStopAllLater(RaisesAtStopAll):
+    """Broken from the first report on."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.seen += 1
+        return False
+
+    def stop_all(self) -> bool:
+        return super().stop_all() if self.seen else False
+
+
+def test_a_stopper_that_raises_at_a_report_fails_the_trial() -> None:
+    grid = fit(one_report, run={"stop": RaisesAtStopAllLater()})
+    assert isinstance(grid[0].error, StopConditionError)
+    assert str(grid[0].error) == "RunConfig(stop=…) raised OSError: on purpose."
+
+
+class ChangesResults(FIFOScheduler):
+    """Writes into what it is given."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> Any:
+        result["of_the_scheduler"] = result.pop("x")
+        return self.CONTINUE
+
+
+def test_a_scheduler_that_changes_a_result_changes_nothing_else() -> None:
+    grid = fit(one_report, {"x": 1}, scheduler=ChangesResults())
+    header = Path(grid[0].path, "progress.csv").read_text().splitlines()[0].split(",")
+    assert "x" in header
+    assert "of_the_scheduler" not in header
 
 
 # --------------------------------------------------------------------------------- what is returned

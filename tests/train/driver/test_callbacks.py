@@ -180,18 +180,18 @@ def test_a_failed_run_ends_with_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "restored", "told"),
+    ("checkpoint", "restored", "warned"),
     [(CHECKPOINT, True, True), (CHECKPOINT, False, False), (None, True, False)],
 )
 def test_a_restored_run_is_told_so(
-    checkpoint: Checkpoint | None, restored: bool, told: bool
+    checkpoint: Checkpoint | None, restored: bool, warned: bool
 ) -> None:
     recorder = Recorder()
     dispatcher = CallbackDispatcher([recorder], pytest.fail, 30.0)
     trial = TrialSnapshot("4913f_00000", "TorchTrainer", "/results/run", checkpoint=checkpoint)
     dispatcher.start(trial, CONTEXT, restored=restored)
     dispatcher.close()
-    assert recorder.hooks == ["setup", "start", *(["restore"] if told else [])]
+    assert recorder.hooks == ["setup", "start", *(["restore"] if warned else [])]
 
 
 def test_a_user_callback_sees_every_rank() -> None:

@@ -25,7 +25,7 @@ def test_a_warning_once_then_the_timeout() -> None:
     fatal = watch.stuck(state(), 8.0)
     assert fatal is not None
     assert fatal.fatal
-    assert fatal.told
+    assert fatal.warned
 
 
 def test_a_report_that_moves_starts_the_clock_again() -> None:

@@ -806,11 +806,11 @@ class TestResize:
         machine.run()
         assert machine.row(1) == [e.Answer((0,), False, self.resize)]
 
-    @pytest.mark.parametrize("told", [True, False])
-    def test_room_that_is_gone_again(self, told: bool) -> None:
+    @pytest.mark.parametrize("warned", [True, False])
+    def test_room_that_is_gone_again(self, warned: bool) -> None:
         machine = Machine(1, sizes=(1, 2), capacity=1).run()
         machine.feed(e.CapacityChanged(2))
-        if told:
+        if warned:
             machine.row(1)
         machine.feed(e.CapacityChanged(1))
         assert machine.row(2, SYNC)[-1] == e.Answer((0,), False)

@@ -15,7 +15,7 @@ __all__ = ["CallbackState"]
 
 
 class CallbackState:
-    """One callback's state. ``number`` tells callbacks of the same class apart.
+    """One callback's state. ``number`` distinguishes callbacks of the same class.
 
     Kept after each checkpoint, at the end of a trial and at the end of all, from the callback's own
     thread: what a restored run starts with is usually as new as its checkpoint, older if the

@@ -336,6 +336,16 @@ class Controller:
         if record.score is None and attribute is not None and not self._run.has_score:
             note = missing_score_note(attribute, record.metrics)
             self._notifier.warn_once("score", note)
+        if self._engine.in_this_process and self._run.storage.is_local:
+            # The function keeps the loop's thread: what another thread sends back would not be
+            # handled before a report that has to wait, and no later checkpoint committed.
+            error = None
+            try:
+                self._run.publish(record)
+            except LockstepError as failed:
+                error = failed
+            self._published(save, record, error)
+            return
         # Never on this thread: a flush takes milliseconds, and other runs may share the loop.
         future = self._storage.submit(self._run.publish, record)
         future.add_done_callback(

@@ -170,7 +170,7 @@ def install_quiet_excepthook() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, TrainingInterrupted):
             print(f"\n{error}", file=sys.stderr)
-            # At a prompt, or before one (python -i), the session goes on.
+            # At a prompt, or before one (python -i), the session continues.
             if not (hasattr(sys, "ps1") or sys.flags.inspect):
                 _die_of_ctrl_c()
         else:

@@ -210,7 +210,7 @@ class Stuck(NamedTuple):
 
     seconds: float
     fatal: bool
-    told: bool = False
+    warned: bool = False
     """The user has been warned already."""
 
 

@@ -58,7 +58,7 @@ class HangWatch:
             return None
         seconds = now - self._stuck_since
         if self._timeout_s is not None and seconds >= self._timeout_s:
-            return Stuck(seconds, fatal=True, told=self._warned)
+            return Stuck(seconds, fatal=True, warned=self._warned)
         if self._warning_s is not None and seconds >= self._warning_s and not self._warned:
             self._warned = True
             return Stuck(seconds, fatal=False)

@@ -24,7 +24,7 @@ __all__ = ["RunNotifier"]
 
 
 class RunNotifier:
-    """What a run tells its callbacks and its display. ``warn_once`` may be called in any thread.
+    """Notifies a run's callbacks and its display. ``warn_once`` may be called in any thread.
 
     Reports and checkpoints wait in a queue until ``deliver``: workers get their answers first.
     Everything that is queued carries its own values, because the run may have moved on by then.

@@ -46,9 +46,9 @@ def _each(
 
 def _check_agree(what: str, argument: str, values: Mapping[int, str]) -> None:
     if len(set(values.values())) > 1:
-        told = ", ".join(f"rank {rank}: {text}" for rank, text in values.items())
+        given = ", ".join(f"rank {rank}: {text}" for rank, text in values.items())
         raise CheckpointError(
-            f"ranks reported their parts of one checkpoint with different {what} ({told}); "
+            f"ranks reported their parts of one checkpoint with different {what} ({given}); "
             f"give all of them the same {argument}."
         )
 

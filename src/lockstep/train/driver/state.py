@@ -593,7 +593,7 @@ def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
         f"{'its stack is in its log' if len(missing) == 1 else 'their stacks are in their logs'}."
     )
     state, actions = _fail(state, WorkerFailure(missing[0], pack_error(error)))
-    if event.told:
+    if event.warned:
         return state, actions
     # Writing a stack takes a moment longer than sending an error.
     patient = [SetTimer("cause") if a == SetTimer("collect") else a for a in actions]
@@ -632,8 +632,8 @@ def _busy_with(save: Save) -> frozenset[int]:
 
 def _silent(state: RunState) -> set[int]:
     """The ranks that have neither returned, nor failed, nor exited."""
-    told = {failure.rank for failure in state.failures}
-    return set(range(state.world_size)) - state.gone - state.returned - told
+    failed = {failure.rank for failure in state.failures}
+    return set(range(state.world_size)) - state.gone - state.returned - failed
 
 
 def _still_closing(state: RunState) -> frozenset[int]:

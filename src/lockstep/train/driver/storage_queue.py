@@ -1,4 +1,4 @@
-"""A run's work on storage that may take long: in order, on a thread that nobody has to wait for."""
+"""A run's work on storage that may take long, on threads that nobody has to wait for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Later = Callable[[float, Callable[[], None]], None]
 class StorageQueue:
     """Publishes, deletes and copies, one job after the other. Used from the loop's thread.
 
-    Storage may never answer. Then the thread is abandoned (``RunConfig(storage_timeout_s)``, or
+    On local storage deletes have a queue of their own: a large checkpoint may take seconds to
+    delete, and no report should wait for that.
+
+    Storage may never answer. Then the threads are abandoned (``RunConfig(storage_timeout_s)``, or
     Ctrl-C once the user has been warned), and the run ends without it.
     """
 
@@ -45,15 +48,21 @@ class StorageQueue:
         self._warn_once = warn_once
         self._warning_s = run_config.hang_warning_s
         self._timeout_s = run_config.storage_timeout_s
-        self._thread = JobThread("lockstep-storage")
-        self._last_job: Future[Any] | None = None
-        self._sync_waits = False
+        self._start_queues()
+        self._draining = False
         self._give_up: Callable[[str], None] = lambda why: None
         self.abandoned = False
         """Storage was abandoned once: what it still does may arrive at any time."""
         # Without warnings the user would never learn that storage is late.
         self.is_late = self._warning_s is None
         """The user knows that storage does not answer, so Ctrl-C may abandon it."""
+
+    def _start_queues(self) -> None:
+        self._thread = JobThread("lockstep-storage")
+        self._delete_thread = JobThread("lockstep-delete")
+        self._last_job: Future[Any] | None = None
+        self._last_delete: Future[Any] | None = None
+        self._sync_waits = False
 
     def submit(self, job: Callable[..., Any], *args: Any) -> Future[Any]:
         """Run ``job`` after those before it."""
@@ -62,7 +71,10 @@ class StorageQueue:
 
     def delete(self, record: CheckpointRecord) -> None:
         """Delete an old checkpoint."""
-        self.submit(self._delete, record)
+        if self._run.storage.is_local:
+            self._last_delete = self._delete_thread.submit(self._delete, record)
+        else:
+            self.submit(self._delete, record)
 
     def sync_soon(self) -> None:
         """Copy what has changed to remote storage."""
@@ -73,15 +85,16 @@ class StorageQueue:
 
     def sync_regularly(self) -> None:
         """Copy what has changed now, and every few seconds until the run ends."""
-        self.sync_soon()
-        self._later(SYNC_INTERVAL_S, self.sync_regularly)
+        # A timer that is due as the run ends may be past cancelling.
+        if not self._draining:
+            self.sync_soon()
+            self._later(SYNC_INTERVAL_S, self.sync_regularly)
 
     def abandon(self) -> None:
-        """Do not wait for what is under way, and start a new queue."""
+        """Do not wait for what is under way, and start new queues."""
         self._thread.abandon()
-        self._thread = JobThread("lockstep-storage")
-        self._last_job = None
-        self._sync_waits = False
+        self._delete_thread.abandon()
+        self._start_queues()
         self.abandoned = True
 
     def drain(self, done: Callable[[], None]) -> None:
@@ -89,8 +102,8 @@ class StorageQueue:
 
         Warns when that takes long, and gives up after the timeout: other runs share the loop.
         """
-        job = self._last_job
-        if job is None or job.done():
+        self._draining = True
+        if self._pending() is None:
             done()
             return
         ended = False
@@ -100,6 +113,13 @@ class StorageQueue:
             if not ended:
                 ended = True
                 done()
+
+        def finish_when_done() -> None:
+            job = self._pending()
+            if job is None:
+                finish()
+            else:
+                job.add_done_callback(lambda _: self._loop.call_soon(finish_when_done))
 
         def give_up(why: str) -> None:
             if not ended:
@@ -114,7 +134,7 @@ class StorageQueue:
             self._warn_once("end", unanswered_note(self._run.storage.uri, self._warning_s))
 
         self._give_up = give_up
-        job.add_done_callback(lambda _: self._loop.call_soon(finish))
+        finish_when_done()
         if self._warning_s is not None:
             self._later(self._warning_s, warn)
         if self._timeout_s is not None:
@@ -128,6 +148,11 @@ class StorageQueue:
     def close(self) -> None:
         """Forget what has not begun. Nothing is under way, unless an error is being handled."""
         self._thread.close(settings.stop_grace_seconds())
+        self._delete_thread.close(settings.stop_grace_seconds())
+
+    def _pending(self) -> Future[Any] | None:
+        jobs = self._last_job, self._last_delete
+        return next((job for job in jobs if job is not None and not job.done()), None)
 
     def _delete(self, record: CheckpointRecord) -> None:
         try:

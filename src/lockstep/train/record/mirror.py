@@ -35,6 +35,7 @@ class Mirror:
         self._storage = storage
         self._journal = journal
         self.directory = tempfile.mkdtemp(prefix=prefix)
+        self._keep = False
         self._copied: dict[str, tuple[int, int]] = {}
         self._newest_journal = b""
         self._unreachable: StorageError | None = None
@@ -86,12 +87,13 @@ class Mirror:
                 raise self._unreachable
             self.sync()
         except StorageError as error:
-            kept, self.directory = self.directory, ""
-            raise StorageError(f"{error} The records are kept in {kept!r}.") from error
+            self._keep = True
+            text = f"{error} The records are kept in {self.directory!r}."
+            raise StorageError(text) from error
 
     def close(self) -> None:
         """Remove the spool, unless ``finish`` has left it. Idempotent."""
-        if self.directory:
+        if not self._keep:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _files(self) -> Iterator[tuple[str, str]]:

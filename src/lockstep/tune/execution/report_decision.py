@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.train.driver.stop_condition import reaches
+from lockstep.train.driver.stop_condition import call_condition, reaches
 from lockstep.tune.execution.ending import ExperimentEnding
 from lockstep.tune.execution.running_trial import RunningTrial
 from lockstep.tune.execution.user_calls import UserCalls
@@ -32,6 +32,7 @@ class ReportDecision:
     def stops(self, running: RunningTrial, row: dict[str, Any]) -> bool:
         """Whether the trial's workers stop at this report, for good or for a pause."""
         trial = running.trial
+        row = dict(row)  # searchers and schedulers may change it; records and callbacks must not
         trial.last_result = row
         trial.reports += 1
         self._progress.trial_reported(trial)
@@ -40,7 +41,7 @@ class ReportDecision:
         # First, because a stopper may raise: then the trial fails, and nobody has counted the row.
         stop = running.stopped or bool(row.get("done")) or reaches(condition, trial.trial_id, row)
         decision = self._calls.trial_reported(trial, row)
-        if isinstance(condition, Stopper) and condition.stop_all():
+        if isinstance(condition, Stopper) and call_condition(condition.stop_all):
             self._ending.stop_trials("the stop condition of the experiment is reached")
         # ``stopped`` may also have been set by the calls above.
         running.stopped = running.stopped or stop or decision == TrialScheduler.STOP
