@@ -20,15 +20,16 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep import __version__, settings
+from lockstep.engine.attach import is_worker, request_stacks
+from lockstep.error_record import summarise_error
 from lockstep.errors import LockstepError
+from lockstep.journal import parse_line
+from lockstep.records import RunRecords, existing_checkpoints, newest_run, reported_metrics
 from lockstep.run_layout import JOURNAL_FILE, SPOOL_PREFIX, log_file
-
-if TYPE_CHECKING:
-    from lockstep.records import RunRecords
-    from lockstep.storage import Storage
+from lockstep.storage import Storage, open_storage
 
 __all__ = ["main"]
 
@@ -80,9 +81,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _find_run(text: str) -> Storage:
-    from lockstep.records import newest_run
-    from lockstep.storage import open_storage
-
     root = open_storage(settings.results_root())
     if "://" in text or os.path.isdir(os.path.expanduser(text)):
         place = open_storage(text)
@@ -112,9 +110,6 @@ def _runs_named(root: Storage, text: str) -> Iterator[Storage]:
 
 def _remote_runs(text: str) -> Iterator[Storage]:
     """Runs on remote storage whose driver is on this machine, with a local journal."""
-    from lockstep.records import RunRecords
-    from lockstep.storage import open_storage
-
     for directory in Path(tempfile.gettempdir()).glob(f"{SPOOL_PREFIX}*"):
         storage = open_storage(directory)
         try:
@@ -137,7 +132,6 @@ def _newest_attempt(records: RunRecords) -> dict[str, Any] | None:
 
 
 def _stack(text: str) -> int:
-    from lockstep.engine.attach import request_stacks
     from lockstep.train.driver.failure import name_ranks
 
     directory, records = _driver_records(_find_run(text))
@@ -174,9 +168,6 @@ def _stack(text: str) -> int:
 
 def _driver_records(storage: Storage) -> tuple[str, RunRecords]:
     """The local directory of a run's driver, with its logs, and the journal in it."""
-    from lockstep.records import RunRecords
-    from lockstep.storage import open_storage
-
     records = RunRecords(storage)
     if storage.is_local or records.end is not None:
         return storage.root, records
@@ -245,8 +236,6 @@ def _source_line(file: str, line: int) -> str:
 
 
 def _show(text: str) -> int:
-    from lockstep.records import RunRecords
-
     storage = _find_run(text)
     records = RunRecords(storage)
     for label, value in _facts(storage, records):
@@ -256,9 +245,6 @@ def _show(text: str) -> int:
 
 def _facts(storage: Storage, records: RunRecords) -> Iterator[tuple[str, str]]:
     from lockstep.console.text import clean, metrics_line
-    from lockstep.error_record import summarise_error
-    from lockstep.journal import parse_line
-    from lockstep.records import existing_checkpoints, reported_metrics
 
     yield "run", f"{_name(records.run)} in {records.run['experiment_name']}"
     yield "state", _state(storage, records)
@@ -282,8 +268,6 @@ def _facts(storage: Storage, records: RunRecords) -> Iterator[tuple[str, str]]:
 
 
 def _state(storage: Storage, records: RunRecords) -> str:
-    from lockstep.engine.attach import is_worker
-
     attempt = _newest_attempt(records)
     if records.end is not None or attempt is None:
         return records.state

@@ -68,8 +68,8 @@ def surplus(
     """The records that may be deleted now.
 
     The newest stays, to restart from; only a run that has ended and keeps none deletes it. While
-    no checkpoint has the score that ranks them, all stay: its name may be misspelt, and what is
-    deleted by mistake is lost.
+    no checkpoint has the score that ranks them, all stay: the name of the score may be misspelt,
+    and a deletion cannot be undone.
     """
     if config.num_to_keep is None or not records:
         return []

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,7 +93,7 @@ class FaultPlan:
     def exit(
         self, *, rank: int, at_report: int, code: int = 1, attempt: int | None = 1
     ) -> FaultPlan:
-        """The process ends at once with ``code``, without cleaning up (``os._exit``)."""
+        """The process ends at once with ``code``, without cleanup (``os._exit``)."""
         check_field_int("FaultPlan.exit", "code", code, 0)
         if code > _LAST_EXIT_CODE:
             raise ValueError(f"FaultPlan.exit(code={code}): must be {_LAST_EXIT_CODE} or less.")
@@ -247,38 +247,3 @@ def _rebuild_fault(
     if isinstance(error := details.get("error"), _Packed):
         details["error"] = error.unpack()
     return _Fault(kind, rank, at_report, attempt, details)
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _exit(code: int) -> None:
-    os._exit(code)
-
-
-def _raise(error: BaseException | type[BaseException]) -> None:
-    raise error
-
-
-def _hang() -> None:
-    while True:
-        time.sleep(3600)
-
-
-def _slow(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-def _terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-_HAPPEN: dict[str, Callable[..., None]] = {
-    "kill": _kill,
-    "exit": _exit,
-    "raise_in": _raise,
-    "hang": _hang,
-    "slow": _slow,
-    "terminate": _terminate,
-}
