@@ -29,7 +29,7 @@ from lockstep.tune.execution.launch import Launcher, check_space, check_trainabl
 from lockstep.tune.execution.loop import TuneLoop
 from lockstep.tune.execution.resources import ResourcePool
 from lockstep.tune.experiment.experiment import Experiment
-from lockstep.tune.experiment.records import ExperimentRecords, read_grid
+from lockstep.tune.experiment.records import ExperimentRecords, grid_of, read_grid
 from lockstep.tune.experiment.replay import RestoredTrials, Resumption, restore_trials
 from lockstep.tune.experiment.saved_tuner import load_tuner, pack_tuner
 from lockstep.tune.experiment.trial import TrialSnapshots
@@ -187,7 +187,9 @@ class Tuner:
             callbacks.close()
             experiment.record_end(tuning.ending.state)
             progress.state = tuning.ending.state
-            self._grid = self._make_grid(experiment.storage, restored.trials)
+            statuses = {trial.directory: trial.status for trial in restored.trials if trial.begun}
+            config = self._tune_config
+            self._grid = grid_of(experiment.storage, statuses, config.metric, config.mode)
         return self._conclude(tuning, experiment.storage.uri)
 
     def get_results(self) -> ResultGrid:
@@ -349,17 +351,6 @@ class Tuner:
         }
         assert saved is not None
         return Experiment.create(storage, header, saved, self._space)
-
-    def _make_grid(self, storage: Storage, trials: Any) -> ResultGrid:
-        begun = [trial for trial in trials if trial.begun]
-        return ResultGrid(
-            storage,
-            [trial.directory for trial in begun],
-            [index for index, trial in enumerate(begun) if trial.status == "ERROR"],
-            sum(trial.status == "TERMINATED" for trial in begun),
-            self._tune_config.metric,
-            self._tune_config.mode,
-        )
 
     def _conclude(self, tuning: TuneLoop, uri: str) -> ResultGrid:
         grid = self._grid

@@ -120,13 +120,7 @@ class TuneLoop:
             self.calls, self.ending, progress, notices, tune_config.metric
         )
         self._queue = TrialQueue(
-            experiment,
-            self._starter,
-            self.calls,
-            progress,
-            restored.trials,
-            constants=constants,
-            total=total,
+            experiment, self._starter, self.calls, progress, restored.trials, constants, total
         )
         # Not in the queue's constructor: the scheduler is called, and may ask for the trials.
         self._queue.restore(restored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lockstep.tune.execution.starter import TrialStarter
@@ -16,43 +17,28 @@ from lockstep.tune.search.space import merge
 __all__ = ["TrialQueue"]
 
 
+@dataclass
 class TrialQueue:
-    """The trials of one experiment. Used from the loop's thread.
+    """The trials of one experiment. Used from the loop's thread."""
 
-    Args:
-        trials: the trials of a restored experiment.
-        constants: merged under each suggestion.
-        total: how many trials there will be; None: not known.
+    _experiment: Experiment
+    _starter: TrialStarter
+    _calls: UserCalls
+    _progress: ExperimentProgress
+    trials: list[Trial]
+    """Every trial so far: at first the trials of a restored experiment."""
+    _constants: Mapping[str, Any]
+    """Merged under each suggestion."""
+    _total: int | None
+    """How many trials there will be; None: not known."""
+    _all_suggested: bool = False
+    searcher_waits: bool = False
+    """The searcher's last answer was "nothing now"; after a report it may have a suggestion."""
 
-    Attributes:
-        trials: every trial so far.
-        unfinished: trial id → the trials that are pending, running or paused, in order.
-        searcher_waits: the searcher's last answer was "nothing now"; after a report it may have a
-            suggestion.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        starter: TrialStarter,
-        calls: UserCalls,
-        progress: ExperimentProgress,
-        trials: list[Trial],
-        *,
-        constants: Mapping[str, Any],
-        total: int | None,
-    ) -> None:
-        self._experiment = experiment
-        self._starter = starter
-        self._calls = calls
-        self._progress = progress
-        self._constants = constants
-        self._total = total
-        self._all_suggested = False
-        self.searcher_waits = False
-        self.trials = trials
-        self.unfinished = {trial.trial_id: trial for trial in trials if not trial.over}
-        taken = {trial.index for trial in trials}
+    def __post_init__(self) -> None:
+        self.unfinished = {trial.trial_id: trial for trial in self.trials if not trial.over}
+        """Trial id → the trials that are pending, running or paused, in order."""
+        taken = {trial.index for trial in self.trials}
         self._gaps = [index for index in range(max(taken, default=0)) if index not in taken]
         """Numbers below the highest that no trial has. New trials get these first."""
 

@@ -16,6 +16,7 @@ What a trial reported is in the journal of its own run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "TrialRecord",
     "experiment_numbers",
     "final_status",
+    "grid_of",
     "read_grid",
 ]
 
@@ -181,16 +183,16 @@ def final_status(trial: TrialRecord, run: RunRecords | None) -> str:
 
 def read_grid(records: ExperimentRecords, metric: Any, mode: Any) -> ResultGrid:
     """The results of an experiment so far."""
-    directories: list[str] = []
-    failed: list[int] = []
-    terminated = 0
-    for trial in records.trials.values():
-        run = records.read_run(trial)
-        if run is None:
-            continue
-        status = final_status(trial, run)
-        if status == "ERROR":
-            failed.append(len(directories))
-        terminated += status == "TERMINATED"
-        directories.append(trial.directory)
-    return ResultGrid(records.storage, directories, failed, terminated, metric, mode)
+    statuses = {
+        trial.directory: final_status(trial, run)
+        for trial in records.trials.values()
+        if (run := records.read_run(trial)) is not None
+    }
+    return grid_of(records.storage, statuses, metric, mode)
+
+
+def grid_of(storage: Storage, statuses: Mapping[str, str], metric: Any, mode: Any) -> ResultGrid:
+    """The results of the runs in these directories, each with its trial's status."""
+    failed = [index for index, status in enumerate(statuses.values()) if status == "ERROR"]
+    terminated = sum(status == "TERMINATED" for status in statuses.values())
+    return ResultGrid(storage, list(statuses), failed, terminated, metric, mode)

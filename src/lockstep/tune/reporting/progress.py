@@ -89,7 +89,7 @@ class ExperimentProgress:
             path=self._path,
             counts={status: count for status, count in self.counts.items() if count},
             total=self._total,
-            running=tuple(map(_line, running)),
+            running=tuple(_line(trial, _reported(trial)) for trial in running),
             best=best,
             objective=f"{self._mode} {self._metric}" if self._metric else "",
             budget_s=self._budget,
@@ -107,27 +107,17 @@ class ExperimentProgress:
             value > self.best[0] if self._mode == "max" else value < self.best[0]
         )
         if better:
-            line = TrialLine(
-                trial.trial_id,
-                trial.status,
-                _named(trial.evaluated_params),
-                {self._metric: value},
-                int(trial.last_result.get("training_iteration") or 0),
-            )
-            self.best = (float(value), line)
+            self.best = (float(value), _line(trial, {self._metric: value}))
 
 
-def _line(trial: Trial) -> TrialLine:
-    row: dict[str, Any] = trial.last_result
-    reported = {key: value for key, value in row.items() if key not in AUTOMATIC_KEYS}
-    iteration = int(row.get("training_iteration") or 0)
-    parameters = _named(trial.evaluated_params)
-    return TrialLine(trial.trial_id, trial.status, parameters, reported, iteration)
-
-
-def _named(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Classes and functions by their names."""
-    return {
+def _line(trial: Trial, metrics: dict[str, Any]) -> TrialLine:
+    parameters = {  # classes and functions by their names
         key.rpartition("/")[2]: getattr(value, "__name__", value)
-        for key, value in parameters.items()
+        for key, value in trial.evaluated_params.items()
     }
+    iteration = int(trial.last_result.get("training_iteration") or 0)
+    return TrialLine(trial.trial_id, trial.status, parameters, metrics, iteration)
+
+
+def _reported(trial: Trial) -> dict[str, Any]:
+    return {key: value for key, value in trial.last_result.items() if key not in AUTOMATIC_KEYS}
