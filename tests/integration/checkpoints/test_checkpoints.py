@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from lockstep import train
+from lockstep.storage import LocalStorage
 from lockstep.train import Checkpoint, CheckpointConfig, Result
 from tests.integration.runs import failure, fit, trainer
 
@@ -525,3 +526,32 @@ def test_a_score_that_comes_later_ranks_from_then_on(capfd: pytest.CaptureFixtur
     # The best, and the newest, which a restore would start from.
     assert checkpoints(result) == ["checkpoint_000002", "checkpoint_000003"]
     assert "it has 'other'" in capfd.readouterr().err
+
+
+class Opener(train.UserCallback):
+    """Opens the checkpoint of each report, at once."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        self.steps.append(checkpoint.to_dict()["step"])
+
+
+def test_a_callback_can_open_the_checkpoint_of_the_report_it_gets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish = LocalStorage.publish
+
+    def slowly(self: LocalStorage, name: str, manifest: bytes) -> None:
+        never.wait(0.2)  # long enough for a callback that is notified too early
+        publish(self, name, manifest)
+
+    def train_func() -> None:
+        for step in range(3):
+            train.report({"step": step}, checkpoint=Checkpoint.from_dict({"step": step}))
+
+    opener, never = Opener(), threading.Event()
+    monkeypatch.setattr(LocalStorage, "publish", slowly)
+    fit(train_func, workers=1, callbacks=[opener])
+    assert opener.steps == [0, 1, 2]
