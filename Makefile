@@ -16,7 +16,7 @@ ENVIRONMENTS := tensorflow horovod
 # The complete suite: two tests at a time (many wait for processes), and coverage with its floor.
 # With ARGS it is these options instead.
 PYTEST = $(or $(ARGS),-n 2 --dist=worksteal --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE))
-COVERAGE := 80
+COVERAGE := 90
 
 .DELETE_ON_ERROR:
 .PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check signatures bench clean

@@ -88,7 +88,7 @@ def test_init_says_what_it_does_not_do(forget_init: None) -> None:
 @pytest.mark.parametrize("name", ["remote", "get", "cluster_resources"])
 def test_there_are_no_actors(name: str) -> None:
     with pytest.raises(
-        AttributeError, match=rf"lockstep\.{name} does not exist: there are no tasks"
+        AttributeError, match=rf"lockstep\.{name} does not exist: lockstep has no tasks"
     ):
         getattr(lockstep, name)
 
