@@ -80,6 +80,7 @@ class Controller:
         display: shows it.
         decide: called with each row before its workers are answered: whether the run stops there.
             It may raise StopConditionError, which fails the run; anything else is a bug.
+        shares_loop: other runs use the loop, too, so its thread must not wait for a flush.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Controller:
         callbacks: RunListener,
         display: Display,
         decide: Callable[[dict[str, Any]], bool] | None = None,
+        shares_loop: bool = False,
     ) -> None:
         config = plan.run_config
         self._engine = plan.engine
@@ -100,6 +102,7 @@ class Controller:
         self._run = run
         self._display = display
         self._decide = decide
+        self._waits_for_storage = run.storage.is_local and not shares_loop
         self._verbose = config.verbose
         self._notifier = RunNotifier(run, plan.run_context, callbacks, display, config.verbose)
         self._storage = StorageQueue(run, config, loop, self._later, self._notifier.warn_once)
@@ -340,9 +343,9 @@ class Controller:
         if record.score is None and attribute is not None and not self._run.has_score:
             note = missing_score_note(attribute, record.metrics)
             self._notifier.warn_once("score", note)
-        if self._engine.in_this_process and self._run.storage.is_local:
-            # The function keeps the loop's thread: what another thread sends back would not be
-            # handled before a report that has to wait, and no later checkpoint committed.
+        if self._waits_for_storage:
+            # Faster than a thread; and a function that runs in this process keeps the loop's
+            # thread, so what another thread sends back would not be handled in time.
             error = None
             try:
                 self._run.publish(record)
@@ -350,7 +353,6 @@ class Controller:
                 error = failed
             self._published(save, record, error)
             return
-        # Never on this thread: a flush takes milliseconds, and other runs may share the loop.
         future = self._storage.submit(self._run.publish, record)
         future.add_done_callback(
             lambda done: self._loop.call_soon(

@@ -265,6 +265,8 @@ class TuneLoop:
                 callbacks=running.listener,
                 display=TrialDisplay(trial, self._display),
                 decide=partial(self._reported, running),
+                # A flush takes milliseconds, in which no other trial would be answered.
+                shares_loop=not self._in_process,
             )
         except Exception as error:
             pool.give_back(allocation)
