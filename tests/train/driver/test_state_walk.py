@@ -326,7 +326,7 @@ class Walk:
     def upload(self, worker: Worker) -> None:
         name = worker.uploads.popleft()
         if self.choices.happens(self.trouble):
-            # The thread of uploads fails; the function goes on until its next report.
+            # The thread of uploads fails; the function continues until its next report.
             worker.uploads.clear()
             worker.upload_failed = True
             self.feed(e.Raised(worker.rank, ERROR))
