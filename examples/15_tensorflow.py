@@ -1,6 +1,6 @@
 """TensorFlow on two workers: save, resume, and load the model that the Keras callback kept.
 
-Needs TensorFlow: pip install 'lockstep[tensorflow]'
+Needs TensorFlow: pip install 'lockstep-train[tensorflow]'
 """
 
 from typing import Any

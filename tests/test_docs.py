@@ -10,6 +10,8 @@ import pytest
 
 from tests.repository import ROOT
 
+TEXTS = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".cfg", ".ipynb", ".sh"}
+
 PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
@@ -85,3 +87,38 @@ def test_yaml_parses(file: Path) -> None:
 
 def test_there_are_yaml_files() -> None:
     assert "ci.yml" in {file.name for file in YAML_FILES}
+
+
+OTHER_PROJECT = re.compile(
+    r"pip install[^\n]*?['\"\s]lockstep(\[|['\"\s.,;]|$)|(?<![\w-])lockstep\\?\[[a-z{]"
+)
+
+
+def test_install_commands_name_our_distribution() -> None:
+    """``lockstep`` on the package index is another project: ours is ``lockstep-train``."""
+    folders = ("src", "docs", "examples", "benchmarks", "environments", "scripts", "tests")
+    files = [f for folder in folders for f in (ROOT / folder).rglob("*") if f.suffix in TEXTS]
+    files += [f for f in ROOT.iterdir() if f.suffix in TEXTS]
+    assert len(files) > 300
+    wrong = [
+        f"{file.relative_to(ROOT)}: {found.group()}"
+        for file in files
+        if file != Path(__file__)
+        for found in OTHER_PROJECT.finditer(file.read_text())
+    ]
+    assert not wrong, "say lockstep-train, as in pip install 'lockstep-train[torch]'"
+
+
+def test_the_other_spelling_is_recognised() -> None:
+    for text in (
+        "pip install 'lockstep[torch]'",
+        "pip install lockstep",
+        "the extra lockstep[ray]",
+    ):
+        assert OTHER_PROJECT.search(text), text
+    for text in (
+        "pip install 'lockstep-train[torch]'",
+        'pip install -e ".[torch]"',
+        "in lockstep.",
+    ):
+        assert not OTHER_PROJECT.search(text), text

@@ -23,7 +23,7 @@ def function() -> None:
 
 def test_tensorflow() -> None:
     for make in (lambda: TensorflowTrainer(function), TensorflowConfig().make_backend):
-        with pytest.raises(ImportError, match=r"pip install 'lockstep\[tensorflow\]'"):
+        with pytest.raises(ImportError, match=r"pip install 'lockstep-train\[tensorflow\]'"):
             make()
     with pytest.raises(ImportError, match="ReportCheckpointCallback needs TensorFlow"):
         ReportCheckpointCallback()
@@ -31,7 +31,9 @@ def test_tensorflow() -> None:
 
 def test_horovod() -> None:
     for make in (lambda: HorovodTrainer(function), HorovodConfig().make_backend):
-        with pytest.raises(ImportError, match=r"lockstep\[horovod\].*scripts/install_horovod\.py"):
+        with pytest.raises(
+            ImportError, match=r"lockstep-train\[horovod\].*scripts/install_horovod\.py"
+        ):
             make()
 
 

@@ -109,4 +109,4 @@ def test_without_the_extra(module: str) -> None:
         "plots._importances(None, [], 'min')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "pip install 'lockstep[plots]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'lockstep-train[plots]'" in done.stderr.splitlines()[-1]

@@ -31,7 +31,7 @@ def require(module: str, extra: str, who: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise ImportError(
             f"{who} needs the package {module}, which is not installed: "
-            f"pip install 'lockstep[{extra}]'."
+            f"pip install 'lockstep-train[{extra}]'."
         )
 
 

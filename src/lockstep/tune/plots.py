@@ -1,4 +1,4 @@
-"""Plots of an experiment. Needs the extra ``lockstep[plots]``.
+"""Plots of an experiment. Needs the extra ``lockstep-train[plots]``.
 
 Each function returns a ``plotly.graph_objects.Figure``. ``metric`` and ``mode`` are by default the
 ``TuneConfig``'s, and ``params`` the hyperparameters that differ between trials.
@@ -163,7 +163,8 @@ def _importances(chosen: pd.DataFrame, scores: list[float], mode: str) -> dict[s
         import optuna
     except ImportError:
         raise ImportError(
-            "plot_importance needs Optuna, which is not installed: pip install 'lockstep[plots]'."
+            "plot_importance needs Optuna, which is not installed: "
+            "pip install 'lockstep-train[plots]'."
         ) from None
     if len(scores) < 2:
         raise ValueError(f"plot_importance(): {len(scores)} trial(s) are too few; run more.")
@@ -212,6 +213,6 @@ def _import_plotly(caller: str) -> Any:
         import plotly.graph_objects
     except ImportError:
         raise ImportError(
-            f"{caller} needs Plotly, which is not installed: pip install 'lockstep[plots]'."
+            f"{caller} needs Plotly, which is not installed: pip install 'lockstep-train[plots]'."
         ) from None
     return plotly.graph_objects

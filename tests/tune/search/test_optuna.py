@@ -304,7 +304,7 @@ def test_without_optuna() -> None:
         "OptunaSearch()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "pip install 'lockstep[optuna]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'lockstep-train[optuna]'" in done.stderr.splitlines()[-1]
 
 
 def test_searchers_by_name() -> None:

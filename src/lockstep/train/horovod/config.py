@@ -82,8 +82,8 @@ def check_installed(needed_by: str) -> None:
     """Raise ImportError if Horovod is not installed."""
     if not _places():
         raise ImportError(
-            f"{needed_by} needs Horovod, the extra 'lockstep[horovod]'; its release does not build "
-            "against current PyTorch, so install it with lockstep's "
+            f"{needed_by} needs Horovod, the extra 'lockstep-train[horovod]'; its release does not "
+            "build against current PyTorch, so install it with lockstep's "
             "scripts/install_horovod.py (see docs/horovod.md)."
         )
 

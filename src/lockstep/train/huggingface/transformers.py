@@ -157,7 +157,7 @@ def _callback_class() -> type:
     except ImportError as error:
         raise ImportError(
             "LockstepReportCallback needs Transformers; install it: "
-            "pip install 'lockstep[transformers]'"
+            "pip install 'lockstep-train[transformers]'"
         ) from error
 
     class LockstepReportCallback(_Reporter, TrainerCallback):  # type: ignore[misc]

@@ -57,4 +57,6 @@ def _package(needed_by: str) -> str:
     for package in _HOMES:
         if importlib.util.find_spec(package.partition(".")[0]) is not None:
             return package
-    raise ImportError(f"{needed_by} needs Lightning; install it: pip install 'lockstep[lightning]'")
+    raise ImportError(
+        f"{needed_by} needs Lightning; install it: pip install 'lockstep-train[lightning]'"
+    )

@@ -134,7 +134,7 @@ def _keras_for(path: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"{os.path.basename(path)!r} was saved with Keras 2; to load it install "
-            "pip install 'lockstep[tensorflow]'"
+            "pip install 'lockstep-train[tensorflow]'"
         ) from error
     return tf_keras
 

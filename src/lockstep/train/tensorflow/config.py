@@ -48,13 +48,13 @@ def check_installed(needed_by: str) -> None:
     """Raise ImportError if TensorFlow, or the Keras to go with it, is not installed."""
     if not _is_installed("tensorflow"):
         raise ImportError(
-            f"{needed_by} needs TensorFlow; install it: pip install 'lockstep[tensorflow]'"
+            f"{needed_by} needs TensorFlow; install it: pip install 'lockstep-train[tensorflow]'"
         )
     if legacy_keras() and not _is_installed("tf_keras"):
         raise ImportError(
             f"{needed_by} needs tf-keras, the Keras that TensorFlow's multi-worker strategies work "
-            "with; install it: pip install 'lockstep[tensorflow]', or choose Keras 3 with the "
-            "variable TF_USE_LEGACY_KERAS=0."
+            "with; install it: pip install 'lockstep-train[tensorflow]', or choose Keras 3 with "
+            "the variable TF_USE_LEGACY_KERAS=0."
         )
 
 

@@ -53,7 +53,7 @@ class TorchTrainer(DataParallelTrainer):
         config = only_config(TorchConfig, torch_config=torch_config, torch_backend=torch_backend)
         if importlib.util.find_spec("torch") is None:
             raise ImportError(
-                "TorchTrainer needs PyTorch; install it: pip install 'lockstep[torch]'"
+                "TorchTrainer needs PyTorch; install it: pip install 'lockstep-train[torch]'"
             )
         super().__init__(
             train_loop_per_worker,

@@ -21,7 +21,7 @@ _TRIAL_ID = "lockstep_trial_id"
 
 
 class OptunaSearch(Searcher):
-    """Proposes configs with an Optuna sampler. Needs the extra ``lockstep[optuna]``.
+    """Proposes configs with an Optuna sampler. Needs the extra ``lockstep-train[optuna]``.
 
     Args:
         space: by default the ``param_space`` of the ``Tuner``. Or a dict of domains or of Optuna
@@ -219,7 +219,8 @@ def _import_optuna() -> Any:
         import optuna
     except ImportError:
         raise ImportError(
-            "OptunaSearch needs Optuna, which is not installed: pip install 'lockstep[optuna]'."
+            "OptunaSearch needs Optuna, which is not installed: "
+            "pip install 'lockstep-train[optuna]'."
         ) from None
     return optuna
 
