@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -293,16 +294,19 @@ class Checkpoint:
     ) -> None:
         """Write these files of the checkpoint under ``directory`` of a storage.
 
-        ``move`` moves the files of a local directory instead of copying them.
+        ``move`` moves the files of a local directory instead of copying them. Files that a link to
+        a directory leads to are copied: they are not the checkpoint's.
         """
         source = self._directory()
+        linked = functools.cache(self._is_linked)
 
         def save(name: str) -> None:
             target = f"{directory}/{name}" if directory else name
             if source is None:
                 storage.put_bytes(target, self._files[name], flush=flush)
             elif source.is_local:
-                storage.put(target, source.path(name), move=move, flush=flush)
+                own = move and not linked(os.path.dirname(source.path(name)))
+                storage.put(target, source.path(name), move=own, flush=flush)
             else:
                 storage.put_stream(target, source.read_chunks(name), flush=flush)
 
@@ -348,6 +352,11 @@ class Checkpoint:
     def _real_path(self) -> str:
         assert self._storage is not None
         return os.path.realpath(self._storage.root)
+
+    def _is_linked(self, folder: str) -> bool:
+        """Whether a link leads out of the checkpoint's directory to this folder below it."""
+        real = self._real_path()
+        return os.path.commonpath((os.path.realpath(folder), real)) != real
 
     def _manifest(self) -> dict[str, Any] | None:
         text = None if self._storage is None else self._storage.manifest()

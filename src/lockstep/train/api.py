@@ -76,7 +76,8 @@ def report(
             ``checkpoint_000000``, ``checkpoint_000001``, ….
         checkpoint_upload_mode: when to return, see :class:`CheckpointUploadMode`.
         delete_local_checkpoint_after_upload: delete the checkpoint's directory after the upload.
-            It is moved instead of copied where that is possible.
+            It is moved instead of copied where that is possible. A directory that is, holds or
+            lies in the run's storage, a home or a filesystem's root is refused.
         reduce: combine the ranks' values: ``"mean"``, ``"sum"``, ``"min"``, ``"max"`` or ``"last"``
             for every number, also in nested dicts, or a dict that names one for each key;
             ``"a/b"`` names a key of a nested dict. Rank 0's ``reduce`` is used. A key is combined
@@ -84,8 +85,8 @@ def report(
             rank has may be misspelt: a warning names it once.
 
     Raises:
-        ValueError: a metric is a tensor, a reduction is unknown, or this rank's metrics have none
-            of the keys of ``reduce``.
+        ValueError: a metric is a tensor, a reduction is unknown, this rank's metrics have none
+            of the keys of ``reduce``, or the checkpoint's directory must not be copied or moved.
         TypeError: a metric cannot be stored.
         StopTraining: the run ends at this report (not an ``Exception``; do not catch it).
     """

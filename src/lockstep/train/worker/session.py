@@ -43,6 +43,7 @@ from lockstep.train.protocol import (
 )
 from lockstep.train.reduction import check_reduce
 from lockstep.train.worker.shards import Shards
+from lockstep.train.worker.take_over import check_copied, check_moved, check_moved_files
 
 __all__ = ["Session", "activate", "current"]
 
@@ -98,7 +99,7 @@ class Session:
         self._check_process("report()")
         plain = normalise(metrics)
         check_reduce(reduce, plain)
-        part = self._describe(checkpoint, dir_name, mode)
+        part = self._describe(checkpoint, dir_name, mode, take_over)
         with self._lock:
             if self._stopped:
                 raise StopTraining("this run has been told to stop")
@@ -192,7 +193,11 @@ class Session:
             )
 
     def _describe(
-        self, checkpoint: Checkpoint | None, dir_name: str | None, mode: CheckpointUploadMode
+        self,
+        checkpoint: Checkpoint | None,
+        dir_name: str | None,
+        mode: CheckpointUploadMode,
+        take_over: bool = False,
     ) -> CheckpointReport | None:
         if checkpoint is None:
             return None
@@ -210,7 +215,21 @@ class Session:
             # Decided here: another process may see another filesystem under the same path.
             place = address_from(self._storage, checkpoint)
             return CheckpointReport({}, mode, dir_name, score, place)
-        return CheckpointReport(checkpoint.files(), mode, dir_name, score, None)
+        files = self._checked_files(checkpoint, take_over)
+        return CheckpointReport(files, mode, dir_name, score, None)
+
+    def _checked_files(self, checkpoint: Checkpoint, take_over: bool) -> dict[str, int]:
+        """The checkpoint's files. A directory that must not be copied or moved is refused first."""
+        if checkpoint.storage is None or not checkpoint.storage.is_local:
+            return checkpoint.files()
+        directory = checkpoint.storage.root
+        check_copied(directory, self.context.trial_dir)
+        if not (take_over and self._may_take(checkpoint)):
+            return checkpoint.files()
+        check_moved(directory, self.context.trial_dir)
+        files = checkpoint.files()
+        check_moved_files(directory, files)
+        return files
 
     def _exchange(self, report: Report, checkpoint: Checkpoint | None, take_over: bool) -> None:
         self._channel.send(report)
