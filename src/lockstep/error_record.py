@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from lockstep.errors import RemoteError
 
-__all__ = ["pack_error", "summarise_error", "unpack_error"]
+__all__ = ["error_place", "pack_error", "summarise_error", "unpack_error"]
 
 _PACKAGE = str(Path(__file__).parent)
 _CHAIN = 8
@@ -86,6 +86,16 @@ def summarise_error(record: dict[str, Any]) -> str:
     """``Type: message`` on one line."""
     first_line = record["message"].strip().partition("\n")[0]
     return f"{record['type']}: {first_line}" if first_line else str(record["type"])
+
+
+def error_place(record: dict[str, Any]) -> tuple[str, str] | None:
+    """The file and the line that raised; None if there is no traceback."""
+    step = record["traceback"]
+    if step is None:
+        return None
+    while step["tb_next"] is not None:
+        step = step["tb_next"]
+    return str(step["tb_frame"]["f_code"]["co_filename"]), str(step["tb_lineno"])
 
 
 def _message(error: BaseException) -> str:

@@ -201,6 +201,8 @@ class Failed(NamedTuple):
     """The function raised (or an upload failed)."""
 
     error: dict[str, Any]
+    before_start: bool = False
+    """The function was not called yet."""
 
 
 class Interrupted(NamedTuple):

@@ -367,8 +367,51 @@ def test_failures_are_counted_and_the_last_one_is_raised() -> None:
 
 
 def test_without_limit() -> None:
-    result = fit(count_to, config={"total": 3, "fail_at": {1: 6}}, max_failures=-1)
-    assert result.metrics_dataframe["attempt"].tolist() == [1, 7, 7]
+    result = fit(count_to, config={"total": 3, "fail_at": {1: 3}}, max_failures=-1)
+    assert result.metrics_dataframe["attempt"].tolist() == [1, 4, 4]
+
+
+def test_an_error_that_comes_again_at_once_is_told_as_what_it_is(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def train_func() -> None:
+        raise KeyError("learning_rate")
+
+    error = failure(train_func, max_failures=2, verbose=1)
+    printed = " ".join("".join(capfd.readouterr()).split())
+    assert "Starting attempt 2 from the beginning." in printed
+    assert "The last 2 attempts failed at the same place, and none got further" in printed
+    assert "Attempt 3 starts in 0.5 s, from the beginning; Ctrl-C ends the run." in printed
+    assert "The last 3 attempts failed at the same place" in str(error)
+
+
+def test_ctrl_c_during_the_wait_before_an_attempt(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import os, signal
+        from lockstep.train import DataParallelTrainer, FailureConfig, RunConfig, UserCallback
+
+        class StopAtTheFourth(UserCallback):
+            failures = 0
+            def after_exception(self, run_context, worker_exceptions):
+                self.failures += 1
+                if self.failures == 4:  # two seconds of waiting follow
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        def train_func():
+            raise KeyError("learning_rate")
+
+        config = RunConfig(
+            failure_config=FailureConfig(max_failures=-1), callbacks=[StopAtTheFourth()]
+        )
+        DataParallelTrainer(train_func, run_config=config).fit()
+        """,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGINT
+    assert "Attempt 5 starts in 2 s" in " ".join((done.stdout + done.stderr).split())
+    assert "To resume" in done.stderr
 
 
 def test_fail_fast() -> None:
@@ -474,11 +517,15 @@ def test_a_backend_that_cannot_be_set_up(where: str, kind: type[Exception]) -> N
             lambda: None,
             backend_config=BadBackendConfig(where),
             scaling_config=ScalingConfig(num_workers=2),
-            run_config=RunConfig(verbose=0),
+            run_config=RunConfig(verbose=0, failure_config=FailureConfig(max_failures=1)),
         ).fit()
     assert type(raised.value.__cause__) is kind
     assert raised.value.result is not None
     assert raised.value.result.metrics == {}
+    # A connection may be refused once; what else fails here would fail again.
+    retried = kind is ConnectionRefusedError
+    assert len(raised.value.result.attempts) == (2 if retried else 0)
+    assert ("before the training function was called" in str(raised.value)) is not retried
 
 
 def test_a_function_whose_module_cannot_be_imported_in_the_worker(tmp_path: Path) -> None:

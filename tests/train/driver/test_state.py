@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lockstep.config import CheckpointUploadMode
@@ -9,7 +11,7 @@ from lockstep.engine.base import WorkerInfo
 from lockstep.error_record import pack_error, summarise_error
 from lockstep.train.driver import events as e
 from lockstep.train.driver.events import Phase
-from lockstep.train.driver.failure import FailurePolicy
+from lockstep.train.driver.failure import FailurePolicy, WorkerFailure
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import IllegalTransition, RunState, transition
 from lockstep.train.protocol import CheckpointReport, Report
@@ -61,6 +63,11 @@ class Machine:
         self.feed(*(ready(rank) for rank in range(self.state.world_size)))
         assert self.phase() is Phase.RUNNING
         return self
+
+    def wait_out(self) -> None:
+        """Let the wait before the next attempt pass, if there is one."""
+        if self.phase() is Phase.WAITING:
+            self.feed(e.TimerFired("retry", self.state.attempt))
 
     def report(self, *modes: CheckpointUploadMode | None, number: int = 1) -> list[e.Action]:
         return self.feed(*(report(rank, mode, number) for rank, mode in enumerate(modes)))
@@ -573,10 +580,11 @@ class TestFailures:
         for attempt in (1, 2):
             machine.run()
             machine.feed(e.Raised(0, ERROR))
-            record, start = machine.gone(0)
+            (record, *_) = machine.gone(0)
             assert isinstance(record, e.RecordFailure)
             assert record.retry
-            assert start == e.StartWorkers(attempt + 1, 1)
+            machine.wait_out()
+            assert machine.actions[-1] == e.StartWorkers(attempt + 1, 1)
             assert machine.phase() is Phase.STARTING
         machine.run()
         machine.feed(e.Raised(0, ERROR))
@@ -589,8 +597,76 @@ class TestFailures:
         for _ in range(20):
             machine.run()
             machine.gone(0, exitcode=1)
+            machine.wait_out()
         assert machine.phase() is Phase.STARTING
         assert machine.state.attempt == 21
+
+    def test_an_error_that_comes_at_once_again_and_again_is_retried_less_and_less_often(
+        self,
+    ) -> None:
+        machine = Machine(1, max_failures=-1)
+        delays, repeats = [], []
+        for attempt in range(1, 13):
+            machine.run().feed(e.Raised(0, ERROR))
+            (record, _) = machine.gone(0)
+            assert isinstance(record, e.RecordFailure)
+            delays.append(record.delay_s)
+            repeats.append(record.repeats)
+            assert machine.state.attempt == attempt + 1
+            machine.wait_out()
+        assert delays == [0, 0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+        assert repeats == list(range(1, 13))
+
+    def test_progress_ends_the_waiting(self) -> None:
+        machine = Machine(1, max_failures=-1)
+        for _ in range(3):
+            machine.run().feed(e.Raised(0, ERROR))
+            machine.gone(0)
+            machine.wait_out()
+        machine.run().row(1)
+        machine.feed(e.Raised(0, ERROR))
+        (record, start) = machine.gone(0)
+        assert record == e.RecordFailure(machine_failures(record), True)
+        assert isinstance(start, e.StartWorkers)
+
+    def test_the_same_failure_after_the_same_reports_is_no_progress(self) -> None:
+        machine = Machine(1, max_failures=-1)
+        delays = []
+        for _ in range(4):
+            machine.run().row(1)
+            machine.feed(e.Raised(0, ERROR))
+            (record, _) = machine.gone(0)
+            assert isinstance(record, e.RecordFailure)
+            delays.append(record.delay_s)
+            machine.wait_out()
+        assert delays == [0, 0, 0.5, 1]
+        machine.run().row(1, SYNC)  # a checkpoint: the next attempt starts further on
+        machine.feed(e.Raised(0, ERROR))
+        assert isinstance(machine.gone(0)[-1], e.StartWorkers)
+
+    def test_other_failures_without_a_report_wait_too_but_are_no_repetition(self) -> None:
+        machine = Machine(1, max_failures=-1)
+        for exitcode in (1, 2, 3):
+            machine.run()
+            (record, wait) = machine.gone(0, exitcode=exitcode)
+            machine.wait_out()
+        assert isinstance(record, e.RecordFailure)
+        assert (record.repeats, record.delay_s) == (1, 1.0)
+        assert wait == e.SetTimer("retry", 1.0)
+
+    def test_a_failure_before_the_function_is_called_is_not_retried(self) -> None:
+        machine = Machine(1, max_failures=-1).run()
+        machine.feed(e.Raised(0, ERROR, before_start=True))
+        (record, end) = machine.gone(0)
+        assert isinstance(record, e.RecordFailure)
+        assert not record.retry
+        assert end == e.End(Phase.FAILED, machine.state.failures)
+
+    def test_a_connection_that_breaks_before_the_function_is_called_is_retried(self) -> None:
+        machine = Machine(1, max_failures=1).run()
+        lost = pack_error(ConnectionRefusedError("no rendezvous"))
+        machine.feed(e.Raised(0, lost, before_start=True))
+        assert isinstance(machine.gone(0)[-1], e.StartWorkers)
 
     def test_numbers_and_rows_go_on_after_a_retry(self) -> None:
         machine = Machine(1, max_failures=1).run()
@@ -609,6 +685,43 @@ class TestFailures:
         machine.run()
         machine.feed(e.Returned(0))
         assert machine.feed(e.TimerFired("collect", 1)) == []
+
+
+def machine_failures(record: e.Action) -> tuple[WorkerFailure, ...]:
+    assert isinstance(record, e.RecordFailure)
+    return record.failures
+
+
+class TestWaiting:
+    def waiting(self, **options: Any) -> Machine:
+        machine = Machine(2, max_failures=-1, **options)
+        for _ in range(2):
+            machine.run()
+            machine.gone(0, 1, exitcode=1)
+        assert machine.phase() is Phase.WAITING
+        return machine
+
+    def test_ctrl_c_ends_it_at_once(self) -> None:
+        machine = self.waiting()
+        assert machine.feed(e.Interrupt()) == [e.End(Phase.INTERRUPTED, ())]
+        assert machine.feed(e.TimerFired("retry", 3)) == []
+
+    def test_sigterm_ends_it_at_once(self) -> None:
+        machine = self.waiting()
+        assert machine.feed(e.Preempt(None, 9.0)) == [e.End(Phase.PREEMPTED, ())]
+
+    def test_timers_of_before_do_not_end_it(self) -> None:
+        machine = self.waiting()
+        assert machine.feed(e.TimerFired("collect", 2), e.TimerFired("grace", 3)) == []
+        assert machine.feed(e.TimerFired("retry", 3)) == [e.StartWorkers(3, 2)]
+
+    def test_the_size_is_that_of_the_end_of_the_wait(self) -> None:
+        machine = self.waiting(sizes=(1, 4), capacity=2)
+        machine.feed(e.CapacityChanged(4))
+        assert machine.feed(e.TimerFired("retry", 3)) == [e.StartWorkers(3, 4)]
+        machine = self.waiting(sizes=(1, 4), capacity=2)
+        machine.feed(e.CapacityChanged(0), e.TimerFired("retry", 3))
+        assert machine.phase() is Phase.FAILED
 
 
 class TestInterrupt:

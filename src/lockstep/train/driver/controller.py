@@ -43,6 +43,7 @@ from lockstep.train.driver.hangs import HangWatch, Stalled
 from lockstep.train.driver.notes import (
     hang_note,
     missing_score_note,
+    retry_note,
     silence_note,
     stalled_note,
 )
@@ -252,7 +253,7 @@ class Controller:
         elif kind is m.ClosingTrackers:
             self._feed(e.ClosingTrackers(rank, message.error))
         elif kind is m.Failed:
-            self._feed(e.Raised(rank, message.error))
+            self._feed(e.Raised(rank, message.error, message.before_start))
         elif kind is m.Interrupted:
             if not self.state.interrupted:
                 self._feed(e.Interrupt())
@@ -421,18 +422,19 @@ class Controller:
             self._group.kill()
 
     def _set_timer(self, action: e.SetTimer) -> None:
-        seconds = {
+        known = {
             "collect": COLLECT_S,
             "cause": CAUSE_S,
             "grace": settings.stop_grace_seconds(),
             "exit": EXIT_S,
             "preemption": settings.preemption_grace_seconds(),
-        }[action.kind]
+        }
+        seconds = known[action.kind] if action.seconds is None else action.seconds
         fired = e.TimerFired(action.kind, self.state.attempt)
         self._later(seconds, lambda: self._feed(fired))
 
     def _record_failure(self, action: e.RecordFailure) -> None:
-        failures, retry = action
+        failures, retry, repeats, delay_s = action
         # The state counts the next attempt already, where there is one.
         attempt = self.state.attempt - 1 if retry else self.state.attempt
         # The size of the group that failed: the next attempt's may differ.
@@ -440,8 +442,8 @@ class Controller:
         self._run.record_failure(attempt, error_records(failures), text, retry=retry)
         self._notifier.failed(failures)
         if retry:
-            start = f"Starting attempt {attempt + 1} {self._origin()}."
-            self._display.message(f"{text} {start}", "warning")
+            note = retry_note(attempt, repeats, delay_s, self._origin())
+            self._display.message(f"{text} {note}", "warning")
 
     def _record_attempt_stopped(self, action: e.RecordAttemptStopped) -> None:
         notice, size = action

@@ -23,7 +23,7 @@ from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.failure import describe, first_cause
-from lockstep.train.driver.notes import missing_stop_note, unanswered_note
+from lockstep.train.driver.notes import missing_stop_note, repeats_note, unanswered_note
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.state import RunState
 from lockstep.train.driver.stop_condition import reaches
@@ -143,6 +143,8 @@ def driver_signals(interrupt: Callable[[], None], preempt: Callable[[], None]) -
 def failure_text(run: Run, state: RunState) -> str:
     """Why a run failed: one sentence, and the last log lines of a rank whose process died."""
     text = describe(state.failures, state.attempt, state.world_size)
+    if state.repeats > 1:
+        text = f"{text} {repeats_note(state.repeats)}"
     text = f"{text} The run is in {run.storage.uri}."
     cause = first_cause(state.failures)
     tail = log_tail(run.directory, cause.rank) if cause.died else []

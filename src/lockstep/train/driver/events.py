@@ -60,6 +60,8 @@ class Phase(Enum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
+    WAITING = "waiting"
+    """No workers: the next attempt starts after a while."""
     FINISHED = "finished"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
@@ -68,7 +70,7 @@ class Phase(Enum):
     @property
     def ended(self) -> bool:
         """Whether the run is over."""
-        return self not in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+        return self not in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.WAITING)
 
 
 class Notice(NamedTuple):
@@ -172,10 +174,11 @@ class ClosingTrackers(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """A rank's function raised."""
+    """A rank's function raised, or (``before_start``) what prepares it."""
 
     rank: int
     error: dict[str, Any]
+    before_start: bool = False
 
 
 class Gone(NamedTuple):
@@ -318,9 +321,10 @@ class KillWorkers(NamedTuple):
 
 
 class SetTimer(NamedTuple):
-    """``TimerFired(kind)`` after some seconds; the controller knows how many for each kind."""
+    """``TimerFired(kind)`` after some seconds; None: the controller knows how many for the kind."""
 
     kind: str
+    seconds: float | None = None
 
 
 class ExplainHang(NamedTuple):
@@ -337,6 +341,10 @@ class RecordFailure(NamedTuple):
 
     failures: tuple[WorkerFailure, ...]
     retry: bool
+    repeats: int = 1
+    """How many attempts in a row have failed like this one, at the same place."""
+    delay_s: float = 0.0
+    """How long until the next attempt starts."""
 
 
 class RecordAttemptStopped(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lockstep import errors
 from lockstep.console.text import shorten
 from lockstep.engine.base import OUT_OF_MEMORY
-from lockstep.error_record import pack_error, summarise_error
+from lockstep.error_record import error_place, pack_error, summarise_error
 from lockstep.errors import PreemptedError, WorkerDiedError
 
 __all__ = [
@@ -20,11 +20,15 @@ __all__ = [
     "describe",
     "died",
     "error_records",
+    "fails_again",
     "first_cause",
     "lost_connection",
     "name_ranks",
+    "signature",
 ]
 
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 60.0
 _MAX_RANKS = 8
 _MAX_TEXT = 2000
 
@@ -77,6 +81,8 @@ class WorkerFailure:
     error: dict[str, Any]
     died: bool = False
     """The process ended without an exception; else the function raised."""
+    before_start: bool = False
+    """The function was not called yet: loading it, or setting up its framework, raised."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,12 @@ class FailurePolicy:
     def decide_preempted(self, preempted_attempts: int) -> Literal["retry", "raise"]:
         """The same for attempts that ended because a worker was preempted."""
         return _within(preempted_attempts, self.max_preemption_failures)
+
+    def delay_s(self, fruitless: int) -> float:
+        """How long to wait before the next attempt, after so many in a row without progress."""
+        return (
+            min(_FIRST_DELAY_S * 2.0 ** (fruitless - 2), _LONGEST_DELAY_S) if fruitless > 1 else 0.0
+        )
 
 
 def _within(count: int, limit: int) -> Literal["retry", "raise"]:
@@ -155,10 +167,26 @@ def _precedence(failure: WorkerFailure) -> int:
     return 1 if failure.died and "SIGABRT" not in failure.error["message"] else 2
 
 
+def fails_again(failure: WorkerFailure) -> bool:
+    """Whether another attempt would fail like this one: it raised before the function was called.
+
+    A broken connection is another matter: a port may be taken, or a peer have died.
+    """
+    return failure.before_start and not lost_connection(failure)
+
+
+def signature(failure: WorkerFailure) -> tuple[str, ...]:
+    """What two failures have in common that came at the same place: the type, and where."""
+    place = error_place(failure.error)
+    return (failure.error["type"], *((failure.error["message"],) if place is None else place))
+
+
 def describe(failures: tuple[WorkerFailure, ...], attempt: int, world_size: int) -> str:
     """One sentence: which rank, what, and which others followed."""
     cause = first_cause(failures)
     notes = [f"in attempt {attempt}"] if attempt > 1 else []
+    if fails_again(cause):
+        notes.append("before the training function was called, so no other attempt is made")
     others = {failure.rank: failure for failure in reversed(failures)}
     del others[cause.rank]
     cut_off = [] if lost_connection(cause) else [r for r in others if lost_connection(others[r])]

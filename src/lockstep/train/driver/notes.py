@@ -17,6 +17,8 @@ __all__ = [
     "hang_note",
     "missing_score_note",
     "missing_stop_note",
+    "repeats_note",
+    "retry_note",
     "silence_note",
     "stalled_note",
     "unanswered_note",
@@ -45,6 +47,22 @@ def silence_note(seconds: float, longest: float, *, logs: str | None = None) -> 
     return (
         f"No rank has come to a report for {seconds:.0f} s, and it took {longest:.1f} s at most "
         f"before; if this is not a long step, look where they are: {where}."
+    )
+
+
+def retry_note(attempt: int, repeats: int, delay_s: float, origin: str) -> str:
+    """What follows ``attempt``, which has failed; ``origin``: ``from checkpoint_000003``."""
+    text = f"Starting attempt {attempt + 1} {origin}."
+    if delay_s:
+        text = f"Attempt {attempt + 1} starts in {delay_s:g} s, {origin}; Ctrl-C ends the run."
+    return f"{repeats_note(repeats)} {text}" if repeats > 1 else text
+
+
+def repeats_note(repeats: int) -> str:
+    """The same failure again and again: another attempt is no cure."""
+    return (
+        f"The last {repeats} attempts failed at the same place, and none got further: starting "
+        "again is unlikely to help."
     )
 
 

@@ -5,6 +5,7 @@ No I/O, no clock, no randomness. The controller performs the actions and feeds b
     STARTING ──all ready──▶ RUNNING ──all finished──▶ STOPPING ──all exited──▶ FINISHED
         │                      │                       ▲   │
         └──failure, Ctrl-C─────┴───────────────────────┘   ├─ retry, resize ─▶ STARTING (attempt+1)
+                                                           ├─ failed again ──▶ WAITING ─▶ STARTING
                                                            ├─ failed ────────▶ FAILED
                                                            ├─ Ctrl-C ────────▶ INTERRUPTED
                                                            └─ SIGTERM ───────▶ PREEMPTED
@@ -85,9 +86,11 @@ from lockstep.train.driver.failure import (
     FailurePolicy,
     WorkerFailure,
     died,
+    fails_again,
     first_cause,
     lost_connection,
     name_ranks,
+    signature,
 )
 from lockstep.train.driver.save_plan import agreed_name, plan_save
 from lockstep.train.driver.scaling import ScalingPolicy
@@ -109,6 +112,12 @@ class RunState(NamedTuple):
     attempt: int = 1
     failed_attempts: int = 0
     preempted_attempts: int = 0
+    fruitless: int = 0
+    """How many attempts in a row failed without getting further than the one before."""
+    repeats: int = 0
+    """How many attempts in a row failed at the same place, with the same error."""
+    last_failure: tuple[Any, ...] = ()
+    """How the last attempt failed, and after how many rows."""
     rows: int = 0
     next_checkpoint_id: int = 0
     # This attempt's workers, by rank.
@@ -130,6 +139,8 @@ class RunState(NamedTuple):
     """The names in use, of users' own directories as well."""
     committed_before: frozenset[str] = frozenset()
     """The names in use when the attempt began."""
+    rows_before: int = 0
+    """How many rows there were when the attempt began."""
     safe_rows: int = 0
     """How many rows the newest committed checkpoint covers."""
     # A notice, and the end of the attempt.
@@ -187,6 +198,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         recording=False,
         saves=(),
         committed_before=state.committed,
+        rows_before=state.rows,
         returned=frozenset(),
         trackers_open=frozenset(),
         closing=frozenset(),
@@ -477,7 +489,7 @@ def _raised(state: RunState, event: Raised) -> tuple[RunState, list[Action]]:
     known = event.rank in {failure.rank for failure in state.failures}
     if known and was_closing:
         return _after_closing(state)
-    return _fail(state, WorkerFailure(event.rank, event.error))
+    return _fail(state, WorkerFailure(event.rank, event.error, before_start=event.before_start))
 
 
 def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
@@ -524,6 +536,8 @@ def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Actio
 def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action]]:
     if state.phase.ended:
         return state, []
+    if state.phase is Phase.WAITING:
+        return state._replace(phase=Phase.INTERRUPTED), [End(Phase.INTERRUPTED, ())]
     finished = state.phase is Phase.STOPPING and len(state.returned) == state.world_size
     if event.gives_up and len(state.gone) == state.world_size:
         interrupted = state.interrupted or not finished
@@ -543,6 +557,10 @@ def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action
 
 
 def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
+    if state.phase is Phase.WAITING:
+        if event.rank is not None:
+            return state, []
+        return state._replace(phase=Phase.PREEMPTED), [End(Phase.PREEMPTED, ())]
     notice = state.notice
     if state.phase.ended or (notice is not None and notice.kind == "preemption"):
         if notice is not None and event.rank is None and notice.rank is not None:
@@ -603,6 +621,8 @@ def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
 def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Action]]:
     if event.attempt != state.attempt or state.phase.ended or state.killed:
         return state, []
+    if state.phase is Phase.WAITING:
+        return _restart(state) if event.kind == "retry" else (state, [])
     if event.kind == "preemption":
         finished = len(state.returned) == state.world_size
         state = state._replace(
@@ -695,22 +715,52 @@ def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
 
 
 def _failed(state: RunState, failures: tuple[WorkerFailure, ...]) -> tuple[RunState, list[Action]]:
-    state = state._replace(failed_attempts=state.failed_attempts + 1)
-    if state.policy.decide(state.failed_attempts) == "raise":
+    state = _count_failure(state, failures)
+    hopeless = fails_again(first_cause(failures))
+    if hopeless or state.policy.decide(state.failed_attempts) == "raise":
         state = state._replace(phase=Phase.FAILED)
         return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
-    return _next_attempt(state, lambda size: [RecordFailure(failures, True)])
+    delay_s = state.policy.delay_s(state.fruitless)
+    repeats = state.repeats
+    return _next_attempt(
+        state, lambda size: [RecordFailure(failures, True, repeats, delay_s)], delay_s
+    )
+
+
+def _count_failure(state: RunState, failures: tuple[WorkerFailure, ...]) -> RunState:
+    """Count the attempt, and those in a row that failed alike, or got no further."""
+    rows = state.rows - state.rows_before
+    failure = (signature(first_cause(failures)), rows)
+    saved = state.committed != state.committed_before
+    repeated = not saved and failure == state.last_failure
+    return state._replace(
+        failed_attempts=state.failed_attempts + 1,
+        last_failure=failure,
+        repeats=state.repeats + 1 if repeated else 1,
+        fruitless=state.fruitless + 1 if repeated or (not saved and not rows) else 0,
+    )
 
 
 def _next_attempt(
-    state: RunState, record: Callable[[int], list[Action]]
+    state: RunState, record: Callable[[int], list[Action]], delay_s: float = 0.0
 ) -> tuple[RunState, list[Action]]:
     size = state.scaling.size_for(state.capacity)
     if size is None:
         return _too_few(state)
     state = _fresh_attempt(state._replace(world_size=size))
     state = state._replace(attempt=state.attempt + 1)
+    if delay_s:
+        state = state._replace(phase=Phase.WAITING)
+        return state, [*record(size), SetTimer("retry", delay_s)]
     return state, [*record(size), StartWorkers(state.attempt, size)]
+
+
+def _restart(state: RunState) -> tuple[RunState, list[Action]]:
+    """The wait is over. There may be room for more workers now, or for fewer."""
+    size = state.scaling.size_for(state.capacity)
+    if size is None:
+        return _too_few(state)
+    return _fresh_attempt(state._replace(world_size=size)), [StartWorkers(state.attempt, size)]
 
 
 def _too_few(state: RunState) -> tuple[RunState, list[Action]]:

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lockstep.engine.base import Channel, WorkerInfo
@@ -27,6 +28,7 @@ __all__ = ["main"]
 
 def main(channel: Channel) -> int:
     """What a worker does: announce itself, set up the framework, run the training function."""
+    called = False
     try:
         setup: WorkerSetup = pickle.loads(channel.receive())
         backend: Backend = pickle.loads(setup.backend)
@@ -37,7 +39,9 @@ def main(channel: Channel) -> int:
         if isinstance(launch, Exit):
             return 0
         try:
-            _run(channel, setup, backend, launch)
+            session, call = _prepare(channel, setup, backend, launch)
+            called = True
+            _train(channel, session, call)
         except BaseException:
             if len(launch.workers) == 1:
                 # No other rank to wait for; and in this process, the next attempt needs it closed.
@@ -47,7 +51,7 @@ def main(channel: Channel) -> int:
         channel.send(Interrupted())
         return 130
     except BaseException as error:
-        channel.send(Failed(_packed(error)))
+        channel.send(Failed(_packed(error), before_start=not called))
         return 1
     finally:
         sessions.activate(None)
@@ -58,7 +62,10 @@ def main(channel: Channel) -> int:
     return 0
 
 
-def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch) -> None:
+def _prepare(
+    channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch
+) -> tuple[sessions.Session, Callable[[], Any]]:
+    """Set up everything around the training function; return it with its config bound."""
     context = replace(
         place_among(launch.workers, channel.rank, setup.context),
         attempt=launch.attempt,
@@ -86,12 +93,13 @@ def _run(channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch)
     overrides = pickle.loads(setup.overrides) if setup.overrides else {}
     config = config_like(config, {**config, **overrides})
     _adopt_main(function)
+    return session, partial(function, config) if takes_config(function) else function
+
+
+def _train(channel: Channel, session: sessions.Session, call: Callable[[], Any]) -> None:
     try:
         with session.end_hooks(_packed):
-            if takes_config(function):
-                function(config)
-            else:
-                function()
+            call()
     except StopTraining:
         pass
     except SystemExit as stop:
