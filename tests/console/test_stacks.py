@@ -194,19 +194,41 @@ def feed(collector: StackCollector, text: str, now: float = 0.0) -> list[list[st
     return [shown for line in text.splitlines() if (shown := collector.feed(line, now))]
 
 
-def test_a_dump_comes_out_in_one_piece() -> None:
+def expecting(dumps: int = 1) -> StackCollector:
     collector = StackCollector()
+    for _ in range(dumps):
+        collector.expect()
+    return collector
+
+
+def test_a_dump_that_nobody_requested_stays_as_it_came() -> None:
+    collector = StackCollector(lambda file, line: pytest.fail(f"{file} was read"))
+    assert feed(collector, DUMP) == [[line] for line in DUMP.splitlines()]
+    assert collector.deadline() is None
+
+
+def test_one_request_is_one_dump() -> None:
+    assert feed(expecting(), DUMP + DUMP)[1:] == [[line] for line in DUMP.splitlines()]
+
+
+def test_a_long_line_takes_no_long_time() -> None:
+    line = "Thread 0x1 " * 100_000 + "(most recent call first):"
+    assert expecting().feed(line, 0.0) == [line]
+
+
+def test_a_dump_comes_out_in_one_piece() -> None:
+    collector = expecting()
     assert feed(collector, "before\n" + DUMP + "after\n") == [["before"], TIDY, ["after"]]
     assert collector.deadline() is None
     assert collector.flush() == []
 
 
 def test_two_dumps_in_a_row() -> None:
-    assert feed(StackCollector(), DUMP + DUMP) == [TIDY, TIDY]
+    assert feed(expecting(2), DUMP + DUMP) == [TIDY, TIDY]
 
 
 def test_a_progress_bar_before_a_dump_is_a_line_of_its_own() -> None:
-    assert feed(StackCollector(), "epoch 3:  40%|████    |" + DUMP) == [
+    assert feed(expecting(), "epoch 3:  40%|████    |" + DUMP) == [
         ["epoch 3:  40%|████    |"],
         TIDY,
     ]
@@ -214,7 +236,7 @@ def test_a_progress_bar_before_a_dump_is_a_line_of_its_own() -> None:
 
 def test_a_dump_that_stops_half_way_is_shown_as_it_came() -> None:
     half = USERS_THREAD.splitlines()
-    collector = StackCollector()
+    collector = expecting()
     assert feed(collector, USERS_THREAD, now=5.0) == []
     assert collector.deadline() == 5.0 + HOLD_S
     assert collector.flush() == half
@@ -227,7 +249,7 @@ def test_a_dump_that_stops_half_way_is_shown_as_it_came() -> None:
 )
 def test_other_dumps_of_faulthandler_stay_as_they_are(first: str) -> None:
     text = first + "\n" + DUMP
-    assert feed(StackCollector(), text) == [[line] for line in text.splitlines()]
+    assert feed(expecting(), text) == [[line] for line in text.splitlines()]
 
 
 def lines_of(collect: Callable[[str], list[str]], text: str) -> list[str]:
@@ -236,5 +258,5 @@ def lines_of(collect: Callable[[str], list[str]], text: str) -> list[str]:
 
 def test_nothing_is_lost_of_what_only_looks_like_a_dump() -> None:
     text = "Thread 0xff (most recent call first):\nloss 1\nThread pool\n  File x\n...\n\n"
-    collector = StackCollector()
+    collector = expecting()
     assert lines_of(lambda line: collector.feed(line, 0.0), text) == text.splitlines()

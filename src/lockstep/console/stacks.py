@@ -31,6 +31,7 @@ _HEADER = re.compile(
     r"\(most recent call first\):"
 )
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_MAX_HEADER = 1000
 _CUT = "  ..."
 _CUT_THREADS = "..."
 _PACKAGE = str(Path(__file__).parents[1])
@@ -166,16 +167,22 @@ def _frame_lines(frames: list[Frame], source: SourceLine) -> list[str]:
 
 
 class StackCollector:
-    """Takes a rank's output line by line and returns each dump tidied and in one piece.
+    """Takes a rank's output line by line and returns the expected dumps tidied and in one piece.
 
-    A dump of a crash, or of the user's own faulthandler timeout, is left unchanged.
+    Every other line is left unchanged, however much it looks like a dump: of a crash, of the
+    user's own faulthandler, or printed by somebody who wants a file to be read.
     """
 
     def __init__(self, source: SourceLine = lambda file, line: "") -> None:
         self._source = source
         self._held: list[str] = []
         self._deadline: float | None = None
+        self._expected = 0
         self._is_foreign = False  # lockstep has not requested the current dump
+
+    def expect(self) -> None:
+        """A dump was requested. May be called in any thread."""
+        self._expected += 1
 
     def feed(self, line: str, now: float) -> list[str]:
         """Return the lines to show now: ``line``, a complete dump, or none while a dump arrives."""
@@ -187,7 +194,10 @@ class StackCollector:
                 return []
             dump = tidy_stacks(parse_stacks(self._held), self._source)
             self._clear()
+            self._expected -= 1
             return dump
+        if not self._expected:
+            return [line]
         if line.startswith(("Fatal Python error", "Timeout (")):
             self._is_foreign = True
         elif not _belongs(line):
@@ -213,8 +223,10 @@ class StackCollector:
 
 
 def _header(line: str) -> re.Match[str] | None:
-    # A cheap test first: every line of output comes through here.
-    return _HEADER.fullmatch(line) if line.endswith("(most recent call first):") else None
+    # Two cheap tests first. Without the limit, a long line could take quadratic time.
+    if len(line) > _MAX_HEADER or not line.endswith("(most recent call first):"):
+        return None
+    return _HEADER.fullmatch(line)
 
 
 def _belongs(line: str) -> bool:

@@ -125,6 +125,7 @@ def test_alike_on_several_ranks_it_is_one_line(tmp_path: Path) -> None:
 def test_what_came_before_it_is_shown_before_it(tmp_path: Path) -> None:
     header = "Thread 0x00007f (most recent call first):"  # of a stack that never comes
     with routed(tmp_path) as run:
+        run.router.expect_stacks(0)
         run.write(f"{header}\na bar".encode())
         run.now += 20  # and nobody looks
         run.router.tick()

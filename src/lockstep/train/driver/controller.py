@@ -112,6 +112,7 @@ class Controller:
         )
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
+        self._output: OutputRouter | None = None
         self.ended = False
         """Nothing is left to do, on storage either."""
         self._events: deque[e.Event] = deque()
@@ -277,6 +278,7 @@ class Controller:
             failed = StorageError(f"could not open the workers' logs: {error}.")
             self._feed(e.Closed(pack_error(failed)))
             return
+        self._output = output
         try:
             self._group = self._engine.start(
                 self._group_spec, self._loop, self._engine_event, output
@@ -474,8 +476,9 @@ class Controller:
         return None if self._verbose else os.path.join(self._run.directory, LOG_DIRECTORY)
 
     def _dump_stacks(self, ranks: Iterable[int]) -> None:
-        if self._group is not None:
+        if self._group is not None and self._output is not None:
             for rank in ranks:
+                self._output.expect_stacks(rank)
                 self._group.dump_stacks(rank)
 
     def _end(self, action: e.End) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
 import math
 import os
 import time
@@ -12,6 +11,7 @@ from typing import BinaryIO
 
 from lockstep.console import Display
 from lockstep.console.logs import Line, LineCollapser, LineSplitter
+from lockstep.console.source_lines import source_line
 from lockstep.console.stacks import StackCollector
 from lockstep.console.text import shorten, without_controls
 from lockstep.run_layout import LOG_DIRECTORY, log_file
@@ -49,9 +49,10 @@ def log_tail(directory: str, rank: int, lines: int = 10) -> list[str]:
 class OutputRouter:
     """An ``OutputSink``. ``display`` None: only to the files (the terminal shows it already).
 
-    The stacks of a worker go to its file as they come and to the display in a tidy form. A line
-    that takes long to end (a progress bar) is shown as it stands every ten seconds, in a long run
-    every minute, if it has changed, and at its end only if it has changed since.
+    Stacks that the driver has requested go to the worker's file as they come and to the display in
+    a tidy form. A line that takes long to end (a progress bar) is shown as it stands every ten
+    seconds, in a long run every minute, if it has changed, and at its end only if it has changed
+    since.
     """
 
     def __init__(
@@ -70,12 +71,16 @@ class OutputRouter:
             for rank in range(world_size)
         ]
         self._splitters = [LineSplitter() for _ in range(world_size)]
-        self._stacks = [StackCollector(linecache.getline) for _ in range(world_size)]
+        self._stacks = [StackCollector(source_line) for _ in range(world_size)]
         self._collapser = LineCollapser(world_size)
         self._clock = clock
         self._began = clock()
         self._unfinished: list[str | None] = [None] * world_size  # the line as it was shown last
         self._due = [math.inf] * world_size  # when to show a line that has not ended
+
+    def expect_stacks(self, rank: int) -> None:
+        """The driver has requested this rank's stacks. May be called in any thread."""
+        self._stacks[rank].expect()
 
     def write(self, rank: int, data: bytes) -> None:
         """See :class:`lockstep.engine.OutputSink`."""
