@@ -10,7 +10,6 @@ results root, the name of an experiment, or the name or trial id of a run.
 from __future__ import annotations
 
 import argparse
-import linecache
 import os
 import re
 import socket
@@ -18,17 +17,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lockstep import __version__, settings
-from lockstep.engine.attach import is_worker, request_stacks
+from lockstep.engine.attach import StackRequest, is_worker
 from lockstep.error_record import summarise_error
 from lockstep.errors import LockstepError
 from lockstep.journal import parse_line
 from lockstep.records import RunRecords, existing_checkpoints, newest_run, reported_metrics
-from lockstep.run_layout import JOURNAL_FILE, SPOOL_PREFIX, log_file
+from lockstep.run_layout import JOURNAL_FILE, SPOOL_PREFIX
 from lockstep.storage import Storage, open_storage
 
 __all__ = ["main"]
@@ -134,30 +134,31 @@ def _newest_attempt(records: RunRecords) -> dict[str, Any] | None:
 def _stack(text: str) -> int:
     from lockstep.train.driver.failure import name_ranks
 
-    directory, records = _driver_records(_find_run(text))
+    records = _driver_records(_find_run(text))
     attempt = _check_running(records)
     pids: dict[int, int] = {worker["rank"]: worker["pid"] for worker in attempt["workers"]}
-    logs = {rank: _Log(Path(directory, log_file(rank))) for rank in pids}
     problems: dict[int, str] = {}
-    for rank, pid in pids.items():
-        try:
-            request_stacks(pid, attempt["time"])
-        except LockstepError as error:
-            problems[rank] = str(error)
-    if len(problems) == len(pids):
-        raise LockstepError(
-            f"no worker of the run {_name(records.run)} answers: {problems[min(problems)]}."
-        )
     alike: dict[tuple[str, ...], list[int]] = {}
-    deadline = time.monotonic() + ANSWER_S
-    for rank in sorted(pids.keys() - problems.keys()):
-        if stacks := logs[rank].stacks(deadline):
-            alike.setdefault(tuple(stacks), []).append(rank)
-        else:
-            problems[rank] = (
-                f"process {pids[rank]} has written nothing within {ANSWER_S:g} s; it may be "
-                "stopped, or its driver is"
+    with ExitStack() as open_requests:
+        requests: dict[int, StackRequest] = {}
+        for rank, pid in sorted(pids.items()):
+            try:
+                requests[rank] = open_requests.enter_context(StackRequest(pid, attempt["time"]))
+            except LockstepError as error:
+                problems[rank] = str(error)
+        if not requests:
+            raise LockstepError(
+                f"no worker of the run {_name(records.run)} answers: {problems[min(problems)]}."
             )
+        deadline = time.monotonic() + ANSWER_S
+        for rank, request in requests.items():
+            if stacks := _stacks(request, deadline):
+                alike.setdefault(tuple(stacks), []).append(rank)
+            else:
+                problems[rank] = (
+                    f"process {pids[rank]} has written nothing within {ANSWER_S:g} s; it may be "
+                    "stopped"
+                )
     for lines, ranks in alike.items():
         print(f"{name_ranks(ranks).capitalize()} (pid {', '.join(str(pids[r]) for r in ranks)})")
         print(*lines, "", sep="\n")
@@ -166,15 +167,15 @@ def _stack(text: str) -> int:
     return 1 if problems else 0
 
 
-def _driver_records(storage: Storage) -> tuple[str, RunRecords]:
-    """The local directory of a run's driver, with its logs, and the journal in it."""
+def _driver_records(storage: Storage) -> RunRecords:
+    """The journal that a run's driver writes, which is on this machine."""
     records = RunRecords(storage)
     if storage.is_local or records.end is not None:
-        return storage.root, records
+        return records
     # The journal on remote storage is an older copy.
     directory: str = records.run.get("directory", "")
     try:
-        return directory, RunRecords(open_storage(directory))
+        return RunRecords(open_storage(directory))
     except FileNotFoundError:
         raise LockstepError(
             f"the driver of the run {_name(records.run)} does not run on this machine; its workers "
@@ -203,33 +204,16 @@ def _hosts(records: RunRecords) -> str:
     return ", ".join(sorted({worker["hostname"] for worker in workers})) or "an unknown host"
 
 
-class _Log:
-    """The new lines of a rank's log, from now on."""
+def _stacks(request: StackRequest, deadline: float) -> list[str]:
+    """A worker's stacks, formatted; empty if it writes none in time."""
+    from lockstep.console.source_lines import source_line
+    from lockstep.console.stacks import first_dump, is_complete, parse_stacks, tidy_stacks
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._start = path.stat().st_size if path.exists() else 0
-
-    def stacks(self, deadline: float) -> list[str]:
-        """The next stacks in the log, formatted; empty if none are written in time."""
-        from lockstep.console.stacks import first_dump, is_complete, parse_stacks, tidy_stacks
-
-        while True:
-            dump = first_dump(self._new_lines())
-            if is_complete(dump) or time.monotonic() > deadline:
-                return tidy_stacks(parse_stacks(dump), _source_line)
-            time.sleep(_POLL_S)
-
-    def _new_lines(self) -> list[str]:
-        with open(self._path, "rb") as file:
-            file.seek(self._start)
-            text = file.read().decode("utf-8", "replace")
-        return text.split("\n")[:-1]
-
-
-def _source_line(file: str, line: int) -> str:
-    # linecache would search a relative name in this process's own directories.
-    return linecache.getline(file, line) if os.path.isabs(file) else ""
+    while True:
+        dump = first_dump(request.lines())
+        if is_complete(dump) or time.monotonic() > deadline:
+            return tidy_stacks(parse_stacks(dump), source_line)
+        time.sleep(_POLL_S)
 
 
 # -------------------------------------------------------------------------------------------- show

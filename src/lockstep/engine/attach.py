@@ -1,25 +1,46 @@
-"""Asking a running worker for its stacks from a process that did not start it. Linux only."""
+"""Asking a running worker for its stacks from a process that did not start it. Linux only.
+
+Each worker has a file in memory for this. On ``ATTACH_SIGNAL`` faulthandler writes the stacks
+there, and the process that asked reads them through ``/proc``. Neither the run's log nor the
+driver's terminal shows them, and the driver need not even run.
+"""
 
 from __future__ import annotations
 
+import faulthandler
+import fcntl
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+from types import TracebackType
 
-from lockstep.engine.processes import STACK_SIGNAL
 from lockstep.errors import EngineError
 
-__all__ = ["is_worker", "request_stacks"]
+__all__ = ["ATTACH_SIGNAL", "StackRequest", "answer_requests", "is_worker"]
 
+ATTACH_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""Makes a worker write its threads' stacks to its file in memory."""
+
+_FILE = "lockstep-stacks"
+_MAX_BYTES = 1 << 20
 _SERVER = b"lockstep.engine.forkserver"
 _CLOCK_S = 2.0
 """How far the times in the run's journal and the kernel's times may differ."""
 
 
-def request_stacks(pid: int, recorded: float) -> None:
-    """Make a worker write its threads' stacks to its output, whatever it is doing.
+def answer_requests() -> None:
+    """In a worker: answer every ``StackRequest`` from now on, whatever the interpreter is doing."""
+    if sys.platform == "linux":
+        file = os.memfd_create(_FILE)
+        # So that whoever asks may empty the file: the next dump is then written to its beginning.
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
+        faulthandler.register(ATTACH_SIGNAL, file=file, all_threads=True)
+
+
+class StackRequest:
+    """Asks a worker for its threads' stacks, whatever it is doing; close it after use.
 
     Args:
         pid: the worker's process.
@@ -28,24 +49,63 @@ def request_stacks(pid: int, recorded: float) -> None:
     Raises:
         EngineError: the process is not that worker (any more), or this user may not signal it.
     """
-    if sys.platform != "linux":
-        raise EngineError(f"a worker's stacks can only be read on Linux; this is {sys.platform}")
-    try:
-        # The handle stays with this process, even if its number is reused meanwhile.
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise EngineError(f"process {pid} has ended") from None
-    try:
-        _check(pid, recorded)
-        signal.pidfd_send_signal(handle, STACK_SIGNAL)
-    except (FileNotFoundError, ProcessLookupError):
-        raise EngineError(f"process {pid} has ended") from None
-    except PermissionError:
-        raise EngineError(
-            f"process {pid} belongs to another user; ask as that user or as root"
-        ) from None
-    finally:
-        os.close(handle)
+
+    def __init__(self, pid: int, recorded: float) -> None:
+        if sys.platform != "linux":
+            raise EngineError(f"a worker's stacks can only be read on Linux; it is {sys.platform}")
+        try:
+            # The handle stays with this process, even if its number is reused meanwhile.
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise EngineError(f"process {pid} has ended") from None
+        try:
+            _check(pid, recorded)
+            self._fd = _open_file(pid)
+            try:
+                self._start = os.fstat(self._fd).st_size
+                if self._start > _MAX_BYTES:
+                    os.ftruncate(self._fd, 0)
+                    self._start = 0
+                signal.pidfd_send_signal(handle, ATTACH_SIGNAL)
+            except BaseException:
+                os.close(self._fd)
+                raise
+        except (FileNotFoundError, ProcessLookupError):
+            raise EngineError(f"process {pid} has ended") from None
+        except PermissionError:
+            raise EngineError(
+                f"process {pid} belongs to another user; ask as that user or as root"
+            ) from None
+        finally:
+            os.close(handle)
+
+    def lines(self) -> list[str]:
+        """The lines that the worker has written until now."""
+        size = min(os.fstat(self._fd).st_size - self._start, _MAX_BYTES)
+        text = os.pread(self._fd, max(0, size), self._start).decode("utf-8", "replace")
+        return text.split("\n")[:-1]
+
+    def __enter__(self) -> StackRequest:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._fd)
+
+
+def _open_file(pid: int) -> int:
+    """Open the worker's file in memory."""
+    for link in Path("/proc", str(pid), "fd").iterdir():
+        try:
+            if os.readlink(link).startswith(f"/memfd:{_FILE}"):
+                return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    raise EngineError(f"process {pid} has closed the file for its stacks")
 
 
 def is_worker(pid: int, recorded: float) -> bool:
@@ -71,7 +131,7 @@ def _check(pid: int, recorded: float) -> None:
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     if fields["State"].split()[0] in "ZX":  # a zombie, or dead
         raise EngineError(f"process {pid} has ended")
-    if not int(fields["SigCgt"], 16) >> (STACK_SIGNAL - 1) & 1:
+    if not int(fields["SigCgt"], 16) >> (ATTACH_SIGNAL - 1) & 1:
         raise EngineError(f"process {pid} is not ready to show its stacks; try again")
 
 

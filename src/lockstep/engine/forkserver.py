@@ -32,6 +32,7 @@ from io import TextIOWrapper
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+from lockstep.engine.attach import answer_requests
 from lockstep.engine.base import OUT_OF_MEMORY
 from lockstep.engine.processes import (
     STACK_SIGNAL,
@@ -346,6 +347,7 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
     sys.stderr = sys.__stderr__ = _open_stream(2, "backslashreplace")  # type: ignore[misc]
     # The handler is in C, so it works while the interpreter is stuck.
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+    answer_requests()
     os.environ.clear()
     os.environ.update(spawn.environment)
     sys.path[:] = spawn.sys_path
