@@ -271,6 +271,19 @@ class TestStoredDict:
             ("_current_checkpoint_id", 2),
         ]
 
+    def test_a_dict_of_tensors_gets_no_keys(self, storage: Storage) -> None:
+        torch = pytest.importorskip("torch")
+        model = torch.nn.Linear(2, 1)
+        made = Checkpoint.from_dict(model.state_dict())
+        stored = stored_in(storage, made, {"id": 2, "timestamp": 99})
+        torch.nn.Linear(2, 1).load_state_dict(stored.to_dict())
+        assert list(stored.to_dict()) == ["weight", "bias"]
+        assert stored.current_id == 2
+
+    def test_an_empty_dict_gets_the_keys(self, storage: Storage) -> None:
+        stored = stored_in(storage, Checkpoint.from_dict({}), {"id": 2, "timestamp": 99})
+        assert list(stored.to_dict()) == ["_timestamp", "_preprocessor", "_current_checkpoint_id"]
+
     def test_files_never_name_the_manifest(self, storage: Storage) -> None:
         made = Checkpoint.from_dict({"epoch": 3})
         made.set_metadata({"a": 1})

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockstep.checkpoint_dict import number_at, numbers_in, pickle_dict
+from lockstep.checkpoint_dict import number_at, numbers_in, only_tensors, pickle_dict
 from lockstep.errors import CheckpointError
 from lockstep.run_layout import DICT_FILE, MANIFEST, METADATA_FILE
 from lockstep.storage import Storage, open_storage
@@ -131,12 +131,17 @@ class Checkpoint:
         return ("local_path" if self._storage.is_local else "uri"), self._storage.uri
 
     def to_dict(self) -> dict[str, Any]:
-        """A new copy of the dict; a directory is ``{"fs_checkpoint": <tar archive>}``."""
+        """A new copy of the dict; a directory is ``{"fs_checkpoint": <tar archive>}``.
+
+        A dict that was reported gets three keys: ``_timestamp``, ``_preprocessor`` (None) and
+        ``_current_checkpoint_id``. A dict of tensors only, such as a state dict, gets none:
+        ``model.load_state_dict(checkpoint.to_dict())`` works.
+        """
         if not self.is_dict:
             return {_TAR_KEY: self._tar()}
-        data = self._load()
+        data = self.given_dict()
         manifest = self._manifest()
-        if manifest is not None:
+        if manifest is not None and not only_tensors(data):
             # Removed first, so that these keys come last.
             for key in _ADDED_KEYS:
                 data.pop(key, None)
@@ -222,7 +227,25 @@ class Checkpoint:
         kind = scheme if found else self._storage.filesystem.type_name
         return f"Checkpoint(filesystem={kind}, path={self._storage.root})"
 
-    # The rest is for the worker that reports a checkpoint.
+    # The rest is for the library itself.
+
+    def given_dict(self) -> dict[str, Any]:
+        """A new copy of the dict of a dict checkpoint, without the keys that ``to_dict`` adds."""
+        content = b"".join(self._chunks(DICT_FILE))
+        try:
+            data: Any = pickle.loads(content)
+        except MemoryError:
+            raise  # the checkpoint is good, this machine is too small
+        except Exception as error:  # a damaged pickle may raise anything
+            raise CheckpointError(
+                f"{self!r} cannot be unpickled here: {type(error).__name__}: {error}."
+            ) from error
+        if not isinstance(data, dict):
+            raise CheckpointError(
+                f"{self!r} has a {type(data).__name__} in its {DICT_FILE}; write a dict to it, or "
+                "call the file something else."
+            )
+        return data
 
     @property
     def is_dict(self) -> bool:
@@ -239,7 +262,7 @@ class Checkpoint:
         if not self.is_dict:
             return None
         manifest = self._manifest()
-        found = self._load().get(_ID_KEY) if manifest is None else manifest.get("id")
+        found = self.given_dict().get(_ID_KEY) if manifest is None else manifest.get("id")
         return None if found is None else int(found)
 
     def dict_value(self, key: str) -> float | None:
@@ -251,7 +274,7 @@ class Checkpoint:
         if self._storage is None or not self.is_dict:
             return number_at(self._numbers, key)
         with contextlib.suppress(CheckpointError):
-            return number_at(numbers_in(self._load()), key)
+            return number_at(numbers_in(self.given_dict()), key)
         return None
 
     @property
@@ -364,23 +387,6 @@ class Checkpoint:
             return None
         manifest: dict[str, Any] = json.loads(text)
         return manifest
-
-    def _load(self) -> dict[str, Any]:
-        content = b"".join(self._chunks(DICT_FILE))
-        try:
-            data: Any = pickle.loads(content)
-        except MemoryError:
-            raise  # the checkpoint is good, this machine is too small
-        except Exception as error:  # a damaged pickle may raise anything
-            raise CheckpointError(
-                f"{self!r} cannot be unpickled here: {type(error).__name__}: {error}."
-            ) from error
-        if not isinstance(data, dict):
-            raise CheckpointError(
-                f"{self!r} has a {type(data).__name__} in its {DICT_FILE}; write a dict to it, or "
-                "call the file something else."
-            )
-        return data
 
     def _tar(self) -> bytes:
         import tarfile

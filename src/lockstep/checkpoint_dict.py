@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-__all__ = ["number_at", "numbers_in", "pickle_dict"]
+__all__ = ["number_at", "numbers_in", "only_tensors", "pickle_dict"]
 
 
 class _OnlyAShard(ValueError):
@@ -83,6 +83,12 @@ def _on_cpu(pickler: Any, torch: Any) -> Any:
             return NotImplemented if inherited is None else inherited(self, value)
 
     return OnCPU
+
+
+def only_tensors(data: Mapping[Any, Any]) -> bool:
+    """Whether all values are torch's tensors, as in a state dict; False for an empty dict."""
+    torch = sys.modules.get("torch")  # not imported: then no value is a tensor
+    return torch is not None and bool(data) and all(map(torch.is_tensor, data.values()))
 
 
 def numbers_in(data: Mapping[Any, Any], above: tuple[int, ...] = ()) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from lockstep import tune
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig
 from lockstep.train import DataParallelTrainer
 from lockstep.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
-from tests.tune.trainables import Counter, Filed, Whereabouts, notes
+from tests.tune.trainables import Counter, Filed, Whereabouts, note, notes
 
 
 def fit(
@@ -128,6 +128,41 @@ def test_a_trial_saves_as_often_as_it_is_told(cls: type[Counter], tmp_path: Path
     other = cls()
     other.restore(result.checkpoint)
     assert (other.total, other.iteration) == (5, 5)
+
+
+@pytest.mark.parametrize("saved", ["weights", "plain"])
+def test_a_trial_loads_exactly_what_it_saved(saved: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(Counter):
+        def setup(self, config: dict[str, Any], offset: int = 0) -> None:
+            super().setup(config, offset)
+            self.net = torch.nn.Linear(2, 1)
+
+        def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+            weights: dict[str, Any] = self.net.state_dict()
+            return weights if saved == "weights" else {"_timestamp": 5, "at": self.iteration}
+
+        def load_checkpoint(self, checkpoint: Any) -> None:
+            if saved == "weights":
+                self.net.load_state_dict(checkpoint)
+            else:
+                assert checkpoint == {"_timestamp": 5, "at": self.iteration}
+            note(self.config, f"loaded at {self.iteration}")
+
+    log = tmp_path / "notes"
+    (result,) = fit(
+        Net,
+        {"fail_at": 3, "notes": str(log)},
+        tmp_path,
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=2),
+        failure_config=FailureConfig(max_failures=1),
+    )
+    assert result.error is None
+    assert "loaded at 2" in notes({"notes": log})
+    assert result.checkpoint is not None
+    if saved == "weights":
+        Net().net.load_state_dict(result.checkpoint.to_dict())
 
 
 def test_a_trial_that_is_stopped_saves_at_its_end(tmp_path: Path) -> None:

@@ -60,7 +60,10 @@ class Trainable:
         )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Resume from what ``save_checkpoint`` made: its dict, or the directory's path."""
+        """Resume from what ``save_checkpoint`` made: its dict, or the directory's path.
+
+        The dict is exactly the one that was saved, and ``self.iteration`` counts its steps.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} has to implement load_checkpoint() to resume from a checkpoint."
         )
@@ -125,14 +128,15 @@ class Trainable:
         """Resume from what ``save`` made."""
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(checkpoint)
+        metadata = checkpoint.get_metadata()
+        # Before load_checkpoint, which may use the count: for a learning rate's schedule, say.
+        self._iteration = int(metadata.get("iteration", 0))
+        self._time_total = float(metadata.get("time_total_s", 0.0))
         if checkpoint.is_dict:
-            self.load_checkpoint(checkpoint.to_dict())
+            self.load_checkpoint(checkpoint.given_dict())
         else:
             with checkpoint.as_directory() as directory:
                 self.load_checkpoint(directory)
-        metadata = checkpoint.get_metadata()
-        self._iteration = int(metadata.get("iteration", 0))
-        self._time_total = float(metadata.get("time_total_s", 0.0))
 
     def reset(self, new_config: dict[str, Any]) -> bool:
         """Start over with another config, if ``reset_config`` can."""
