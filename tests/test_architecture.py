@@ -36,6 +36,7 @@ LAYERS = [
     "storage",
     "checkpoint_dict",
     "checkpoint",
+    "lock",
     "journal",
     "records",
     "result",

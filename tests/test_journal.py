@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import pytest
 
 from lockstep.errors import StorageError
 from lockstep.journal import Journal, check_version, parse_line, read_lines
+from lockstep.lock import is_locked
 from lockstep.records import RunRecords
 from lockstep.run_layout import FORMAT_VERSION
 from lockstep.storage import LocalStorage
@@ -102,6 +104,48 @@ def test_a_full_disk_is_one_sentence(path: Path) -> None:
     with pytest.raises(StorageError, match=r"journal .*journal\.jsonl: No space left"):
         journal.append("run")
     journal.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_journal_that_cannot_be_flushed_is_one_sentence(path: Path) -> None:
+    journal = Journal(str(path))
+    reader, writer = os.pipe()  # a pipe cannot be flushed
+    os.dup2(writer, journal._fd)
+    with pytest.raises(StorageError, match=r"could not flush the run's journal .*: Invalid"):
+        journal.flush()
+    journal.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_journal_that_cannot_be_repaired_is_one_sentence_and_leaks_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(b'{"event":"run"}\n{"ev')
+
+    def full(descriptor: int, length: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "ftruncate", full)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(StorageError, match=r"could not open the run's journal .*: Input/output"):
+        Journal(str(path))
+    assert os.listdir("/proc/self/fd") == before
+    assert is_locked(str(path)) is False
+    monkeypatch.undo()
+    Journal(str(path)).close()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
+def test_only_a_regular_file_is_a_journal(path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/null")
+    else:
+        path.mkdir()
+    with pytest.raises(StorageError, match="could not open the run's journal"):
+        Journal(str(path))
 
 
 @pytest.mark.parametrize(

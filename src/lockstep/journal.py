@@ -17,18 +17,22 @@ was killed while it wrote a line, readers ignore that line, and the next driver 
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from typing import Any
 
 from lockstep.errors import StorageError
+from lockstep.lock import Lock
 from lockstep.run_layout import FORMAT_VERSION
 
-__all__ = ["Journal", "check_version", "is_driven", "parse_line", "read_lines"]
+__all__ = ["Journal", "check_version", "parse_line", "read_lines"]
 
 
+_BLOCK = 1 << 16
 _encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
 
 
@@ -41,24 +45,16 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._fd = -1
+        self._lock = Lock(path)
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise StorageError(
-                f"could not open the run's journal {path}: {error.strerror}."
-            ) from error
-        # The kernel releases the lock when the process dies: no stale lock can remain.
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            self._fd = _open(path)
+            _cut_half_line(self._fd)
+        except BaseException as error:
             self.close()
-            raise StorageError(
-                f"the run in {os.path.dirname(path)} is still being driven by another process; "
-                "wait for it, or end it first."
-            ) from error
-        except OSError:
-            pass  # a filesystem without locks
-        _cut_half_line(path)
+            if isinstance(error, OSError):
+                raise _failed("open", path, error) from error
+            raise
 
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
         """Write one event. Once this returns, the event survives the driver's death."""
@@ -74,13 +70,18 @@ class Journal:
 
     def flush(self) -> None:
         """Wait until every event would survive a power loss, too."""
-        os.fsync(self._fd)
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise _failed("flush", self._path, error) from error
 
     def close(self) -> None:
-        """Close the file, and so release the lock. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the file and release the lock. Idempotent."""
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # what was not flushed is not promised
+                os.close(descriptor)
+        self._lock.release()
 
     def _write(self, line: str) -> None:
         data = memoryview(line.encode())
@@ -88,22 +89,11 @@ class Journal:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as error:
-            raise StorageError(
-                f"could not write the run's journal {self._path}: {error.strerror}."
-            ) from error
+            raise _failed("write", self._path, error) from error
 
 
-def is_driven(path: str) -> bool:
-    """Whether a process has the journal at ``path`` open for writing.
-
-    True also if that cannot be known: not every filesystem has locks.
-    """
-    try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False
+def _failed(doing: str, path: str, error: OSError) -> StorageError:
+    return StorageError(f"could not {doing} the run's journal {path}: {error.strerror or error}.")
 
 
 def read_lines(data: bytes) -> Iterator[bytes]:
@@ -131,9 +121,24 @@ def check_version(header: dict[str, Any], path: str) -> None:
         )
 
 
-def _cut_half_line(path: str) -> None:
-    with open(path, "rb+") as file:
-        data = file.read()
-        end = data.rfind(b"\n") + 1
-        if end != len(data):
-            file.truncate(end)
+def _open(path: str) -> int:
+    # Without O_NONBLOCK, to open a pipe would wait for its reader.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
+
+
+def _cut_half_line(descriptor: int) -> None:
+    end = size = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(end - _BLOCK, 0)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            end = start + found + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(descriptor, end)

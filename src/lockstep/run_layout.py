@@ -9,6 +9,7 @@
             .staging/  .trash/                      not published yet; about to be deleted
             progress.csv  result.json  params.json
             logs/rank_0.log …                       the output of each rank
+            .journal.jsonl.lock                     while a driver is at work
 
 The names of temporary directories on this machine are here, too.
 """
@@ -28,6 +29,7 @@ __all__ = [
     "experiment_file",
     "experiment_number",
     "is_numbered",
+    "lock_path",
     "log_file",
     "run_directory",
     "snapshot_prefix",
@@ -109,6 +111,12 @@ def log_file(rank: int) -> str:
 def callback_state_file(callback: str, number: int) -> str:
     """The file with the state of the ``number``-th callback of a class."""
     return f"callback_{callback}_{number}.pkl"
+
+
+def lock_path(journal: str) -> str:
+    """The lock beside a journal, there while a process writes the journal."""
+    folder, name = os.path.split(journal)
+    return os.path.join(folder, f".{name}.lock")
 
 
 def snapshot_prefix(trial_id: str, root: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from lockstep.engine.base import WorkerInfo
 from lockstep.errors import CheckpointError
 from lockstep.records import RunRecords, address_from, existing_checkpoints
 from lockstep.retention import CheckpointRecord
-from lockstep.run_layout import JOURNAL_FILE, MANIFEST, snapshot_prefix
+from lockstep.run_layout import JOURNAL_FILE, MANIFEST, lock_path, snapshot_prefix
 from lockstep.storage import Storage, open_storage
 from lockstep.train.driver.events import Phase
 from lockstep.train.protocol import CheckpointReport, Report
@@ -271,4 +272,14 @@ def test_what_a_killed_driver_of_ours_left_is_cleared_away(
     tree: fs.FileSystem, spool: Path
 ) -> None:
     create(open_storage("runs/exp/other", tree)).close()
-    assert [path.name for path in spool.iterdir()] == [JOURNAL_FILE]
+    left = {path.name for path in spool.iterdir()}
+    assert left == {JOURNAL_FILE, os.path.basename(lock_path(JOURNAL_FILE))}
+
+
+def test_the_names_of_runs_stay_in_no_cache(tmp_path: Path) -> None:
+    fnmatch._compile_pattern.cache_clear()  # type: ignore[attr-defined]
+    for number in range(3):
+        run = create(open_storage(tmp_path / f"run{number}"))
+        run.end(Phase.FINISHED.value)
+        run.close()
+    assert fnmatch._compile_pattern.cache_info().currsize == 0  # type: ignore[attr-defined]

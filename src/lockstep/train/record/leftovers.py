@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import stat
 import tempfile
 
-from lockstep.journal import is_driven
+from lockstep.lock import is_locked
 from lockstep.run_layout import JOURNAL_FILE, SNAPSHOT_PREFIX, snapshot_prefix, spool_prefix
 
 __all__ = ["clear_dead_spools", "clear_snapshots"]
@@ -22,16 +21,24 @@ def clear_snapshots(directory: str, trial_id: str, root: str) -> None:
 
 def clear_dead_spools() -> None:
     """Delete what drivers that were killed had still to upload. Their records stay."""
-    spools = os.path.join(glob.escape(tempfile.gettempdir()), f"{spool_prefix()}*")
-    for snapshot in glob.glob(os.path.join(spools, f"{SNAPSHOT_PREFIX}*")):
-        spool = os.path.dirname(snapshot)
-        if _is_mine(spool) and not is_driven(os.path.join(spool, JOURNAL_FILE)):
-            shutil.rmtree(snapshot, ignore_errors=True)
+    for spool in _entries(tempfile.gettempdir(), spool_prefix()):
+        if _is_mine(spool) and is_locked(os.path.join(spool, JOURNAL_FILE)) is False:
+            _remove(spool, SNAPSHOT_PREFIX)
 
 
 def _remove(folder: str, prefix: str) -> None:
-    for path in glob.glob(os.path.join(glob.escape(folder), f"{prefix}*")):
+    for path in _entries(folder, prefix):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _entries(folder: str, prefix: str) -> list[str]:
+    # Not glob: its cache keeps every pattern, and each run has a prefix of its own.
+    try:
+        return [
+            os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(prefix)
+        ]
+    except OSError:
+        return []
 
 
 def _is_mine(directory: str) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from lockstep.errors import StorageError
-from lockstep.run_layout import SNAPSHOT_PREFIX
+from lockstep.run_layout import SNAPSHOT_PREFIX, lock_path
 from lockstep.storage import Storage
 
 __all__ = ["Mirror"]
@@ -104,7 +104,8 @@ class Mirror:
                 path = os.path.join(directory, file)
                 name = os.path.relpath(path, self.directory).replace(os.sep, "/")
                 # A file that is being written has this ending until it is complete.
-                if name != self._journal and not name.endswith(".tmp"):
+                own = (self._journal, lock_path(self._journal))
+                if name not in own and not name.endswith(".tmp"):
                     yield name, path
 
 
