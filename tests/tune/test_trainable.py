@@ -10,7 +10,12 @@ import pytest
 from lockstep import tune
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig
 from lockstep.train import DataParallelTrainer
-from lockstep.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, TrialScheduler
+from lockstep.tune.schedulers import (
+    FIFOScheduler,
+    HyperBandScheduler,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
 from tests.tune.trainables import Counter, Filed, Whereabouts, note, notes
 
 
@@ -220,6 +225,34 @@ def test_paused_trials_go_on_where_they_were(tmp_path: Path) -> None:
     assert all(
         r.metrics["total"] == r.config["by"] * r.metrics["seen"] + r.config["by"] for r in grid
     )
+
+
+class PausesEachReport(FIFOScheduler):
+    """A user's own scheduler: it says nothing about itself."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> Any:
+        return self.PAUSE
+
+
+def test_a_class_saves_whoever_pauses_it(tmp_path: Path) -> None:
+    log = tmp_path / "notes"
+    (result,) = fit(
+        Counter, {"until": 4, "notes": str(log)}, tmp_path, scheduler=PausesEachReport()
+    )
+    assert result.metrics["total"] == 4
+    seen = notes({"notes": log})
+    # A trial that is done is over, so the last step is not saved.
+    assert [line for line in seen if "save" in line] == ["save 1", "save 2", "save 3"]
+    assert [line for line in seen if "load" in line] == ["load 1.0", "load 2.0", "load 3.0"]
+
+
+def test_a_class_that_cannot_be_saved_fails_when_it_is_paused(tmp_path: Path) -> None:
+    class Unsaved(tune.Trainable):
+        def step(self) -> dict[str, Any]:
+            return {"total": 1}
+
+    grid = fit(Unsaved, {}, tmp_path, scheduler=PausesEachReport())
+    assert "Unsaved has to implement save_checkpoint()" in str(grid.errors[0])
 
 
 def test_a_population_takes_over_what_others_have_reached(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
@@ -43,12 +43,16 @@ __all__ = [
     "SaveOrder",
     "Saved",
     "Snapshotted",
+    "Stop",
     "TrackerOpened",
     "WorkerSetup",
 ]
 
 WORKER_ENTRY = "lockstep.train.worker.main:main"
 """What an engine runs in each worker's process."""
+
+Stop = bool | Literal["pause"]
+"""Whether ranks stop at a report; ``"pause"``: the run is resumed from its newest checkpoint."""
 
 Faults = Callable[[int, int, int], None]
 """Injected by tests: called with rank, report number and attempt before each report is sent."""
@@ -165,7 +169,7 @@ class Saved(NamedTuple):
 class Answer(NamedTuple):
     """The report is recorded (and its checkpoint committed, unless it is asynchronous)."""
 
-    stop: bool
+    stop: Stop
     committed: list[tuple[Any, dict[str, Any]]]
     """Checkpoints committed since the last answer, with their metrics."""
     notice: tuple[str, int | None, float | None] | None = None

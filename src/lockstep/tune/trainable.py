@@ -194,7 +194,7 @@ class TrainableFunction:
     Args:
         cls: the class.
         checkpoint_frequency: save after every n-th step; 0: never.
-        checkpoint_at_end: save when the trial is done, or stopped.
+        checkpoint_at_end: save when the trial is done, or stopped. A trial that pauses always saves.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class TrainableFunction:
                 api.report(result)
         except StopTraining:
             current = session.current()
-            if self.at_end and not saving and current is not None:
+            if current is not None and not saving and (self.at_end or current.pausing):
                 with _saved(trainable) as checkpoint:
                     current.save_checkpoint(checkpoint, of_last_report=True)
             raise

@@ -271,6 +271,32 @@ def test_a_trainer_inside_a_trial_that_is_paused(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- pauses, takeovers
 
 
+class PausesAgain(FIFOScheduler):
+    """Pauses each trial at its first reports."""
+
+    def __init__(self, pauses: int) -> None:
+        super().__init__()
+        self.left = pauses
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> Any:
+        self.left -= 1
+        return self.PAUSE if self.left >= 0 else self.CONTINUE
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_trial_that_only_repeats_itself_is_told(
+    saves: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def trial(config: dict[str, Any]) -> None:
+        tune.report({"a": 1}, checkpoint=Checkpoint.from_dict({"a": 1}) if saves else None)
+
+    grid = fit(trial, {}, scheduler=PausesAgain(3), run={"verbose": 1})
+    assert grid.num_terminated == 1
+    shown = " ".join("".join(capfd.readouterr()).split())
+    warned = "paused again by the scheduler PausesAgain without a new checkpoint" in shown
+    assert warned == (not saves)
+
+
 class StopsThePaused(PausesOnce):
     """Ends the paused trial at the first report of another."""
 

@@ -79,7 +79,8 @@ class Controller:
         loop: where events come from.
         callbacks: notified of what happens.
         display: shows it.
-        decide: called with each row before its workers are answered: whether the run stops there.
+        decide: called with each row before its workers are answered: whether the run stops there,
+            for good or (``"pause"``) to be resumed.
             It may raise StopConditionError, which fails the run; anything else is a bug.
         shares_loop: other runs use the loop, too, so its thread must not wait for a flush.
     """
@@ -92,7 +93,7 @@ class Controller:
         loop: EventLoop,
         callbacks: RunListener,
         display: Display,
-        decide: Callable[[dict[str, Any]], bool] | None = None,
+        decide: Callable[[dict[str, Any]], m.Stop] | None = None,
         shares_loop: bool = False,
     ) -> None:
         config = plan.run_config
@@ -326,7 +327,7 @@ class Controller:
 
     def _record(self, action: e.Record) -> None:
         row = self._run.record_report(action.reports, action.checkpoint)
-        stop = False
+        stop: m.Stop = False
         if self._decide is not None:
             try:
                 stop = self._decide(row)

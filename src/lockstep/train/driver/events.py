@@ -9,7 +9,7 @@ from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
 from lockstep.train.driver.failure import WorkerFailure
 from lockstep.train.driver.save_plan import SavePlan
-from lockstep.train.protocol import Report
+from lockstep.train.protocol import Report, Stop
 
 __all__ = [
     "Action",
@@ -135,9 +135,9 @@ class SavedPart(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A row is in the journal; ``stop``: the run ends at this row."""
+    """A row is in the journal; ``stop``: the run ends, or pauses, at this row."""
 
-    stop: bool
+    stop: Stop
 
 
 class Committed(NamedTuple):
@@ -298,7 +298,7 @@ class Answer(NamedTuple):
     """Let these ranks continue, or stop. A notice goes to all of them at the same report."""
 
     ranks: tuple[int, ...]
-    stop: bool
+    stop: Stop
     notice: Notice | None = None
 
 

@@ -94,7 +94,7 @@ from lockstep.train.driver.failure import (
 )
 from lockstep.train.driver.save_plan import agreed_name, plan_save
 from lockstep.train.driver.scaling import ScalingPolicy
-from lockstep.train.protocol import Report
+from lockstep.train.protocol import Report, Stop
 
 __all__ = ["IllegalTransition", "RunState", "transition"]
 
@@ -130,7 +130,7 @@ class RunState(NamedTuple):
     """How many ranks wait. Kept beside ``waiting``: counting it at each report would take long."""
     recording: bool = False
     """The row is being recorded: ``Recorded`` is due."""
-    stop: bool = False
+    stop: Stop = False
     """The stop condition holds: ranks stop when they are answered."""
     # Checkpoints.
     saves: tuple[Save, ...] = ()

@@ -79,6 +79,8 @@ class Session:
         self._lock = threading.Lock()
         self._number = 0
         self._stopped = False
+        self.pausing = False
+        """The run stops here and is resumed later, from its newest checkpoint."""
         self.checkpoint_requested = False
         self.preemption: PreemptionInfo | None = None
         self._last_time = time.time()
@@ -253,6 +255,7 @@ class Session:
             self.checkpoint_requested = False
         if answer.stop:
             self._stopped = True
+            self.pausing = answer.stop == "pause"
             raise StopTraining("this run has been told to stop")
 
     def _let_go(self) -> None:

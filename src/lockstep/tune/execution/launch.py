@@ -150,7 +150,7 @@ class Launcher:
                     checkpoint_frequency=(
                         kept.checkpoint_frequency or scheduler.checkpoint_frequency
                     ),
-                    checkpoint_at_end=bool(kept.checkpoint_at_end) or scheduler.pauses,
+                    checkpoint_at_end=bool(kept.checkpoint_at_end),
                 )
                 kept = replace(kept, checkpoint_frequency=0, checkpoint_at_end=None)
                 run_config = replace(run_config, checkpoint_config=kept)

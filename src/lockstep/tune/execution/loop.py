@@ -31,6 +31,7 @@ from lockstep.errors import LockstepError
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
+from lockstep.train.protocol import Stop
 from lockstep.train.record.run import Run
 from lockstep.tune.execution.ending import ExperimentEnding
 from lockstep.tune.execution.finisher import RunFinisher
@@ -38,7 +39,12 @@ from lockstep.tune.execution.launch import Launcher
 from lockstep.tune.execution.listener import TrialListener
 from lockstep.tune.execution.report_decision import ReportDecision
 from lockstep.tune.execution.resources import ResourcePool
-from lockstep.tune.execution.running_trial import Outcome, RunningTrial, RunningTrials
+from lockstep.tune.execution.running_trial import (
+    Outcome,
+    RunningTrial,
+    RunningTrials,
+    newest_number,
+)
 from lockstep.tune.execution.starter import TrialStarter
 from lockstep.tune.execution.trial_queue import TrialQueue
 from lockstep.tune.execution.user_calls import UserCalls
@@ -255,6 +261,7 @@ class TuneLoop:
             if again and not run.checkpoints:
                 self._notices.starts_over(trial)
             running = RunningTrial(trial, run, allocation, TrialListener(trial, self._callbacks))
+            running.resumed_from = newest_number(run) if again else None
             plan, running.payload = self._launcher.plan_run(prepared, run, allocation)
             running.stop_condition = plan.run_config.stop
             plan.engine.check(plan.group)
@@ -286,7 +293,7 @@ class TuneLoop:
             self._notices.problem(trial, str(worse))
         self._trial_failed(trial, f"{type(error).__name__}: {error}")
 
-    def _reported(self, running: RunningTrial, row: dict[str, Any]) -> bool:
+    def _reported(self, running: RunningTrial, row: dict[str, Any]) -> Stop:
         """Whether a trial stops at this report."""
         stops = self._decision.stops(running, row)
         waiting = len(self._queue.unfinished) > len(self._running)
@@ -333,6 +340,8 @@ class TuneLoop:
             trial.status = "PAUSED" if outcome == "PAUSED" else "PENDING"
             self._experiment.record_status(trial)
             self._progress.status_changed(trial)
+            if outcome == "PAUSED" and not running.has_advanced:
+                self._notices.makes_no_progress(trial, self.calls.scheduler_name)
             if running.stopped and outcome == "PAUSED":
                 self.stop_trial(trial)  # stop_trial() was called during the upload
         self._progress.resources = str(self._running.pool)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.train.driver.stop_condition import call_condition, reaches
+from lockstep.train.protocol import Stop
 from lockstep.tune.execution.ending import ExperimentEnding
 from lockstep.tune.execution.running_trial import RunningTrial
 from lockstep.tune.execution.user_calls import UserCalls
@@ -29,7 +30,7 @@ class ReportDecision:
     _metric: str | Sequence[str] | None
     """The ``TuneConfig``'s, for a warning if the first report lacks it."""
 
-    def stops(self, running: RunningTrial, row: dict[str, Any]) -> bool:
+    def stops(self, running: RunningTrial, row: dict[str, Any]) -> Stop:
         """Whether the trial's workers stop at this report, for good or for a pause."""
         trial = running.trial
         row = dict(row)  # searchers and schedulers may change it; records and callbacks must not
@@ -46,4 +47,4 @@ class ReportDecision:
         # ``stopped`` may also have been set by the calls above.
         running.stopped = running.stopped or stop or decision == TrialScheduler.STOP
         running.pausing = decision == TrialScheduler.PAUSE
-        return running.stopped or running.pausing
+        return running.stopped or ("pause" if running.pausing else False)

@@ -18,7 +18,7 @@ from lockstep.tune.execution.listener import TrialListener
 from lockstep.tune.execution.resources import Allocation, ResourcePool
 from lockstep.tune.experiment.trial import Trial
 
-__all__ = ["Outcome", "RunningTrial", "RunningTrials"]
+__all__ = ["Outcome", "RunningTrial", "RunningTrials", "newest_number"]
 
 Outcome = Literal["TERMINATED", "ERROR", "PAUSED", "UNFINISHED"]
 
@@ -46,6 +46,9 @@ class RunningTrial:
     """The trial ends at its next report: a condition, the scheduler or the budget."""
     pausing: bool = False
     """The trial pauses at its next report."""
+    resumed_from: int | None = None
+    """The number of the checkpoint that the trial has resumed from; 0: it has started over, None:
+    it has started for the first time. Checkpoints are counted from 1 here."""
     error: str | None = None
     """Why the trial failed, where its run does not count that as a failure."""
 
@@ -75,6 +78,11 @@ class RunningTrial:
         if self.phase is Phase.FINISHED:
             return "TERMINATED"
         return "UNFINISHED" if leave_unfinished else "TERMINATED"
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether the trial has a checkpoint that it had not when it was resumed."""
+        return self.resumed_from is None or newest_number(self.run) != self.resumed_from
 
     def why_failed(self) -> str:
         """Why the trial failed, in one sentence."""
@@ -131,6 +139,12 @@ class RunningTrial:
         if self.controller is not None:
             self.controller.close()
         self.run.close()
+
+
+def newest_number(run: Run) -> int:
+    """The number of a run's newest checkpoint, from 1; 0: there is none."""
+    newest = run.newest_checkpoint()
+    return 0 if newest is None else newest.id + 1
 
 
 class RunningTrials:

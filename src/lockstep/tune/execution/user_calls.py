@@ -26,6 +26,7 @@ class UserCalls:
     Attributes:
         failure: the first exception.
         culprit: the code that raised it.
+        scheduler_name: how messages name the scheduler.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class UserCalls:
         self._controller = tune_controller
         self._abandon = abandon
         self._searcher_name = f"the searcher {type(searcher).__name__}"
-        self._scheduler_name = f"the scheduler {type(scheduler).__name__}"
+        self.scheduler_name = f"the scheduler {type(scheduler).__name__}"
         self.failure: Exception | None = None
         self.culprit = ""
 
@@ -61,43 +62,43 @@ class UserCalls:
 
     def complete_config(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """The config with the scheduler's own values."""
-        return self.guard(self._scheduler_name, self._scheduler.complete_config, config)
+        return self.guard(self.scheduler_name, self._scheduler.complete_config, config)
 
     def choose_trial(self) -> Trial | None:
         """The trial that the scheduler wants to run next."""
         choose = self._scheduler.choose_trial_to_run
-        return self.guard(self._scheduler_name, lambda: _checked_choice(choose(self._controller)))
+        return self.guard(self.scheduler_name, lambda: _checked_choice(choose(self._controller)))
 
     def scheduler_note(self) -> str:
         """The scheduler's line for the display."""
-        return str(self.guard(self._scheduler_name, self._scheduler.debug_string) or "")
+        return str(self.guard(self.scheduler_name, self._scheduler.debug_string) or "")
 
     def trial_added(self, trial: Trial) -> None:
         """Notify the scheduler of a new trial."""
         added = self._scheduler.on_trial_add
-        self.guard(self._scheduler_name, added, self._controller, trial)
+        self.guard(self.scheduler_name, added, self._controller, trial)
 
     def trial_reported(self, trial: Trial, row: dict[str, Any]) -> Any:
         """Notify searcher and scheduler of a report; returns the scheduler's decision."""
         self.guard(self._searcher_name, self._searcher.on_trial_result, trial.trial_id, row)
         decide = self._scheduler.on_trial_result
-        return self.guard(self._scheduler_name, decide, self._controller, trial, row)
+        return self.guard(self.scheduler_name, decide, self._controller, trial, row)
 
     def trial_completed(self, trial: Trial) -> None:
         """Notify both of a trial that has finished, or was stopped at a report."""
         self._complete_search(trial, error=False)
         complete, result = self._scheduler.on_trial_complete, trial.last_result or None
-        self.guard(self._scheduler_name, complete, self._controller, trial, result)
+        self.guard(self.scheduler_name, complete, self._controller, trial, result)
 
     def trial_failed(self, trial: Trial) -> None:
         """Notify both of a trial that has failed."""
         self._complete_search(trial, error=True)
-        self.guard(self._scheduler_name, self._scheduler.on_trial_error, self._controller, trial)
+        self.guard(self.scheduler_name, self._scheduler.on_trial_error, self._controller, trial)
 
     def trial_removed(self, trial: Trial) -> None:
         """Notify both of a trial that was ended while it was pending or paused."""
         self._complete_search(trial, error=False)
-        self.guard(self._scheduler_name, self._scheduler.on_trial_remove, self._controller, trial)
+        self.guard(self.scheduler_name, self._scheduler.on_trial_remove, self._controller, trial)
 
     def _complete_search(self, trial: Trial, *, error: bool) -> None:
         complete, result = self._searcher.on_trial_complete, trial.last_result or None

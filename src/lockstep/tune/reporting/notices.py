@@ -46,6 +46,15 @@ class Notices:
             "report checkpoints to keep what trials have learned.",
         )
 
+    def makes_no_progress(self, trial: Trial, scheduler: str) -> None:
+        """Warn of a trial that pauses again before it has saved anything new."""
+        self.once(
+            "no progress",
+            f"Trial {trial.trial_id} was resumed and is paused again by {scheduler} without a new "
+            "checkpoint in between: it repeats the same steps, maybe for ever. Report a checkpoint "
+            "at each report at which the scheduler may pause the trial, or pause it later.",
+        )
+
     def too_large(self, request: str, cpus: float, gpus: int) -> None:
         """Warn of a trial that requests more than there is."""
         self.once(

@@ -29,7 +29,6 @@ class HyperBandScheduler(TrialScheduler):
     """
 
     needs_metric = True
-    pauses = True
 
     def __init__(
         self,

@@ -56,7 +56,6 @@ class MedianStoppingRule(TrialScheduler):
         self._min_samples = min_samples_required
         self._min_time_slice = min_time_slice
         self._hard_stop = hard_stop
-        self.pauses = not hard_stop or min_time_slice > 0
         self._histories: dict[str, _History] = {}
         self._marks: list[float] = []
         """The times at which trials were compared, sorted."""

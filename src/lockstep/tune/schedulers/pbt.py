@@ -50,7 +50,6 @@ class PopulationBasedTraining(TrialScheduler):
     """
 
     needs_metric = True
-    pauses = True
 
     def __init__(
         self,

@@ -19,7 +19,6 @@ class PopulationBasedTrainingReplay(TrialScheduler):
         policy_file: ``pbt_policy_<trial id>.txt``, written by ``PopulationBasedTraining``.
     """
 
-    pauses = True
     checkpoint_frequency = 1
 
     def __init__(self, policy_file: str | os.PathLike[str]) -> None:

@@ -78,7 +78,8 @@ class TrialScheduler:
     - ``choose_trial_to_run`` is called when there is room, and after all possible new trials were
       added: if no trial is pending or running then, no other will be added.
     - ``PAUSE`` frees the workers. When the trial is chosen again it resumes from its newest
-      checkpoint, or starts over if it has none.
+      checkpoint, or starts over if it has none. A ``Trainable`` class saves when it pauses; a
+      training function has to report checkpoints.
     - A scheduler's state is never pickled. ``Tuner.restore`` recreates the scheduler, replays all
       earlier events to it, and ignores its decisions meanwhile. So decisions should depend on the
       scheduler's arguments and on the events, and on nothing else.
@@ -90,8 +91,6 @@ class TrialScheduler:
 
     needs_metric = False
     """Whether the scheduler compares trials, and so needs a metric and a mode."""
-    pauses = False
-    """Whether it may return ``PAUSE``: then ``Trainable`` classes save when they are stopped."""
     checkpoint_frequency = 0
     """After how many steps ``Trainable`` classes save, if the ``CheckpointConfig`` does not say."""
 
