@@ -80,6 +80,33 @@ def test_pbt_writes_who_took_over_whom(tmp_path: Path) -> None:
         assert json.loads(earlier)[0] == json.loads(later)[1]
 
 
+@pytest.mark.parametrize("best", [0, 3])
+def test_synchronous_pbt_takes_what_the_best_has_just_reached(best: int, tmp_path: Path) -> None:
+    """Also when the best trial is the last to report."""
+    configs = [{"gain": 10.0 if number == best else 1.0 + number / 10} for number in range(4)]
+    resumed: list[float] = []
+
+    def step(config: dict[str, Any], state: Any) -> tuple[float, dict[str, Any]]:
+        if config["gain"] == 20.0:
+            resumed.append(state)
+        reached = (state or 0.0) + config["gain"]
+        return reached, {"score": reached}
+
+    def pbt() -> TrialScheduler:
+        return PopulationBasedTraining(
+            time_attr="training_iteration",
+            perturbation_interval=3,
+            custom_explore_fn=lambda config: {"gain": 20.0},
+            synch=True,
+            seed=1,
+        )
+
+    simulate(pbt, configs, step, max_steps=4, path=str(tmp_path))
+    (row,) = [json.loads(line) for line in (tmp_path / "pbt_global.txt").read_text().splitlines()]
+    assert row[1:4] == [f"{best:05d}", 3, 3]
+    assert resumed == [30.0]  # three steps of ten
+
+
 def test_pbt_writes_nothing_where_it_is_told_not_to(tmp_path: Path) -> None:
     simulate(
         lambda: PopulationBasedTraining(

@@ -139,10 +139,13 @@ class PopulationBasedTraining(TrialScheduler):
                 )
             return self.CONTINUE
         member = self._members[trial.trial_id]
-        member.reached, member.current = reached, score
+        if self._synch and self._all_arrived():
+            # Only in a replay: the trials were compared when the last one had paused.
+            self._set_next_sync()
+        member.reached = reached
         member.iteration = int(result.get("training_iteration", 0))
         if self._synch:
-            return self._arrive(tune_controller, member)
+            return self._arrive(member, score)
         if reached < self._burn_in or reached - member.perturbed_at < self._interval:
             return self.CONTINUE
         member.perturbed_at, member.score = reached, score
@@ -156,8 +159,6 @@ class PopulationBasedTraining(TrialScheduler):
     ) -> None:
         """Leave the trial out of comparisons; trials that wait for all do not wait for it."""
         self._members[trial.trial_id].over = True
-        if self._synch and self._all_arrived():
-            self._synchronise(tune_controller)
 
     def on_trial_error(self, tune_controller: TuneController, trial: Any) -> None:
         """As for a trial that has finished."""
@@ -168,7 +169,11 @@ class PopulationBasedTraining(TrialScheduler):
     def choose_trial_to_run(self, tune_controller: TuneController) -> Any | None:
         """The waiting trial with the least progress, so that all advance together."""
         chosen = None
-        for trial in tune_controller.get_live_trials():
+        unfinished = tune_controller.get_live_trials()
+        running = any(trial.status == "RUNNING" for trial in unfinished)
+        if self._synch and not running and self._all_arrived():
+            self._synchronise(tune_controller)
+        for trial in unfinished:
             if trial.status not in ("PENDING", "PAUSED"):
                 continue
             member = self._members[trial.trial_id]
@@ -188,28 +193,40 @@ class PopulationBasedTraining(TrialScheduler):
             return True
         return any(t.status in ("PENDING", "PAUSED") for t in tune_controller.get_live_trials())
 
-    def _arrive(self, tune_controller: TuneController, member: _Member) -> Decision:
+    def _arrive(self, member: _Member, score: float) -> Decision:
+        """Pause at the interval's end. The last trial pauses, too.
+
+        The checkpoint of a report is committed after the decision on the report. So the trials are
+        compared when all have paused: the last one may be the donor.
+        """
         if member.reached < self._next_sync:
             return self.CONTINUE
-        member.score = member.current
-        if not self._all_arrived():
-            return self.PAUSE
-        return self.PAUSE if self._synchronise(tune_controller, member) else self.CONTINUE
+        member.score = score
+        if self._all_arrived() and self._unfinished() == [member]:
+            self._set_next_sync()  # there is no other to compare with
+            return self.CONTINUE
+        return self.PAUSE
+
+    def _unfinished(self) -> list[_Member]:
+        return [member for member in self._members.values() if not member.over]
 
     def _all_arrived(self) -> bool:
         if self._population is not None and len(self._members) < self._population:
             return False
-        unfinished = [member for member in self._members.values() if not member.over]
+        unfinished = self._unfinished()
         return bool(unfinished) and all(m.reached >= self._next_sync for m in unfinished)
 
-    def _synchronise(self, tune_controller: TuneController, last: _Member | None = None) -> bool:
-        """Let the worst trials exploit the best; whether ``last``, which runs, must pause."""
+    def _synchronise(self, tune_controller: TuneController) -> None:
+        """All trials have paused: let the worst exploit the best."""
         worst, best = self._quantiles()
-        exploiting = [m for m in worst if self._exploit_best(tune_controller, m, best)]
-        furthest = max(member.reached for member in self._members.values())
+        for member in worst:
+            self._exploit_best(tune_controller, member, best)
+        self._set_next_sync()
+
+    def _set_next_sync(self) -> None:
+        furthest = max(member.reached for member in self._unfinished())
         while self._next_sync <= furthest:
             self._next_sync += self._interval
-        return last in exploiting or (last is not None and self._others_wait(tune_controller))
 
     def _exploit_best(
         self, tune_controller: TuneController, member: _Member, best: list[_Member]
@@ -261,7 +278,6 @@ class _Member:
     trial: Any
     reached: float = 0.0
     iteration: int = 0
-    current: float = 0.0
     score: float | None = None
     perturbed_at: float = 0.0
     over: bool = False
