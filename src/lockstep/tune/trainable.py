@@ -194,7 +194,7 @@ class TrainableFunction:
     Args:
         cls: the class.
         checkpoint_frequency: save after every n-th step; 0: never.
-        checkpoint_at_end: save when the trial is done, or stopped. A trial that pauses always saves.
+        checkpoint_at_end: save when the trial is done, or stopped. Pausing always saves.
     """
 
     def __init__(
