@@ -208,7 +208,7 @@ class Walk:
                 assert worker.doing == "waiting"
                 assert worker.order is None, "answered before the worker had saved"
                 worker.doing = "running"
-                worker.stop = action.stop
+                worker.stop = bool(action.stop)
 
     def on_CloseTrackers(self, action: e.CloseTrackers) -> None:
         for rank in action.ranks:
