@@ -27,6 +27,7 @@ LAYERS = [
     "jobs",
     "run_layout",
     "errors",
+    "traceback_record",
     "error_record",
     "settings",
     "runtime",

@@ -1,7 +1,7 @@
 """An exception as plain data that crosses processes and is kept in the journal.
 
-The type and its arguments are kept as a cloudpickle, the traceback as file names and line numbers.
-So the exception raised in the driver shows the user's own lines.
+The type and its arguments are kept as a cloudpickle, the traceback as plain data. So the exception
+raised in the driver shows the user's own lines.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from types import TracebackType
 from typing import Any, cast
 
 from lockstep.errors import RemoteError
+from lockstep.traceback_record import pack_traceback, unpack_traceback
 
 __all__ = ["error_place", "pack_error", "summarise_error", "unpack_error"]
 
 _PACKAGE = str(Path(__file__).parent)
 _CHAIN = 8
 """How many causes of an exception are kept."""
-_FRAMES = 50
-"""How many frames are kept at each end of a traceback. Endless recursion makes more."""
 
 
 def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
@@ -28,7 +27,6 @@ def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
     lockstep's own frames around the user's are dropped.
     """
     import cloudpickle
-    from tblib import Traceback
 
     trace = _user_part(error.__traceback__)
     # The traceback is kept apart: its frames would pull every local variable into the pickle.
@@ -47,11 +45,11 @@ def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
             continue
         encoded = base64.b64encode(pickled).decode("ascii")
         break
-    record = {
+    record: dict[str, Any] = {
         "type": kind.__qualname__,
         "message": message,
         "pickle": encoded,
-        "traceback": _shortened(Traceback(trace)).as_dict() if trace else None,
+        "traceback": pack_traceback(trace),
     }
     error.with_traceback(trace)
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -63,8 +61,6 @@ def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
 
 def unpack_error(record: dict[str, Any]) -> BaseException:
     """The exception of a record, with its traceback: of its own type if that can be imported."""
-    from tblib import Traceback
-
     error: BaseException | None = None
     if record["pickle"] is not None:
         try:
@@ -74,7 +70,7 @@ def unpack_error(record: dict[str, Any]) -> BaseException:
     if not isinstance(error, BaseException):
         error = RemoteError(summarise_error(record))
     if record["traceback"]:
-        error = error.with_traceback(Traceback.from_dict(record["traceback"]).as_traceback())
+        error = error.with_traceback(unpack_traceback(record["traceback"]))
     if "cause" in record:
         error.__cause__ = unpack_error(record["cause"])
     elif "context" in record:
@@ -90,12 +86,10 @@ def summarise_error(record: dict[str, Any]) -> str:
 
 def error_place(record: dict[str, Any]) -> tuple[str, str] | None:
     """The file and the line that raised; None if there is no traceback."""
-    step = record["traceback"]
-    if step is None:
+    if not record["traceback"]:
         return None
-    while step["tb_next"] is not None:
-        step = step["tb_next"]
-    return str(step["tb_frame"]["f_code"]["co_filename"]), str(step["tb_lineno"])
+    last = record["traceback"][-1]
+    return str(last["file"]), str(last["line"])
 
 
 def _message(error: BaseException) -> str:
@@ -121,13 +115,3 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
     while step is not None and step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         step = step.tb_next
     return step or trace
-
-
-def _shortened(trace: Any) -> Any:
-    """A traceback without its middle part, if it is long."""
-    steps = [trace]
-    while steps[-1].tb_next is not None:
-        steps.append(steps[-1].tb_next)
-    if len(steps) > 2 * _FRAMES:
-        steps[_FRAMES - 1].tb_next = steps[-_FRAMES]
-    return trace

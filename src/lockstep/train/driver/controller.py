@@ -184,7 +184,7 @@ class Controller:
         newest = self._run.newest_checkpoint()
         state = self.state
         shown = state.phase.value
-        if state.phase is e.Phase.STARTING and state.attempt > 1:
+        if state.attempt > 1 and state.phase in (e.Phase.STARTING, e.Phase.WAITING):
             shown = "restarting"
         elif state.phase is e.Phase.RUNNING and state.saves:
             shown = "saving"
