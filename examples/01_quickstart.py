@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lockstep import train
 from lockstep.train import CheckpointConfig, RunConfig, ScalingConfig
-from lockstep.train.torch import TorchTrainer, prepare_data_loader, prepare_model
+from lockstep.train.torch import TorchTrainer, prepare_data_loader, prepare_model, unwrap_model
 
 
 def train_func(config: dict) -> None:
@@ -38,7 +38,7 @@ def train_func(config: dict) -> None:
         with tempfile.TemporaryDirectory() as directory:
             checkpoint = None
             if train.get_context().get_world_rank() == 0:
-                torch.save(model.state_dict(), Path(directory, "model.pt"))
+                torch.save(unwrap_model(model).state_dict(), Path(directory, "model.pt"))
                 checkpoint = train.Checkpoint.from_directory(directory)
             train.report(metrics, checkpoint=checkpoint, reduce={"loss": "mean"})
 

@@ -16,6 +16,7 @@ from lockstep.train.torch import (
     prepare_data_loader,
     prepare_model,
     prepare_optimizer,
+    unwrap_model,
 )
 
 
@@ -51,7 +52,7 @@ def train_func(config: dict) -> None:
         train.report(
             {
                 "accuracy": right / len(loader.sampler),
-                "computed_in": str(model.module.computed_in),
+                "computed_in": str(unwrap_model(model).computed_in),
                 "answered_in": str(output.dtype),
             },
             checkpoint=TorchCheckpoint.from_model(model),

@@ -12,7 +12,7 @@ import torch
 from lockstep import train
 from lockstep.air.integrations.wandb import WandbLoggerCallback, setup_wandb
 from lockstep.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
-from lockstep.train.torch import TorchTrainer, prepare_data_loader, prepare_model
+from lockstep.train.torch import TorchTrainer, prepare_data_loader, prepare_model, unwrap_model
 
 
 def train_func(config: dict) -> None:
@@ -35,7 +35,7 @@ def train_func(config: dict) -> None:
             loss.backward()
             optimizer.step()
         run.log({"loss": loss.item(), "epoch": epoch})
-        state = {"epoch": epoch, "weights": model.module.state_dict()}
+        state = {"epoch": epoch, "weights": unwrap_model(model).state_dict()}
         train.report({"loss": loss.item()}, checkpoint=Checkpoint.from_dict(state))
         if epoch == 1 and train.get_context().get_attempt() == 1:
             raise RuntimeError("a crash, to show that both attempts log to the same run")

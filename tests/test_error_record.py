@@ -151,6 +151,7 @@ def test_never_raised() -> None:
     ("error", "text"),
     [
         (ValueError("one\ntwo"), "ValueError: one"),
+        (ValueError("two things:\n\tone,\n\ttwo"), "ValueError: two things: one, two"),
         (ValueError(), "ValueError"),
         (KeyError("k"), "KeyError: 'k'"),
     ],

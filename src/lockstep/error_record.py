@@ -79,9 +79,11 @@ def unpack_error(record: dict[str, Any]) -> BaseException:
 
 
 def summarise_error(record: dict[str, Any]) -> str:
-    """``Type: message`` on one line."""
-    first_line = record["message"].strip().partition("\n")[0]
-    return f"{record['type']}: {first_line}" if first_line else str(record["type"])
+    """``Type: message`` on one line: the first line and, where it ends with a colon, the others."""
+    text, _, rest = record["message"].strip().partition("\n")
+    if text.endswith(":"):  # as load_state_dict's does, which names the keys in the next lines
+        text = " ".join((text, *rest.split()))
+    return f"{record['type']}: {text}" if text else str(record["type"])
 
 
 def error_place(record: dict[str, Any]) -> tuple[str, str] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +13,8 @@ import torch
 from torch import nn
 
 from lockstep import train
-from lockstep.train.torch import get_device, get_devices, prepare_model
+from lockstep.train import TrainingFailedError
+from lockstep.train.torch import get_device, get_devices, prepare_model, unwrap_model
 from tests.train.torch.ranks import as_rank, fit
 
 
@@ -149,3 +152,157 @@ def test_an_older_torch_shards_with_the_class_it_has() -> None:
     size, loss = _trained_unsharded()
     assert [rank["loss"] for rank in ranks] == pytest.approx([loss] * 2)
     assert sum(rank["local"] for rank in ranks) >= size
+
+
+class Wrapped(nn.Module):
+    """All its names start as those of a wrapper's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(2, 1)
+
+
+def nets() -> dict[str, nn.Module]:
+    return {"plain": nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)), "nested": Wrapped()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_prepared_model_loads_both_forms_at_every_number_of_workers(workers: int) -> None:
+    def function() -> None:
+        for name, net in nets().items():
+            for strategy in ("ddp", None):
+                nn.init.constant_(next(net.parameters()), 7.0)
+                plain = net.state_dict()
+                wrapped = nn.ModuleDict({"module": net}).state_dict()
+                assert next(iter(wrapped)).startswith("module.")
+                for state in (plain, wrapped, dict(plain), dict(wrapped)):
+                    other = prepare_model(nets()[name], parallel_strategy=strategy)
+                    assert next(other.parameters()).mean() != 7.0
+                    before = list(state)
+                    other.load_state_dict(state)
+                    assert list(state) == before
+                    assert next(other.parameters()).mean() == 7.0
+                    assert list(unwrap_model(other).state_dict()) == list(plain)
+        train.report({})
+
+    fit(function, workers)
+
+
+def test_a_run_resumes_with_another_number_of_workers() -> None:
+    def function() -> None:
+        model = prepare_model(nn.Linear(2, 1))
+        checkpoint = train.get_checkpoint()
+        if checkpoint is not None:
+            model.load_state_dict(checkpoint.to_dict())
+        value = next(model.parameters()).mean().item()
+        nn.init.constant_(next(model.parameters()), train.world_size())
+        train.report({"value": value}, checkpoint=train.Checkpoint.from_dict(model.state_dict()))
+
+    result = fit(function, 2)
+    for workers, value in ((1, 2.0), (2, 1.0)):
+        result = fit(function, workers, resume_from_checkpoint=result.checkpoint)
+        assert result.metrics["value"] == value
+
+
+def test_what_does_not_fit_is_an_error_that_names_the_keys() -> None:
+    def function() -> None:
+        state = {f"module.{key}": value for key, value in nn.Linear(3, 1).state_dict().items()}
+        prepare_model(nn.Linear(2, 1, bias=False)).load_state_dict(state)
+
+    with pytest.raises(TrainingFailedError) as caught:
+        fit(function, 1)
+    assert 'Unexpected key(s) in state_dict: "bias". size mismatch for weight' in str(caught.value)
+
+
+def test_a_part_of_a_model_is_loaded_as_it_is() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.head = nn.Linear(2, 1), nn.Linear(1, 1)
+
+    with as_rank():
+        model = prepare_model(Parts())
+    missing = model.load_state_dict(
+        {"module.weight": torch.ones(1, 2), "module.bias": torch.ones(1)}, strict=False
+    )
+    assert missing.missing_keys == ["head.weight", "head.bias"]
+    assert missing.unexpected_keys == []
+
+
+def test_a_part_of_another_module_loads_both_forms() -> None:
+    with as_rank():
+        whole = nn.ModuleDict({"net": prepare_model(nn.Linear(2, 1)), "head": nn.Linear(1, 1)})
+    state = {key.replace("net.", "net.module."): value for key, value in whole.state_dict().items()}
+    whole.load_state_dict(state)
+
+
+def test_a_prepared_model_is_pickled_without_lockstep() -> None:
+    with as_rank():
+        model = prepare_model(nn.Linear(2, 1))
+    saved = pickle.dumps(model)
+    assert b"lockstep" not in saved
+    plain, copied = pickle.loads(saved), copy.deepcopy(model)
+    plain.load_state_dict(model.state_dict())
+    copied.load_state_dict({f"module.{name}": value for name, value in plain.state_dict().items()})
+
+
+def test_a_compiled_model_has_the_plain_names() -> None:
+    def function() -> None:
+        model = prepare_model(torch.compile(nn.Linear(2, 1)))  # type: ignore[arg-type]
+        state = unwrap_model(model).state_dict()
+        assert list(state) == ["weight", "bias"]
+        model.load_state_dict(state)
+        model.load_state_dict({f"module.{name}": value for name, value in state.items()})
+        train.report({})
+
+    fit(function)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_orig_params": True}])
+def test_shards_load_both_forms_of_the_complete_model(options: dict[str, Any]) -> None:
+    def function() -> None:
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_model_state_dict,
+            set_model_state_dict,
+        )
+
+        complete = StateDictOptions(full_state_dict=True)
+        net = nn.Linear(2, 2)
+        nn.init.constant_(net.weight, 7.0)
+        for prefix in ("", "module."):
+            model = prepare_model(
+                nn.Linear(2, 2), parallel_strategy="fsdp", parallel_strategy_kwargs=options
+            )
+            if options:  # FullyShardedDataParallel takes the complete state dict itself
+                model.load_state_dict(
+                    {prefix + name: value for name, value in net.state_dict().items()}
+                )
+            else:
+                sharded = get_model_state_dict(model)
+                model.load_state_dict({prefix + name: value for name, value in sharded.items()})
+                set_model_state_dict(model, net.state_dict(), options=complete)
+            state: dict[str, Any] = get_model_state_dict(model, options=complete)
+            assert list(state) == ["weight", "bias"]
+            if train.world_rank() == 0:
+                assert state["weight"].mean() == 7.0
+        train.report({})
+
+    fit(function)
+
+
+def test_distributed_checkpoints_of_ddp_name_the_plain_keys() -> None:
+    def function() -> None:
+        from torch.distributed.checkpoint.state_dict import (
+            get_model_state_dict,
+            set_model_state_dict,
+        )
+
+        model = prepare_model(nn.Linear(2, 1))
+        state = get_model_state_dict(model)
+        assert list(state) == ["weight", "bias"]
+        set_model_state_dict(model, state)
+        train.report({})
+
+    for workers in (1, 2):
+        fit(function, workers)

@@ -10,7 +10,7 @@ from lockstep.train.torch.amp import (
 from lockstep.train.torch.checkpoint import TorchCheckpoint
 from lockstep.train.torch.config import TorchConfig
 from lockstep.train.torch.data_loader import prepare_data_loader
-from lockstep.train.torch.model import prepare_model
+from lockstep.train.torch.model import prepare_model, unwrap_model
 from lockstep.train.torch.profiler import TorchTensorboardProfilerCallback, TorchWorkerProfiler
 from lockstep.train.torch.reproducibility import enable_reproducibility
 from lockstep.train.torch.trainer import TorchTrainer
@@ -32,4 +32,5 @@ __all__ = [
     "prepare_model",
     "prepare_optimizer",
     "unscale",
+    "unwrap_model",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep.train import api
@@ -17,6 +17,7 @@ __all__ = ["prepare_model", "unwrap_model"]
 
 _STRATEGIES = ("ddp", "fsdp", None)
 _NOT_GIVEN: Any = object()
+_WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel, and of torch.compile
 
 
 def prepare_model(
@@ -29,7 +30,9 @@ def prepare_model(
 ) -> torch.nn.Module:
     """Move the model to this worker's device, and train it in parallel with the other workers.
 
-    With one worker the model is not wrapped.
+    With one worker the model is not wrapped. The names in its ``state_dict()`` start with
+    ``module.`` only if it is wrapped; save ``unwrap_model(model).state_dict()``, whose names are
+    always the same. The model's ``load_state_dict`` takes the names in either form.
 
     Args:
         model: the model; returned itself if it is not wrapped.
@@ -58,22 +61,71 @@ def prepare_model(
         model = model.to(device)
     if precision.dtype is not None:
         amp.autocast_forward(model, device or get_device(), precision.dtype)
-    if api.world_size() == 1:
-        return model
-    if strategy == "ddp":
-        return _ddp(model, options)
-    if strategy == "fsdp":
-        return _fsdp(model, device or get_device(), options)
+    if api.world_size() > 1 and strategy == "ddp":
+        model = _ddp(model, options)
+    elif api.world_size() > 1 and strategy == "fsdp":
+        model = _fsdp(model, device or get_device(), options)
+    # Public only since torch 2.5. First: FullyShardedDataParallel renames keys in a hook, too.
+    register: Any = model._register_load_state_dict_pre_hook
+    hooks: Any = model._load_state_dict_pre_hooks
+    hooks.move_to_end(register(_EitherForm(), with_module=True).id, last=False)
     return model
 
 
 def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside ``DistributedDataParallel``, or the model itself."""
+    """Return the model inside ``DistributedDataParallel`` and ``torch.compile``, or the model.
+
+    ``unwrap_model(model).state_dict()`` has the same names at every number of workers.
+    """
+    from torch.nn import Module
     from torch.nn.parallel import DistributedDataParallel
 
-    while isinstance(model, DistributedDataParallel):
-        model = model.module
-    return model
+    while True:
+        wrapped = isinstance(model, DistributedDataParallel)
+        inner = model.module if wrapped else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, Module):
+            return model
+        model = inner
+
+
+class _EitherForm:
+    """A hook for ``load_state_dict``: takes names with or without the prefixes of wrappers."""
+
+    def __call__(
+        self, model: torch.nn.Module, state: MutableMapping[str, Any], prefix: str, *_: Any
+    ) -> None:
+        own = [
+            name
+            for named in (model.named_parameters, model.named_buffers)
+            for name, _ in named(remove_duplicate=False)
+        ]
+        given = [key.removeprefix(prefix) for key in state if key.startswith(prefix)]
+        has, needs = _wrapper_prefix(given), _wrapper_prefix(own)
+        if has == needs or not given or not set(given).isdisjoint(own):
+            return
+        for name in given:
+            state[prefix + needs + name.removeprefix(has)] = state.pop(prefix + name)
+        versions = getattr(state, "_metadata", None) or {}  # of modules' formats, by their names
+        for name in list(versions):
+            path = name and f"{name}."
+            if path.startswith(has):
+                versions.setdefault((needs + path.removeprefix(has))[:-1], versions[name])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _EitherForm:
+        return self
+
+    def __reduce__(self) -> Any:
+        # In a pickled model the hook is a function that does nothing, and which Python has: the
+        # model loads without lockstep.
+        return getattr, ("", "format")
+
+
+def _wrapper_prefix(names: list[str]) -> str:
+    """The prefix of wrappers that all names have."""
+    for known in _WRAPPERS:
+        if names and all(name.startswith(known) for name in names):
+            return known + _wrapper_prefix([name.removeprefix(known) for name in names])
+    return ""
 
 
 def _target(move_to_device: bool | torch.device) -> torch.device | None:
