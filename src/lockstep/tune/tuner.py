@@ -106,23 +106,31 @@ class Tuner:
             InsufficientResourcesError: no trial could ever run here.
             LockstepError: the searcher or the scheduler raised.
         """
-        past = self._records_to_resume()
-        pool = _resource_pool()
-        scheduler = self._tune_config.scheduler or FIFOScheduler()
-        run_config = _with_fresh_stopper(self._run_config)
-        launcher = Launcher(self._trainable, run_config, pool, scheduler)
-        if not (launcher.over_trainer and "scaling_config" in self._space):
-            launcher.check()
-        seed = random.getrandbits(63) if past is None else int(past.header["seed"])
-        saved = None
-        if past is None or self._replace_saved:
-            saved = pack_tuner(self._trainable, self._space, self._tune_config, self._run_config)
-        searcher, constants = self._make_searcher(seed)
-        total = searcher.num_trials(self._tune_config.num_samples)
-        self._prepare_scheduler(scheduler, total)
-        experiment = self._open_experiment(past, launcher.name, seed, total, saved)
         with ExitStack() as cleanup:
-            cleanup.callback(experiment.close)
+            experiment, past = self._reopen_experiment()
+            if experiment is not None:
+                cleanup.callback(experiment.close)
+            pool = _resource_pool()
+            scheduler = self._tune_config.scheduler or FIFOScheduler()
+            run_config = _with_fresh_stopper(self._run_config)
+            launcher = Launcher(self._trainable, run_config, pool, scheduler)
+            if not (launcher.over_trainer and "scaling_config" in self._space):
+                launcher.check()
+            seed = random.getrandbits(63) if past is None else int(past.header["seed"])
+            saved = None
+            if past is None or self._replace_saved:
+                saved = pack_tuner(
+                    self._trainable, self._space, self._tune_config, self._run_config
+                )
+            searcher, constants = self._make_searcher(seed)
+            total = searcher.num_trials(self._tune_config.num_samples)
+            self._prepare_scheduler(scheduler, total)
+            if experiment is None:
+                experiment = self._create_experiment(launcher.name, seed, total, saved)
+                cleanup.callback(experiment.close)
+            else:
+                assert past is not None
+                experiment.resume(past, saved)
             display = make_experiment_display(
                 self._run_config.verbose,
                 interactive_function=launcher.engine.in_this_process,
@@ -277,25 +285,26 @@ class Tuner:
 
     # -------------------------------------------------------------------------------- helpers
 
-    def _records_to_resume(self) -> ExperimentRecords | None:
-        """The experiment to resume; None to create one."""
+    def _reopen_experiment(self) -> tuple[Experiment, ExperimentRecords] | tuple[None, None]:
+        """The experiment to resume, locked, and its journal; None to create one."""
         if self._restored is not None:
-            return ExperimentRecords(self._restored)
+            return Experiment.reopen(self._restored, self._space)
         if self._run_config.resume == "never" or self._run_config.name is None:
-            return None
+            return None, None
         storage = experiment_storage(self._run_config, self._run_config.name)
-        found = None
+        what = "no experiment"
         with suppress(FileNotFoundError):
-            found = ExperimentRecords(storage)
-        if found is not None and found.state != "finished":
-            return found
+            experiment, past = Experiment.reopen(storage, self._space)
+            if past.state != "finished":
+                return experiment, past
+            experiment.close()
+            what = "only one that has finished"
         if self._run_config.resume == "must":
-            what = "no experiment" if found is None else "only one that has finished"
             raise FileNotFoundError(
                 f"RunConfig(name={self._run_config.name!r}, resume='must'): there is {what} in "
                 f"{storage.uri}; use resume='auto' to create one."
             )
-        return None
+        return None, None
 
     def _make_searcher(self, seed: int) -> tuple[Searcher, dict[str, Any]]:
         """The searcher, and the constants that are merged under its suggestions."""
@@ -327,16 +336,9 @@ class Tuner:
                 f"metric={scheduler.metric!r} and mode={scheduler.mode!r}; give them in one place."
             )
 
-    def _open_experiment(
-        self,
-        past: ExperimentRecords | None,
-        trainable: str,
-        seed: int,
-        total: int | None,
-        saved: bytes | None,
+    def _create_experiment(
+        self, trainable: str, seed: int, total: int | None, saved: bytes | None
     ) -> Experiment:
-        if past is not None:
-            return Experiment.reopen(past, saved, self._space)
         date = time.strftime("%Y-%m-%d_%H-%M-%S")
         name = self._run_config.name or f"{trainable}_{date}"
         storage = experiment_storage(self._run_config, name)
