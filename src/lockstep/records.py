@@ -75,10 +75,12 @@ def _same_files(storage: Storage, place: Storage) -> bool:
 
 
 def open_checkpoint(storage: Storage, record: CheckpointRecord) -> Checkpoint:
-    """The checkpoint of a record, for a run in ``storage``."""
+    """The checkpoint of a record, of the class that was reported, for a run in ``storage``."""
     if record.uploaded:
-        return Checkpoint.at(storage.child(record.name))
-    return open_address(storage, record.name)
+        opened = Checkpoint.at(storage.child(record.name))
+    else:
+        opened = open_address(storage, record.name)
+    return opened.as_kind(record.kind)
 
 
 def open_address(storage: Storage, address: str) -> Checkpoint:

@@ -55,13 +55,6 @@ class TensorflowCheckpoint(Checkpoint):
             )
         return cls._of_files(_read_files(dir_path), ".")
 
-    @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint) -> TensorflowCheckpoint:
-        """Return the same checkpoint, such as ``result.checkpoint``, with ``get_model``."""
-        made = cls.__new__(cls)
-        vars(made).update(vars(checkpoint))
-        return made
-
     def get_model(self, model: Any = None) -> Any:
         """Load the model with the version of Keras that saved it.
 
