@@ -18,6 +18,7 @@ from lockstep.console.experiment import make_experiment_display
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.resources import available_cpus, visible_gpus
 from lockstep.errors import LockstepError, TrainingInterrupted, TrainingPreempted
+from lockstep.hooks import call_hook
 from lockstep.metrics import first_of
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
@@ -310,8 +311,12 @@ class Tuner:
         """The searcher, and the constants that are merged under its suggestions."""
         config = self._tune_config
         searcher = config.search_alg or BasicVariantGenerator(random_state=seed)
-        taken = searcher.set_search_properties(
-            config.metric, config.mode, self._space, num_samples=config.num_samples
+        taken = call_hook(
+            searcher.set_search_properties,
+            metric=config.metric,
+            mode=config.mode,
+            config=self._space,
+            num_samples=config.num_samples,
         )
         if not taken and has_unresolved(self._space):
             raise ValueError(
@@ -330,7 +335,10 @@ class Tuner:
     def _prepare_scheduler(self, scheduler: TrialScheduler, total: int | None) -> None:
         config = self._tune_config
         metric, mode = config.first_metric, first_of(config.mode)
-        if not scheduler.set_search_properties(metric, mode, num_trials=total):
+        taken = call_hook(
+            scheduler.set_search_properties, metric=metric, mode=mode, num_trials=total
+        )
+        if not taken:
             raise ValueError(
                 f"TuneConfig(metric={metric!r}, mode={mode!r}): the {type(scheduler).__name__} has "
                 f"metric={scheduler.metric!r} and mode={scheduler.mode!r}; give them in one place."

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.hooks import call_hook
+
 __all__ = ["HookCalls"]
 
 SLOW_HOOK_S = 10.0
@@ -42,7 +44,7 @@ class HookCalls:
         if self._timer is None:
             self._watch(SLOW_HOOK_S)
         try:
-            (action or getattr(self.callback, hook))(**arguments)
+            call_hook(action or getattr(self.callback, hook), **arguments)
         except BaseException as error:
             self.report("raised", hook, f"raised {_describe(error)}")
         finally:
