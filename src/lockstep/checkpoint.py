@@ -149,6 +149,8 @@ class Checkpoint:
         A dict that was reported gets three keys: ``_timestamp``, ``_preprocessor`` (None) and
         ``_current_checkpoint_id``. A dict of tensors only, such as a state dict, gets none:
         ``model.load_state_dict(checkpoint.to_dict())`` works.
+
+        A stored dict is a pickle, and loading it can execute code: load only what you trust.
         """
         if not self.is_dict:
             return {_TAR_KEY: self._tar()}

@@ -114,7 +114,12 @@ class RunRecords:
             elif line.startswith(b'{"event":"log"'):
                 self._logs.append(numbered)
             else:
-                self._apply(self._parse(numbered))
+                record = self._parse(numbered)
+                event = record["event"]
+                if event in ("report", "log"):  # a line that another program has formatted
+                    (self._reports if event == "report" else self._logs).append(numbered)
+                else:
+                    self._apply(record)
         self.rows = len(self._reports)
         if self._reports:
             self._parse(self._reports[-1])  # a damaged last row is reported here

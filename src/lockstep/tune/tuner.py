@@ -231,7 +231,8 @@ class Tuner:
         """A tuner that resumes an earlier experiment, in its directory.
 
         Trials that are over are not run again. Unfinished trials resume from their newest
-        checkpoint, or start over if they have none.
+        checkpoint, or start over if they have none. This executes code that is kept in the
+        directory: restore only what you trust.
 
         Args:
             path: the experiment's directory.

@@ -16,6 +16,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
+from lockstep.error_record import error_data
 from lockstep.errors import StorageError
 from lockstep.journal import Journal
 from lockstep.metrics import first_result, full_row, look_up
@@ -246,7 +247,7 @@ class Run:
             "failure",
             attempt=attempt,
             message=message,
-            errors=list(errors),
+            errors=[{**failed, "error": error_data(failed["error"])} for failed in errors],
             retry=retry,
             time=time.time(),
         )

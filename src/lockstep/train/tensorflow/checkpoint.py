@@ -58,6 +58,8 @@ class TensorflowCheckpoint(Checkpoint):
     def get_model(self, model: Any = None) -> Any:
         """Load the model with the version of Keras that saved it.
 
+        Loading it can execute code that the checkpoint has: load only what you trust.
+
         Args:
             model: if the checkpoint has only weights, the model to load them into, or a function
                 that creates it.

@@ -65,6 +65,8 @@ class TorchCheckpoint(Checkpoint):
     def get_model(self, model: torch.nn.Module | None = None) -> torch.nn.Module:
         """Return the model. A state dict is loaded into ``model``, in place.
 
+        Loading it can execute code that the checkpoint has: load only what you trust.
+
         Raises:
             ValueError: the checkpoint has only a state dict, and no ``model`` is given.
             CheckpointError: the checkpoint has no model.
