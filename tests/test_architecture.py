@@ -24,7 +24,6 @@ ROOT = SRC / "lockstep"
 # A module may import its own layer and those before it.
 LAYERS = [
     "checks",
-    "hooks",
     "jobs",
     "run_layout",
     "errors",

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockstep.hooks import call_hook
-
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
     from lockstep.config import RunConfig, ScalingConfig, StopCondition
@@ -213,7 +211,7 @@ class LoggerCallback(Callback):
         **info: Any,
     ) -> None:
         """Calls ``log_trial_result``."""
-        call_hook(self.log_trial_result, iteration=iteration, trial=trial, result=result)
+        self.log_trial_result(iteration, trial, result)
 
     def on_checkpoint(
         self,
@@ -230,13 +228,13 @@ class LoggerCallback(Callback):
         self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """Calls ``log_trial_end``."""
-        call_hook(self.log_trial_end, trial=trial, failed=False)
+        self.log_trial_end(trial, failed=False)
 
     def on_trial_error(
         self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """Calls ``log_trial_end`` with ``failed=True``."""
-        call_hook(self.log_trial_end, trial=trial, failed=True)
+        self.log_trial_end(trial, failed=True)
 
 
 class UserCallback:

@@ -12,7 +12,6 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint_dict import number_at, numbers_in, only_tensors, pickle_dict
@@ -29,11 +28,6 @@ __all__ = ["Checkpoint"]
 _TAR_KEY = "fs_checkpoint"
 _ID_KEY = "_current_checkpoint_id"
 _ADDED_KEYS = ("_timestamp", "_preprocessor", _ID_KEY)
-_SUBCLASSES = {
-    "TensorflowCheckpoint": "lockstep.train.tensorflow.checkpoint",
-    "TorchCheckpoint": "lockstep.train.torch.checkpoint",
-}
-"""The classes that a stored checkpoint may come back as. A file's word imports nothing else."""
 
 
 class Checkpoint:
@@ -99,13 +93,6 @@ class Checkpoint:
         return cls(data_dict=data)
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
-        """The same checkpoint as this class: ``TorchCheckpoint`` has ``get_model``, say."""
-        made = cls.__new__(cls)
-        vars(made).update(vars(checkpoint))
-        return made
-
-    @classmethod
     def at(cls, storage: Storage) -> Self:
         """The directory of a storage as a checkpoint."""
         checkpoint = cls.__new__(cls)
@@ -149,8 +136,6 @@ class Checkpoint:
         A dict that was reported gets three keys: ``_timestamp``, ``_preprocessor`` (None) and
         ``_current_checkpoint_id``. A dict of tensors only, such as a state dict, gets none:
         ``model.load_state_dict(checkpoint.to_dict())`` works.
-
-        A stored dict is a pickle, and loading it can execute code: load only what you trust.
         """
         if not self.is_dict:
             return {_TAR_KEY: self._tar()}
@@ -235,29 +220,14 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         if self._storage is None:
-            return f"{type(self).__name__}(in memory, {sum(map(len, self._files.values()))} bytes)"
+            return f"Checkpoint(in memory, {sum(map(len, self._files.values()))} bytes)"
         if self._storage.is_local:
-            return f"{type(self).__name__}(filesystem=local, path={self._storage.root})"
+            return f"Checkpoint(filesystem=local, path={self._storage.root})"
         scheme, found, _ = self._storage.uri.partition("://")
         kind = scheme if found else self._storage.filesystem.type_name
-        return f"{type(self).__name__}(filesystem={kind}, path={self._storage.root})"
+        return f"Checkpoint(filesystem={kind}, path={self._storage.root})"
 
     # The rest is for the library itself.
-
-    @property
-    def kind(self) -> str | None:
-        """The name of lockstep's subclass that this one belongs to; None: it is plain."""
-        for base in type(self).__mro__:
-            if _SUBCLASSES.get(base.__name__) == base.__module__:
-                return base.__name__
-        return None
-
-    def as_kind(self, kind: object) -> Checkpoint:
-        """The same checkpoint as lockstep's subclass of this name; itself if there is none."""
-        if not isinstance(kind, str) or kind not in _SUBCLASSES:
-            return self
-        made: Checkpoint = getattr(import_module(_SUBCLASSES[kind]), kind).from_checkpoint(self)
-        return made
 
     def given_dict(self) -> dict[str, Any]:
         """A new copy of the dict of a dict checkpoint, without the keys that ``to_dict`` adds."""

@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, function, text in (
         ("show", _show, "the progress of a run: state, attempts, metrics, checkpoints, error"),
         ("stack", _stack, "the Python stack of every rank of a running run"),
+        ("sync", _sync, "send what trackers did not get before the run ended"),
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         command.add_argument(
@@ -81,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _find_run(text: str) -> Storage:
+    place = _find_place(text)
+    return place if place.exists(JOURNAL_FILE) else newest_run(place)
+
+
+def _find_place(text: str) -> Storage:
     root = open_storage(settings.results_root())
     if "://" in text or os.path.isdir(os.path.expanduser(text)):
         place = open_storage(text)
@@ -94,7 +100,7 @@ def _find_run(text: str) -> Storage:
                 "the run's directory."
             )
         place = found
-    return place if place.exists(JOURNAL_FILE) else newest_run(place)
+    return place
 
 
 def _runs_named(root: Storage, text: str) -> Iterator[Storage]:
@@ -126,6 +132,22 @@ def _name(run: dict[str, Any]) -> str:
 
 def _newest_attempt(records: RunRecords) -> dict[str, Any] | None:
     return records.attempts[max(records.attempts)] if records.attempts else None
+
+
+# -------------------------------------------------------------------------------------------- sync
+
+
+def _sync(text: str) -> int:
+    from lockstep.trackers.sync import send_undelivered
+
+    place = _find_place(text)
+    sent = False
+    for sentence in send_undelivered(place):
+        sent = True
+        print(sentence, flush=True)
+    if not sent:
+        print(f"Trackers have everything of {place.uri}: nothing to send.")
+    return 0
 
 
 # ------------------------------------------------------------------------------------------- stack

@@ -8,6 +8,7 @@
             checkpoint_000000/                      exists once .lockstep_checkpoint.json is in it
             .staging/  .trash/                      not published yet; about to be deleted
             progress.csv  result.json  params.json
+            undelivered_<tracker>_<number>.jsonl    rows that a tracker did not get
             logs/rank_0.log …                       the output of each rank
             .journal.jsonl.lock                     while a driver is at work
 
@@ -29,11 +30,13 @@ __all__ = [
     "experiment_file",
     "experiment_number",
     "is_numbered",
+    "is_undelivered",
     "lock_path",
     "log_file",
     "run_directory",
     "snapshot_prefix",
     "spool_prefix",
+    "undelivered_file",
 ]
 
 FORMAT_VERSION = 1
@@ -117,6 +120,16 @@ def lock_path(journal: str) -> str:
     """The lock beside a journal, there while a process writes the journal."""
     folder, name = os.path.split(journal)
     return os.path.join(folder, f".{name}.lock")
+
+
+def undelivered_file(tracker: str, number: int) -> str:
+    """The file with the rows that a tracker did not get."""
+    return f"undelivered_{tracker}_{number:08x}.jsonl"
+
+
+def is_undelivered(name: str) -> bool:
+    """Whether it is a name of ``undelivered_file``."""
+    return re.fullmatch(r"undelivered_\w+_[0-9a-f]{8}\.jsonl", name) is not None
 
 
 def snapshot_prefix(trial_id: str, root: str) -> str:

@@ -37,6 +37,7 @@ def count(config: dict[str, Any]) -> None:
     known = train.load_checkpoint()
     for step in range(known["step"] + 1 if known else 1, config["total"] + 1):
         saved = Checkpoint.from_dict({"step": step}) if step % 2 == 0 else None
+        train.log({"detail": 1 / step}, step=100 * step)
         train.report({"loss": 1 / step, "word": "no number"}, checkpoint=saved)
         if step == config.get("at") and context.get_attempt() == 1:
             config["trouble"](config)
@@ -83,6 +84,7 @@ def test_a_run_that_finishes(trackers: dict[str, Tracker]) -> None:
     result = begin(trackers).fit()
     for name, view in views(trackers, result.path):
         assert view.losses == losses(1, 2, 3, 4, 5), name
+        assert view.logged == [(100 * step, value) for step, value in losses(1, 2, 3, 4, 5)], name
         assert view.status == "finished", name
         assert view.parameters["train_loop_config/lr"] == "0.25", name
         assert view.parameters["train_loop_config/name"] == "a b", name

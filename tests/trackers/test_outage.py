@@ -6,7 +6,6 @@ import contextlib
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -100,8 +99,8 @@ class Outage(LoggerCallback):
 
 def eight_reports() -> None:
     for step in range(1, 9):
+        train.log({"step_loss": 2 / step}, step=10 * step)
         train.report({"loss": 1 / step})
-        time.sleep(0.5)
 
 
 def test_a_line_that_is_mended_costs_nothing(
@@ -129,6 +128,43 @@ def test_a_line_that_is_mended_costs_nothing(
     assert {metric.step for metric in history} == set(range(1, 9))
     shown = capfd.readouterr()
     assert "reports are not at the service" not in shown.out + shown.err
+
+
+def test_what_a_server_missed_is_sent_later(
+    line: Line,
+    mlflow_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from mlflow import MlflowClient
+
+    from lockstep.cli import main
+    from lockstep.trackers import MLflowLoggerCallback
+
+    monkeypatch.setattr(service, "END_SHARE", 0.0)
+    caplog.set_level(logging.ERROR, "urllib3.connectionpool")
+    line.cut()
+    callback = MLflowLoggerCallback(f"http://127.0.0.1:{line.port}", experiment_name="later")
+    result = fit(eight_reports, workers=1, callbacks=[callback], verbose=1)
+    text = capfd.readouterr().err
+    assert "16 rows and the run's outcome are not at the service" in text
+    assert f"lockstep sync {result.path}" in text
+
+    assert main(["sync", result.path]) == 1
+    assert "no MLflow server answers" in capfd.readouterr().err
+    line.mend()
+    assert main(["sync", result.path]) == 0
+    assert "sent 16 rows and the outcome to MLflowLoggerCallback" in capfd.readouterr().out
+    client = MlflowClient(mlflow_server)
+    experiment = client.get_experiment_by_name("later")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    for name, steps in (("loss", range(1, 9)), ("log/step_loss", range(10, 90, 10))):
+        history = client.get_metric_history(run.info.run_id, name)
+        assert {metric.step for metric in history} == set(steps)
+    assert main(["sync", result.path]) == 0
+    assert "nothing to send" in capfd.readouterr().out
 
 
 def test_a_server_that_never_answers_delays_nothing(

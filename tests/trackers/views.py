@@ -26,6 +26,7 @@ class View:
     losses: list[tuple[int, float]]
     status: str
     checkpoints: list[str]
+    logged: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,10 @@ def _mlflow_view(uri: str, run_directory: str) -> View:
         sorted((metric.step, metric.value) for metric in history),
         {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}[newest.info.status],
         [name for name in artifacts if name.startswith("checkpoint_")],
+        sorted(
+            (metric.step, metric.value)
+            for metric in client.get_metric_history(newest.info.run_id, "log/detail")
+        ),
     )
 
 
@@ -99,12 +104,14 @@ def _wandb_view(directory: Path) -> View:
     newest = runs[-1]
     assert newest.project == "pages"
     config = newest.config["train_loop_config"]
+    history = [row for run in runs for row in run.history]
     return View(
         [run.id for run in runs],
         {f"train_loop_config/{key}": str(value) for key, value in config.items()},
-        sorted((row["training_iteration"], row["loss"]) for run in runs for row in run.history),
+        sorted((row["training_iteration"], row["loss"]) for row in history if "loss" in row),
         {0: "finished", 1: "failed", 255: "stopped"}[newest.exit_code or 0],
         [name for run in runs for name in run.artifacts],
+        sorted((row["log_step"], row["log/detail"]) for row in history if "log/detail" in row),
     )
 
 
@@ -112,19 +119,24 @@ def _comet_view(directory: Path) -> View:
     archives = readers.comet_archives(directory)
     newest = archives[-1]
     assert "suite" in newest.tags
+
+    def values_of(metric: str) -> list[tuple[int, float]]:
+        return sorted(
+            (step, value)
+            for archive in archives
+            for name, value, step in archive.metrics
+            if name == metric
+        )
+
     strategies = ["create", "get_or_create"][: len(archives)]
     assert [archive.strategy for archive in archives] == strategies
     return View(
         [archive.key for archive in archives],
         {key: str(value) for key, value in newest.parameters.items()},
-        sorted(
-            (step, value)
-            for archive in archives
-            for name, value, step in archive.metrics
-            if name == "loss"
-        ),
+        values_of("loss"),
         newest.others["status"],
         [name for archive in archives for name in archive.files],
+        values_of("log/detail"),
     )
 
 
@@ -150,4 +162,5 @@ def _tensorboard_view(run_directory: str) -> View:
         readers.scalars(Path(run_directory))["loss"],
         {1: "finished", 2: "failed", 0: "stopped"}[status],
         [],
+        readers.scalars(Path(run_directory, "log"))["detail"],
     )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from lockstep.callback import TrialSnapshot
 from lockstep.trackers.credentials import check_comet_key, read_key, require, variable
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun, refuse_arguments
+from lockstep.trackers.undelivered import plain_arguments
 from lockstep.trackers.values import Outcome, flat_parameters, numeric_metrics, run_key
 
 __all__ = [
@@ -81,6 +82,11 @@ class CometLoggerCallback(ServiceLoggerCallback):
         comet_arguments("CometLoggerCallback", self.experiment_kwargs)
         if self.online and self.api_key is None:
             check_comet_key()
+
+    def arguments(self) -> dict[str, Any]:
+        """What ``lockstep sync`` creates this callback with."""
+        arguments = plain_arguments({**self.experiment_kwargs, "tags": list(self.tags)})
+        return {"online": self.online, **arguments}
 
     def open_run(self, trial: TrialSnapshot) -> TrackedRun:
         """Create the experiment, or resume it."""

@@ -29,6 +29,7 @@ from lockstep.trackers.mlflow_client import (
     run_tags,
 )
 from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun
+from lockstep.trackers.undelivered import plain_arguments, without_login
 from lockstep.trackers.values import Outcome, numeric_metrics
 
 __all__ = ["MLflowLoggerCallback"]
@@ -87,6 +88,17 @@ class MLflowLoggerCallback(ServiceLoggerCallback):
     def check_before_run(self) -> None:
         """Raise ValueError for ``databricks`` without a login."""
         check_databricks(self.tracking_uri)
+
+    def arguments(self) -> dict[str, Any]:
+        """What ``lockstep sync`` creates this callback with."""
+        return plain_arguments(
+            {
+                "tracking_uri": without_login(self.tracking_uri),
+                "registry_uri": without_login(self.registry_uri),
+                "experiment_name": self.experiment_name,
+                "tags": {key: str(value) for key, value in self.tags.items()},
+            }
+        )
 
     def open_run(self, trial: TrialSnapshot) -> TrackedRun:
         """Create the run, or find the run of a restored trial."""

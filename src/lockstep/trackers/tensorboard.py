@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple
@@ -22,6 +23,9 @@ from lockstep.trackers.values import (
 
 __all__ = ["TBXLoggerCallback"]
 
+LOG_RUN = "log"
+"""The directory, below the run, with the event files of ``train.log()``."""
+
 _END_STATUS: dict[Outcome, int] = {"finished": 1, "failed": 2}
 """SUCCESS and FAILURE of TensorBoard's hparams plugin."""
 
@@ -31,13 +35,15 @@ class TBXLoggerCallback(TrackerCallback):
 
     Each number of a report is a scalar under its flattened key, at the training iteration; a list
     of numbers is a histogram; the config is the run's hyperparameters. After a retry or a restore
-    from a checkpoint, TensorBoard shows the later values.
+    from a checkpoint, TensorBoard shows the later values. The rows of ``train.log()`` are a run of
+    their own, ``log`` below the run, because they have steps of their own.
 
     Raises:
         ImportError: neither tensorboardX nor tensorboard with torch is installed.
     """
 
     batched: ClassVar[bool] = True
+    takes_logs: ClassVar[bool] = True
 
     def __init__(self) -> None:
         if importlib.util.find_spec("tensorboardX") is None and not (
@@ -64,6 +70,11 @@ class TBXLoggerCallback(TrackerCallback):
         """Write the scalars."""
         if trial.trial_id in self._open:
             self._open[trial.trial_id].add(iteration, result)
+
+    def log_trial_rows(self, trial_id: str, rank: int, rows: list[dict[str, Any]]) -> None:
+        """Write the numbers of ``train.log()``."""
+        if trial_id in self._open:
+            self._open[trial_id].add_logs(rank, rows)
 
     def flush_batch(self) -> None:
         """Make the rows written so far visible."""
@@ -114,6 +125,8 @@ class _EventFile:
         self._library = _library()
         self._last_step = 0
         self._tags: dict[str, None] = {}
+        self._logs: Any = None
+        self._log_steps: Counter[int] = Counter()
         # A restored run may have written steps after the one it resumes from. They are purged
         # with the first new step, which is not known yet.
         self._writer: Any = None if trial.restored else self._begin(None)
@@ -136,9 +149,31 @@ class _EventFile:
             if is_numbers and items:
                 self._writer.add_histogram(key, items, step, walltime=now)
 
+    def add_logs(self, rank: int, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            next_step = self._log_steps[rank]
+            step = next_step if row["step"] is None else int(row["step"])
+            if self._logs is None or step < next_step:
+                self._begin_logs(step)
+            self._log_steps[rank] = step + 1
+            prefix = "" if rank == 0 else f"rank_{rank}/"
+            for key, value in flatten(row["metrics"]).items():
+                if isinstance(value, (int, float)):
+                    self._logs.add_scalar(f"{prefix}{key}", float(value), step, row["time"])
+
+    def _begin_logs(self, step: int) -> None:
+        # After a retry or a restore, TensorBoard shows the later values.
+        if self._logs is not None:
+            self._logs.close()
+        directory = os.path.join(self._trial.path, LOG_RUN)
+        os.makedirs(directory, exist_ok=True)
+        suffix = f".{len(os.listdir(directory)):03d}"
+        self._logs = self._library.SummaryWriter(directory, purge_step=step, filename_suffix=suffix)
+
     def flush(self) -> None:
-        if self._writer is not None:
-            self._writer.flush()
+        for writer in (self._writer, self._logs):
+            if writer is not None:
+                writer.flush()
 
     def close(self, outcome: Outcome) -> None:
         if self._writer is None:
@@ -152,6 +187,8 @@ class _EventFile:
             plugin_data.content = data.SerializeToString()
             self._writer.file_writer.add_summary(end)
         self._writer.close()
+        if self._logs is not None:
+            self._logs.close()
 
     def _begin(self, purge_step: int | None) -> Any:
         # Files opened in the same second would share a name; files are read in order of names.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from lockstep.callback import LoggerCallback
+from lockstep.callback import LoggerCallback, TrialSnapshot
+from lockstep.errors import LockstepError
 
-__all__ = ["TrackerCallback"]
+__all__ = ["TrackerCallback", "TrackerProblem"]
+
+
+class TrackerProblem(LockstepError):
+    """A sentence for the user about a tracker; training is not affected. Shown as it is."""
 
 
 class TrackerCallback(LoggerCallback):
@@ -25,6 +31,31 @@ class TrackerCallback(LoggerCallback):
     uses_directory: bool = True
     """Whether the callback reads or writes in a trial's directory. The copy of that directory to
     remote storage then waits for the callback, for a limited time."""
+
+    takes_logs: ClassVar[bool] = False
+    """Whether ``log_trial_rows`` gets the rows of ``train.log()``."""
+
+    def log_trial_rows(self, trial_id: str, rank: int, rows: list[dict[str, Any]]) -> None:
+        """Called with rows of ``train.log()``: ``step`` (None if not given), ``time``, ``metrics``.
+
+        A run that logs faster than trackers can follow leaves rows out.
+        """
+
+    def abandon(
+        self,
+        reports: Sequence[tuple[int, TrialSnapshot, dict[str, Any]]],
+        ends: Sequence[tuple[TrialSnapshot, bool]],
+    ) -> str | None:
+        """Called in another thread when the run no longer waits for this callback.
+
+        Args:
+            reports: the arguments of ``log_trial_result``, where it was not called yet.
+            ends: the arguments of ``log_trial_end``, where it was not called yet.
+
+        Returns:
+            a sentence for the user, about what the callback still had to do.
+        """
+        return None
 
     def flush_batch(self) -> None:
         """Called after each batch of events if ``batched``."""

@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 from lockstep.callback import TrialSnapshot
 from lockstep.metrics import flatten
 from lockstep.trackers.credentials import check_wandb_key, init_variables, read_key, require
-from lockstep.trackers.service import Row, ServiceLoggerCallback, TrackedRun, refuse_arguments
+from lockstep.trackers.service import (
+    LOG_PREFIX,
+    Row,
+    ServiceLoggerCallback,
+    TrackedRun,
+    refuse_arguments,
+)
+from lockstep.trackers.undelivered import plain_arguments
 from lockstep.trackers.values import Outcome, numeric_metrics
 
 __all__ = ["WANDB_EXIT_CODE", "WandbLoggerCallback", "given_settings", "wandb_settings"]
@@ -20,6 +27,9 @@ WANDB_EXIT_CODE: dict[Outcome, int] = {"finished": 0, "failed": 1, "stopped": 25
 
 INIT_S = 30.0
 """How long ``wandb.init`` waits for the service; a process that exits waits as long."""
+
+LOG_STEP = "log_step"
+"""The step of ``train.log()``; charts of its metrics are drawn over it."""
 
 _RESERVED = ("config", "id", "reinit", "resume")
 
@@ -87,6 +97,11 @@ class WandbLoggerCallback(ServiceLoggerCallback):
             settings = given_settings(self.kwargs.get("settings"))
             check_wandb_key(self.kwargs.get("mode") or settings.get("mode"))
 
+    def arguments(self) -> dict[str, Any]:
+        """What ``lockstep sync`` creates this callback with."""
+        own = {"project": self.project, "group": self.group, "excludes": self.excludes}
+        return plain_arguments({**self.kwargs, **own, "log_config": self.log_config})
+
     def open_run(self, trial: TrialSnapshot) -> TrackedRun:
         """Create the run, or resume it."""
         return _WandbRun(self, trial)
@@ -124,13 +139,16 @@ class _WandbRun(TrackedRun):
         )
         self._run.define_metric("training_iteration", hidden=True)
         self._run.define_metric("*", step_metric="training_iteration")
+        self._run.define_metric(LOG_STEP, hidden=True)
+        self._run.define_metric(f"{LOG_PREFIX}*", step_metric=LOG_STEP)
         self._step = self._run.step - 1 if self._run.resumed else -1
 
     def log(self, rows: list[Row]) -> None:
         for row in rows:
             # wandb's steps must increase, but a retry reports some iterations again.
-            self._step = max(row.step, self._step + 1)
-            self._run.log(row.values, step=self._step)
+            self._step = max(0 if row.logged else row.step, self._step + 1)
+            values = {**row.values, LOG_STEP: row.step} if row.logged else row.values
+            self._run.log(values, step=self._step)
 
     def save(self, name: str, directory: str) -> None:
         import wandb

@@ -297,8 +297,6 @@ class DataParallelTrainer(BaseTrainer):
     ) -> Self:
         """A trainer that resumes an earlier run, from its newest checkpoint, in its directory.
 
-        This executes code that is kept in the directory: restore only what you trust.
-
         Args:
             path: the run's directory, or an experiment's (its newest run).
             storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ __all__ = ["CallbackLane", "LaneBarrier"]
 STATE_S = 1.0
 """How often a callback's state is kept while the trials of an experiment come and go."""
 BATCH_S = 0.25
+LOG_ROWS_A_SECOND = 1000
+"""How many rows of ``train.log()`` a tracker gets. Parsing more of them would slow the driver."""
 # A long batch would hold the interpreter lock for 5 ms and more at a time, and the driver's answers
 # to the workers would wait for it: pause now and then, and do not leave all the writing to the end.
 # Not too often: each pause has the driver's thread wait once more.
@@ -83,6 +86,8 @@ class CallbackLane:
         self._takes_rows = self.batched and not isinstance(callback, UserCallback)
         self.is_file = self.batched and self._limit is None
         self.uses_directory = _option(callback, "uses_directory")
+        self.takes_logs = isinstance(callback, TrackerCallback) and callback.takes_logs
+        self._log_second, self._log_rows = 0.0, 0
         self.was_late = False
         self._asked = self._answered = 0
         self._closing = threading.Event()
@@ -95,6 +100,24 @@ class CallbackLane:
             what = f"is {self._limit} events behind and misses some; progress.csv has every report"
             trial_hook = isinstance(self.callback, Callback)
             self.hooks.report("late", "on_trial_result" if trial_hook else "after_report", what)
+
+    def offer_logs(self, trial_id: str, rank: int, rows: list[str]) -> None:
+        """Put rows of ``train.log()``, as many as there is room for in this second."""
+        now = time.monotonic()
+        if now - self._log_second >= 1.0:
+            self._log_second, self._log_rows = now, 0
+        room = LOG_ROWS_A_SECOND - self._log_rows
+        if len(rows) > room:
+            self.hooks.report(
+                "late",
+                "log_trial_rows",
+                f"gets at most {LOG_ROWS_A_SECOND:,} rows of train.log() a second and misses the "
+                "others; result.log_dataframe has every row",
+            )
+            rows = rows[:room]
+        if rows:
+            self._log_rows += len(rows)
+            self.offer((CallbackLane.logged, trial_id, rank, rows))
 
     @property
     def is_late(self) -> bool:
@@ -112,6 +135,22 @@ class CallbackLane:
         """Let the thread end once the queue is empty."""
         self._closing.set()
         self.put(None)
+
+    def abandon(self) -> str | None:
+        """Call ``abandon`` of a tracker that is not done; return its sentence for the user."""
+        if not isinstance(self.callback, TrackerCallback):
+            return None
+        reports, ends = [], []
+        while event := self._waiting():
+            if event[0] is CallbackLane.reported:
+                reports.append(event[2:5])
+            elif event[0] is CallbackLane.ended:
+                ends.append(event[2:])
+        self.put(None)  # the thread may still have to see the end
+        try:
+            return self.callback.abandon(reports, ends)
+        except Exception as error:
+            return f"{self.name} could not keep what it had to send: {error}"
 
     def begun(self, stop: StopCondition | None, num_samples: int) -> None:
         """Call ``setup``, and restore an experiment's state."""
@@ -158,6 +197,11 @@ class CallbackLane:
                 metrics=[dict(metrics) for metrics in metrics_by_rank],
                 checkpoint=checkpoint,
             )
+
+    def logged(self, trial_id: str, rank: int, rows: list[str]) -> None:
+        """Call ``log_trial_rows`` with rows that the worker encoded."""
+        parsed = [json.loads(row) for row in rows]
+        self.hooks.call("log_trial_rows", trial_id=trial_id, rank=rank, rows=parsed)
 
     def saved(self, iteration: int, trial: TrialSnapshot, checkpoint: Checkpoint) -> None:
         """Call ``on_trial_save`` and ``on_checkpoint``."""

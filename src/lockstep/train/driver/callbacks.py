@@ -37,6 +37,9 @@ class RunListener(Protocol):
     ) -> None:
         """A report is recorded and answered."""
 
+    def log(self, trial_id: str, rank: int, rows: list[str]) -> None:
+        """A rank has called ``train.log()``; the rows are JSON."""
+
     def checkpoint(self, iteration: int, trial: TrialSnapshot, checkpoint: Checkpoint) -> None:
         """A checkpoint is committed."""
 
@@ -92,6 +95,7 @@ class CallbackDispatcher:
             seen[type(callback)] += 1
         self._trial_lanes = [lane for lane in self._lanes if isinstance(lane.callback, Callback)]
         self._user_lanes = [lane for lane in self._lanes if isinstance(lane.callback, UserCallback)]
+        self._log_lanes = [lane for lane in self._lanes if lane.takes_logs]
         self._contexts: dict[str, RunContext] = {}
         self._closed = False
 
@@ -123,6 +127,11 @@ class CallbackDispatcher:
         event = (CallbackLane.reported, context, *values)
         for lane in self._lanes:
             lane.offer(event)
+
+    def log(self, trial_id: str, rank: int, rows: list[str]) -> None:
+        """``log_trial_rows`` of the trackers."""
+        for lane in self._log_lanes:
+            lane.offer_logs(trial_id, rank, rows)
 
     def checkpoint(self, iteration: int, trial: TrialSnapshot, checkpoint: Checkpoint) -> None:
         """``on_trial_save``, then ``on_checkpoint``."""
@@ -184,6 +193,7 @@ class CallbackDispatcher:
             late = [lane for lane in lanes if lane.thread.is_alive()]
             for lane in lanes:
                 lane.hooks.abandon()
+            kept = [lane.abandon() for lane in late]
         own = [lane for lane in late if lane.end_timeout_s is not None]
         for lane in own:
             self._on_problem(
@@ -196,6 +206,8 @@ class CallbackDispatcher:
                 f"Not finished {self._flush_s:g} s after the run ended, so their last events may "
                 f"be missing: {names}; set LOCKSTEP_CALLBACK_FLUSH_S to wait longer."
             )
+        for text in filter(None, kept):
+            self._on_problem(text)
 
 
 def _check(callback: object) -> None:

@@ -241,7 +241,9 @@ class Controller:
         if kind is m.Report:
             self._feed(e.Reported(rank, message))
         elif kind is Posted:
-            self._run.record_logs(rank, [item.json for item in message.items])
+            rows = [item.json for item in message.items]
+            self._run.record_logs(rank, rows)
+            self._notifier.logged(rank, rows)
         elif kind is m.Saved:
             self._feed(e.SavedPart(rank, message.name, message.fingerprints))
         elif kind is m.Snapshotted:

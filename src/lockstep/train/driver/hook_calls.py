@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lockstep.hooks import call_hook
+from lockstep.trackers.tracker_callback import TrackerProblem
 
 __all__ = ["HookCalls"]
 
@@ -44,7 +44,9 @@ class HookCalls:
         if self._timer is None:
             self._watch(SLOW_HOOK_S)
         try:
-            call_hook(action or getattr(self.callback, hook), **arguments)
+            (action or getattr(self.callback, hook))(**arguments)
+        except TrackerProblem as problem:
+            self._show(str(problem))
         except BaseException as error:
             self.report("raised", hook, f"raised {_describe(error)}")
         finally:
@@ -55,9 +57,13 @@ class HookCalls:
         if (kind, hook) in self._reported or self.abandoned:
             return
         self._reported.add((kind, hook))
+        self._show(f"Callback {self.name}.{hook} {problem}; training continues.")
+
+    def _show(self, text: str) -> None:
         # A console that cannot print must not end the delivery of events.
-        with contextlib.suppress(Exception):
-            self._on_problem(f"Callback {self.name}.{hook} {problem}; training continues.")
+        if not self.abandoned:
+            with contextlib.suppress(Exception):
+                self._on_problem(text)
 
     def abandon(self) -> None:
         """Call no further hook."""

@@ -72,6 +72,10 @@ class RunNotifier:
             partial(self._report, numbers, trial, row, run.last_metrics, reports, checkpoint)
         )
 
+    def logged(self, rank: int, rows: list[str]) -> None:
+        """A rank has called ``train.log()``; the rows are JSON."""
+        self._callbacks.log(self._run.trial_id, rank, rows)
+
     def committed(self, checkpoint: Checkpoint) -> None:
         """A checkpoint exists."""
         self._newest = checkpoint

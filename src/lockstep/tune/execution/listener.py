@@ -27,6 +27,7 @@ class TrialListener:
         self._end: tuple[int, TrialSnapshot, bool] | None = None
         self.start = callbacks.start
         self.report = callbacks.report
+        self.log = callbacks.log
         self.failure = callbacks.failure
 
     def checkpoint(self, iteration: int, trial: TrialSnapshot, checkpoint: Checkpoint) -> None:
