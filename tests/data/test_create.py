@@ -41,8 +41,10 @@ def test_pandas() -> None:
     dataset = lockstep.data.from_pandas(frame)
     pd.testing.assert_frame_equal(dataset.to_pandas(), frame.reset_index(drop=True))
     assert lockstep.data.from_pandas([frame, frame]).count() == 4
-    with pytest.raises(ValueError, match="Table 1 has the columns y, and table 0 has x, s"):
-        lockstep.data.from_pandas([frame, pd.DataFrame({"y": [1]})])
+    more = lockstep.data.from_pandas([frame, pd.DataFrame({"y": [1], "x": [None]})])
+    assert more.take_all()[1:] == [{"x": 2, "s": None, "y": None}, {"x": None, "s": None, "y": 1}]
+    with pytest.raises(ValueError, match=r"Column 'x' is int64 in some rows and .*string"):
+        lockstep.data.from_pandas([frame, pd.DataFrame({"x": ["a"]})])
     with pytest.raises(ValueError, match="give at least one data frame"):
         lockstep.data.from_pandas([])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -50,8 +51,35 @@ def test_union() -> None:
     assert sorted(column(whole)) == sorted([*range(20), *range(3)])
     with pytest.raises(TypeError, match="give datasets"):
         blocks(3).union([1])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="parts with the columns id and item"):
-        blocks(3).union(lockstep.data.from_items([1])).schema()
+
+
+def test_a_union_of_different_columns() -> None:
+    parts = [
+        lockstep.data.from_items([{"x": 1, "y": "a", "z": None}]),
+        lockstep.data.from_items([{"z": 0.5, "x": None}]),
+        lockstep.data.from_items([{"y": None, "x": 3}]),
+    ]
+    rows: list[dict[str, Any]] = [
+        {"x": 1, "y": "a", "z": None},
+        {"x": None, "y": None, "z": 0.5},
+        {"x": 3, "y": None, "z": None},
+    ]
+    both = parts[0].union(*parts[1:])
+    assert both.schema() == pa.schema([("x", pa.int64()), ("y", pa.string()), ("z", pa.float64())])
+    assert both.take_all() == rows
+    assert both.select_columns(["z"]).take_all() == [{"z": row["z"]} for row in rows]
+    assert both.filter(expr="z > 0").count() == 1
+    assert sorted(both.random_shuffle(seed=1).take_all(), key=str) == sorted(rows, key=str)
+    shards = both.prepare(2, equal=False)
+    found = [row for rank in range(2) for row in shards.shard(rank).iter_rows()]
+    assert found == rows
+    # Where a function decides the columns, they are known only when the rows are there.
+    mapped = parts[0].union(*(part.map(lambda row: row) for part in parts[1:]))
+    (batch,) = mapped.iter_batches(batch_size=3)
+    np.testing.assert_equal(batch["x"], [1, np.nan, 3])
+    np.testing.assert_equal(batch["z"], [np.nan, 0.5, np.nan])
+    assert batch["y"].tolist() == ["a", None, None]
+    assert mapped.materialize().take_all() == rows
 
 
 def test_a_union_has_one_type_a_column() -> None:
@@ -76,8 +104,10 @@ def test_a_union_with_nothing() -> None:
 def test_rows_with_different_columns() -> None:
     odd = blocks(20, 4).map(lambda row: {"id": 1} if row["id"] < 7 else {"id": 1, "x": 2})
     assert odd.take_all()[-1] == {"id": 1, "x": 2}
-    with pytest.raises(ValueError, match="Column 'x' is in some of the rows only"):
-        list(odd.iter_batches(batch_size=20))
+    (batch,) = odd.iter_batches(batch_size=20)
+    np.testing.assert_equal(batch["x"], [np.nan] * 7 + [2.0] * 13)
+    (batch,) = odd.iter_torch_batches(batch_size=20)
+    assert batch["x"].isnan().sum() == 7
 
 
 def test_zip() -> None:

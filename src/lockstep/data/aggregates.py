@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrow.columns import to_values
+from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase
 from lockstep.data.plan.operations import SelectColumns
 
@@ -54,7 +55,7 @@ class Aggregates(DatasetBase):
         found: list[pa.Table] = []
         for table in self._with_operation(SelectColumns((column,), "unique"))._tables():
             found.append(pa.table({column: pc.unique(table.column(0))}))
-            merged = pa.concat_tables(found, promote_options="permissive")
+            merged = concatenated(found)
             found = [pa.table({column: pc.unique(merged.column(0))})]
         values = to_values(found[0].column(0)) if found else []
         return [value for value in values if not (ignore_nulls and value is None)]

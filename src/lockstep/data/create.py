@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.checks import check_int
 from lockstep.data.arrow.columns import to_arrow
 from lockstep.data.arrow.formats import from_rows, to_table
+from lockstep.data.arrow.unify import concatenated
 from lockstep.data.arrow.views import without_views
 from lockstep.data.compat import check_hints
 from lockstep.data.dataset import Dataset, from_source, from_table
@@ -101,16 +102,7 @@ def _as_table(value: Any) -> pa.Table:
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    import pyarrow as pa
-
-    first = tables[0].schema
-    for number, table in enumerate(tables):
-        if table.schema.names != first.names:
-            raise ValueError(
-                f"Table {number} has the columns {', '.join(table.schema.names)}, and table 0 has "
-                f"{', '.join(first.names)}; make them the same."
-            )
-    return pa.concat_tables(tables, promote_options="permissive") if len(tables) > 1 else tables[0]
+    return concatenated(tables) if len(tables) > 1 else tables[0]
 
 
 def from_numpy(ndarrays: Any, column: str = "data") -> Dataset:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.checks import check_int
 from lockstep.data.arrow.columns import as_written, to_numpy
 from lockstep.data.arrow.formats import to_pandas
+from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase
 from lockstep.data.iterate.batching import cut_tables
 from lockstep.data.plan.operations import check_columns
@@ -43,8 +44,6 @@ class Outputs(DatasetBase):
         Raises:
             ValueError: there are more than ``limit`` rows.
         """
-        import pyarrow as pa
-
         tables: list[pa.Table] = []
         rows = 0
         for table in self._tables():
@@ -54,7 +53,7 @@ class Outputs(DatasetBase):
             tables.append(table)
         if not tables:
             return self.schema().empty_table()
-        return pa.concat_tables(tables, promote_options="permissive")
+        return concatenated(tables)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
         """All rows as a data frame; ``limit`` as in ``to_arrow``."""
@@ -205,7 +204,7 @@ class Outputs(DatasetBase):
             for number, (table, _) in enumerate(tables, first):
                 name = f"part-{number:05d}-{token}.{ending}"
                 file = os.path.join(scratch, name)
-                write(table if ending == "parquet" else _with_lists(table), file)
+                write(_as_written(table, tensors=ending == "parquet"), file)
                 # Readers of a local directory see a file only once it is complete. An object store
                 # publishes an object when its upload ends.
                 staged = f"{TEMPORARY}{name}" if storage.is_local else name
@@ -220,8 +219,10 @@ class Outputs(DatasetBase):
         return names
 
 
-def _with_lists(table: pa.Table) -> pa.Table:
-    """The table with lists in place of tensors, for formats without tensors."""
-    import pyarrow as pa
-
-    return pa.table([as_written(column) for column in table.columns], names=table.column_names)
+def _as_written(table: pa.Table, tensors: bool) -> pa.Table:
+    """The table as a file format can hold it; ``tensors`` says whether it has tensors."""
+    for place, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        written = as_written(column, tensors)
+        if written is not column:
+            table = table.set_column(place, name, written)
+    return table

@@ -10,10 +10,11 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import check_int, check_seed, is_number
+from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase, with_operation
 from lockstep.data.compat import check_hints
 from lockstep.data.plan.hashing import draw_seed, hash_range, key_of
-from lockstep.data.plan.operations import CastColumns, Operation, Sample, check_columns
+from lockstep.data.plan.operations import ConformColumns, Operation, Sample, check_columns
 from lockstep.data.plan.order import EpochShuffle, Group, read_windows, total_rows, windows_of
 from lockstep.data.plan.schema import known_schema, schema_of, unified
 from lockstep.data.plan.unit import Reader, Unit
@@ -40,7 +41,10 @@ class Reordering(DatasetBase):
         return self._derive(lambda groups: _first_rows(self, groups, rows))
 
     def union(self, *other: Dataset) -> Dataset:
-        """The rows of this dataset, then the rows of the others."""
+        """The rows of this dataset, then the rows of the others.
+
+        A column that only some of them have is null in the rows of the others.
+        """
         _check_datasets("union", other)
         parts: list[DatasetBase] = [self, *other]
         return self._new(lambda: _union([part._groups() for part in parts]))
@@ -281,14 +285,12 @@ def table_groups(table: pa.Table) -> list[Group]:
 
 
 def _to_table(dataset: DatasetBase) -> pa.Table:
-    import pyarrow as pa
-
     tables = list(dataset._tables()) or [schema_of(dataset._groups()).empty_table()]
-    return pa.concat_tables(tables, promote_options="permissive")
+    return concatenated(tables)
 
 
 def _union(parts: Sequence[list[Group]]) -> list[Group]:
-    """The groups of all parts, in order; numeric columns of different types are cast to one."""
+    """The groups of all parts, in order; all get the columns of all, where these are known."""
     found = [(groups, known_schema(groups)) for groups in parts]
     # A part without columns has no rows, so it need not have the columns of the others.
     found = [(groups, schema) for groups, schema in found if schema is None or schema.names]
@@ -297,7 +299,7 @@ def _union(parts: Sequence[list[Group]]) -> list[Group]:
     if schemas and len(schemas) == len(parts):
         union = reduce(unified, schemas)
         parts = [
-            groups if schema.types == union.types else with_operation(groups, CastColumns(union))
+            groups if schema.equals(union) else with_operation(groups, ConformColumns(union))
             for groups, schema in zip(parts, schemas, strict=True)
         ]
     return _join_unshuffled([group for groups in parts for group in groups])
@@ -360,12 +362,11 @@ def _empty_like(groups: list[Group]) -> list[Unit]:
 
 def _read_rows(groups: list[Group], start: int, stop: int) -> pa.Table:
     import numpy as np
-    import pyarrow as pa
 
     interval = np.array([[start, stop]], dtype=np.int64)
     pieces = read_windows(windows_of(groups, 0), interval, Reader())
     tables = [piece.table for piece in pieces] or [schema_of(groups).empty_table()]
-    return pa.concat_tables(tables, promote_options="permissive")
+    return concatenated(tables)
 
 
 def _resized(units: Sequence[Unit], size: int) -> list[Unit]:

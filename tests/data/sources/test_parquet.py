@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +96,40 @@ def test_filters(tmp_path: Path) -> None:
 def test_files_that_differ(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1], "y": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"x": [1], "y": ["1"]}), tmp_path / "b.parquet")
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "c.parquet")
-    dataset = lockstep.data.read_parquet([tmp_path / "a.parquet", tmp_path / "b.parquet"])
     with pytest.raises(
         ValueError, match=r"'y' is string in '.*b.parquet' but int64 in '.*a.parquet'"
     ):
-        dataset.count()
-    dataset = lockstep.data.read_parquet([tmp_path / "c.parquet", tmp_path / "a.parquet"])
-    with pytest.raises(ValueError, match=r"'y' is int64 in '.*a.parquet' but missing in"):
-        dataset.prepare(1)
-    assert lockstep.data.read_parquet(tmp_path, columns=["x"]).count() == 3
+        lockstep.data.read_parquet(tmp_path)
+    assert lockstep.data.read_parquet(tmp_path, columns=["x"]).count() == 2
+
+
+@pytest.mark.parametrize("first", ["whole", "short", "null"])
+def test_files_without_some_columns(tmp_path: Path, first: str) -> None:
+    tables = {
+        "whole": pa.table({"x": [1, 2], "y": [0.5, 1.5], "t": [[1], [2]]}),
+        "short": pa.table({"x": pa.array([3, 4], pa.int32())}),
+        "null": pa.table({"y": pa.nulls(2), "x": [5, 6], "z": ["a", "b"]}),
+    }
+    names = [first, *(name for name in tables if name != first)]
+    for number, name in enumerate(names):
+        pq.write_table(tables[name], tmp_path / f"{number}.parquet")
+    full = [
+        {key: row.get(key) for key in ("x", "y", "t", "z")}
+        for name in names
+        for row in tables[name].to_pylist()
+    ]
+    dataset = lockstep.data.read_parquet(tmp_path)
+    assert dataset.schema().field("y").type == pa.float64()
+    assert dataset.take_all() == full
+    assert pickle.loads(pickle.dumps(dataset)).take_all() == full
+    assert dataset.select_columns(["z"]).take_all() == [{"z": row["z"]} for row in full]
+    only = lockstep.data.read_parquet(tmp_path, columns=["y", "z"])
+    assert only.take_all() == [{"y": row["y"], "z": row["z"]} for row in full]
+    (batch,) = dataset.select_columns(["x", "y"]).iter_torch_batches(batch_size=6)
+    assert (sorted(batch["x"].tolist()), int(batch["y"].isnan().sum())) == ([1, 2, 3, 4, 5, 6], 4)
+    for filters, count in (("y > 1", 1), ("z == 'a'", 1), ("x >= 3", 4), ("z is None", 4)):
+        found = lockstep.data.read_parquet(tmp_path, filters=filters)
+        assert (found.count(), len(found.take_all())) == (count, count)
 
 
 def test_a_missing_column(tmp_path: Path) -> None:
@@ -131,3 +156,11 @@ def test_a_file_that_is_damaged(tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(StorageError, match=r"Could not read '.*a.parquet'"):
         list(lockstep.data.read_parquet(file).iter_batches())
+
+
+def test_a_large_row_group_without_a_column(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("lockstep.data.plan.order.STREAMED_BYTES", 0)
+    pq.write_table(pa.table({"x": [1], "y": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [2, 3]}), tmp_path / "b.parquet")
+    dataset = lockstep.data.read_parquet(tmp_path, columns=["y"])
+    assert column(dataset, "y") == [1, None, None]

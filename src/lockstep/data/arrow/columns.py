@@ -1,13 +1,15 @@
 """One column, as Arrow stores it and as numpy shows it.
 
-A column of arrays of one shape is one buffer: a fixed-size list for one dimension a row, a
-fixed-shape tensor for more. Arrays of different shapes are stored as their numbers and shapes.
+Arrays in rows are stored as ``tensors.py`` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from lockstep.data.arrow.tensors import as_ragged, from_arrays, from_dense, is_ragged, is_tensor
+from lockstep.data.arrow.unify import concatenated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +26,6 @@ __all__ = [
     "writable",
 ]
 
-_NUMBERS, _SHAPE = "tensor_numbers", "tensor_shape"
 _WIDTHS = (8, 16, 32, 64)
 
 
@@ -48,50 +49,12 @@ def to_arrow(values: Any) -> pa.Array | pa.ChunkedArray:
                 f"a column cannot be the single value {array!r}; give an array with one entry a row"
             )
         if array.dtype != object:
-            return _from_dense(array)
+            return from_dense(array)
         values = list(array)
     values = list(values)
     if any(isinstance(value, np.ndarray) or hasattr(value, "detach") for value in values):
-        return _from_arrays(values)
+        return from_arrays(values)
     return pa.array(values)
-
-
-def _from_dense(array: np.ndarray[Any, Any]) -> pa.Array:
-    import numpy as np
-    import pyarrow as pa
-
-    if array.ndim == 1:
-        return pa.array(array)
-    width = int(np.prod(array.shape[1:]))
-    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
-    storage = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(flat.type, width))
-    if array.ndim == 2:
-        return storage
-    kind = pa.fixed_shape_tensor(flat.type, array.shape[1:])
-    return pa.ExtensionArray.from_storage(kind, storage)
-
-
-def _from_arrays(values: Sequence[Any]) -> pa.Array:
-    """A column with one array in each row, of one shape or of several."""
-    import numpy as np
-    import pyarrow as pa
-
-    arrays = [
-        None if value is None else np.asarray(value.detach().cpu() if _is_tensor(value) else value)
-        for value in values
-    ]
-    present = [array for array in arrays if array is not None]
-    if len(present) == len(arrays) and len({(a.shape, a.dtype) for a in present}) == 1:
-        return _from_dense(np.stack(present))
-    if all(array.ndim == 1 for array in present):
-        return pa.array(arrays)
-    numbers = pa.array([None if a is None else a.reshape(-1) for a in arrays])
-    shapes = pa.array([None if a is None else a.shape for a in arrays], pa.list_(pa.int32()))
-    return pa.StructArray.from_arrays([numbers, shapes], [_NUMBERS, _SHAPE])
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "detach") and hasattr(value, "cpu")
 
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -117,7 +80,7 @@ def to_numpy(column: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, Any]:
 
     array = one_array(column)
     kind = array.type
-    if isinstance(kind, pa.FixedShapeTensorType):
+    if is_tensor(kind):
         if array.null_count == 0:
             return _flat(array.storage).reshape(len(array), *kind.shape)
         return _objects(to_values(array))
@@ -130,8 +93,8 @@ def to_numpy(column: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, Any]:
         return _from_lists(array)
     if types.is_dictionary(kind):
         return to_numpy(array.dictionary_decode())
-    if _is_ragged(kind):
-        return _objects(to_values(array))
+    if is_ragged(kind):
+        return _from_ragged(array)
     if array.null_count == 0 and types.is_primitive(kind) and not types.is_boolean(kind):
         try:
             return np.asarray(array.to_numpy(zero_copy_only=True))
@@ -153,11 +116,21 @@ def _from_lists(array: pa.Array) -> np.ndarray[Any, Any]:
     if len(array) and (types.is_primitive(array.type.value_type)):
         ends = np.asarray(array.offsets)
         lengths = np.diff(ends)
-        if (lengths == lengths[0]).all() and lengths[0] > 0:
+        if (lengths == lengths[0]).all():
             values = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
             if values.null_count == 0:
                 return to_numpy(values).reshape(len(array), int(lengths[0]))
     return _objects(_list_values(array))
+
+
+def _from_ragged(array: pa.Array) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    values = to_values(array)
+    shapes = {None if value is None else value.shape for value in values}
+    if len(shapes) == 1 and None not in shapes and values[0].size == 0:
+        return np.stack(values)  # Parquet has no tensors without numbers, so they come as these
+    return _objects(values)
 
 
 def _list_values(array: pa.Array) -> list[Any]:
@@ -166,16 +139,6 @@ def _list_values(array: pa.Array) -> list[Any]:
     if types.is_primitive(array.type.value_type):
         return [None if v.values is None else to_numpy(v.values) for v in array]
     return list(array.to_pylist())
-
-
-def _is_ragged(kind: pa.DataType) -> bool:
-    import pyarrow.types as types
-
-    return (
-        types.is_struct(kind)
-        and kind.num_fields == 2
-        and (kind.field(0).name, kind.field(1).name) == (_NUMBERS, _SHAPE)
-    )
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -190,12 +153,11 @@ def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     """A column's values as Python objects, and as numpy arrays where a row holds an array."""
     import numpy as np
-    import pyarrow as pa
     import pyarrow.types as types
 
     array = one_array(column)
     kind = array.type
-    if isinstance(kind, pa.FixedShapeTensorType):
+    if is_tensor(kind):
         if array.null_count == 0:
             return list(to_numpy(array))
         rows = array.storage.to_pylist()
@@ -203,7 +165,7 @@ def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
         return [r if r is None else np.array(r, dtype).reshape(kind.shape) for r in rows]
     if types.is_fixed_size_list(kind) and array.null_count == 0:
         return list(to_numpy(array))
-    if _is_ragged(kind):
+    if is_ragged(kind):
         numbers, shapes = array.flatten()
         dtype = kind.field(0).type.value_type.to_pandas_dtype()
         return [
@@ -228,11 +190,10 @@ class Concatenated:
     """
 
     def __init__(self, tables: list[pa.Table], memory: dict[int, Any] | None = None) -> None:
-        import pyarrow as pa
         import pyarrow.types as types
 
         several = len(tables) > 1
-        table = pa.concat_tables(tables, promote_options="permissive") if several else tables[0]
+        table = concatenated(tables) if several else tables[0]
         tables.clear()
         self._schema, self._rows, pending = table.schema, table.num_rows, table.columns
         del table
@@ -295,15 +256,25 @@ def writable(array: np.ndarray[Any, Any], owned: bool) -> np.ndarray[Any, Any]:
 
     if array.flags.writeable and owned:
         return array
-    if owned and array.dtype.kind in "iufcb":
+    if owned and array.size and array.dtype.kind in "iufcb":
         return np.asarray(_Memory(array))
     return array.copy()
 
 
-def as_written(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column with lists instead of tensors, for file formats without tensors."""
-    import pyarrow as pa
+def as_written(column: pa.ChunkedArray, tensors: bool) -> pa.ChunkedArray:
+    """A column for a file: ``tensors`` says whether the format has them; otherwise as lists.
 
-    if isinstance(column.type, pa.BaseExtensionType):
-        return pa.chunked_array([c.storage for c in column.chunks], column.type.storage_type)
+    Arrow writes lists of the fixed size 0 to Parquet, but cannot read them.
+    """
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    kind = column.type
+    if is_tensor(kind) and tensors and 0 in kind.shape:
+        return pa.chunked_array([as_ragged(c, kind.value_type) for c in column.chunks])
+    if isinstance(kind, pa.BaseExtensionType) and not tensors:
+        column = pa.chunked_array([c.storage for c in column.chunks], kind.storage_type)
+        kind = column.type
+    if types.is_fixed_size_list(kind) and kind.list_size == 0:
+        return column.cast(pa.list_(kind.value_type))
     return column

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrow.columns import to_arrow, to_numpy, to_values
+from lockstep.data.arrow.unify import concatenated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,7 +170,7 @@ def to_table(batch: Any, doing: str) -> pa.Table:
         return _from_frame(batch, doing)
     if inspect.isgenerator(batch):
         parts = [to_table(part, doing) for part in batch]
-        return pa.concat_tables(parts) if parts else pa.table({})
+        return concatenated(parts) if parts else pa.table({})
     raise TypeError(
         f"{doing} returned {type(batch).__name__}; return a dict of arrays, a pandas DataFrame or "
         "an Arrow table."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lockstep.data.arrow.columns import one_array, take, to_numpy, writable
 from lockstep.data.arrow.formats import to_format
+from lockstep.data.arrow.unify import concatenated
 from lockstep.data.plan.unit import Piece
 
 if TYPE_CHECKING:
@@ -142,29 +143,29 @@ class _Columns:
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
-    import pyarrow as pa
-
-    if len(tables) == 1:
-        return tables[0]
-    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    return tables[0] if len(tables) == 1 else concatenated(tables).combine_chunks()
 
 
 def _stacked(parts: list[dict[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
     if len(parts) == 1:
         return parts[0]
-    for part in parts:
-        odd = part.keys() ^ parts[0].keys()
-        if odd:
-            raise ValueError(
-                f"Column {min(odd)!r} is in some of the rows only; make functions of map, flat_map "
-                "and map_batches, and the parts of a union, return the same columns for all rows."
-            )
-    return {name: _end_to_end([part[name] for part in parts]) for name in parts[0]}
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _end_to_end([_column(part, name) for part in parts]) for name in names}
+
+
+def _column(part: dict[str, np.ndarray[Any, Any]], name: str) -> np.ndarray[Any, Any]:
+    """A column; of nulls where these rows do not have it."""
+    import numpy as np
+
+    if name in part:
+        return part[name]
+    return np.full(len(next(iter(part.values()))), None)
 
 
 def _end_to_end(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     import numpy as np
 
+    arrays = _nulls_as_numbers(arrays)
     if len({array.shape[1:] for array in arrays}) == 1:
         return np.concatenate(arrays)
     merged = np.empty(sum(map(len, arrays)), dtype=object)
@@ -174,3 +175,22 @@ def _end_to_end(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
             merged[place] = value
             place += 1
     return merged
+
+
+def _nulls_as_numbers(arrays: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """The arrays; those of nulls only, beside numbers or times, as Arrow shows such nulls."""
+    import numpy as np
+
+    kinds = {array.dtype.kind for array in arrays}
+    if "O" not in kinds or not kinds & set("iufmM") or any(array.ndim > 1 for array in arrays):
+        return arrays
+    if any(value is not None for array in arrays if array.dtype == object for value in array):
+        return arrays
+    dtype = np.result_type(*(array.dtype for array in arrays if array.dtype != object))
+    dtype = np.dtype(np.float64) if dtype.kind in "iu" else dtype
+    return [
+        np.full(len(array), "NaT" if dtype.kind in "mM" else np.nan, dtype)
+        if array.dtype == object
+        else array
+        for array in arrays
+    ]

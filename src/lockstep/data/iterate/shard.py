@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrow.formats import to_pandas
+from lockstep.data.arrow.unify import concatenated
 from lockstep.data.iterate.batching import locally_shuffled, skipped
 from lockstep.data.iterate.iterator import DataIterator, Pass, Request
 from lockstep.data.plan.hashing import draw_seed
@@ -260,10 +261,8 @@ class DataShard(DataIterator):
 
     def to_arrow(self) -> pa.Table:
         """The rows of a complete epoch as a table; the position does not change."""
-        import pyarrow as pa
-
         tables = [piece.table for piece in self._epoch_pieces()]
-        return pa.concat_tables(tables) if tables else self.schema().empty_table()
+        return concatenated(tables) if tables else self.schema().empty_table()
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows of a complete epoch as a data frame; the position does not change."""

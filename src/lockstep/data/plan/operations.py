@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.checks import check_int
 from lockstep.data.arrow.expressions import by_position
 from lockstep.data.arrow.formats import described, from_rows, to_format, to_rows, to_table
+from lockstep.data.arrow.unify import concatenated, conformed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AddColumn",
     "Call",
-    "CastColumns",
+    "ConformColumns",
     "DropColumns",
     "FilterExpression",
     "FilterRows",
@@ -156,8 +157,6 @@ class MapBatches(Operation):
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Cut into batches, call the function on each, concatenate the results."""
-        import pyarrow as pa
-
         rows = table.num_rows
         size = self.batch_size or max(1, -(-rows // self.call.threads))
         if rows <= size:
@@ -170,7 +169,7 @@ class MapBatches(Operation):
 
             with ThreadPoolExecutor(self.call.threads, "lockstep-data-map") as pool:
                 done = list(pool.map(self._one, batches))
-        return pa.concat_tables(done, promote_options="permissive")
+        return concatenated(done)
 
     def _one(self, table: pa.Table) -> pa.Table:
         batch = to_format(table, self.batch_format, copy=self.copy)
@@ -362,14 +361,14 @@ class RenameColumns(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class CastColumns(Operation):
-    """The same columns with other types."""
+class ConformColumns(Operation):
+    """The columns and types of a union; a column that this part lacks becomes null."""
 
     schema: Any
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Copy the columns whose type changes."""
-        return table.cast(self.schema)
+        return conformed(table, self.schema)
 
 
 def check_columns(names: Iterable[str], columns: Sequence[str], doing: str) -> list[str]:

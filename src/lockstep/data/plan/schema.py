@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lockstep.data.arrow.unify import Mismatch, common_schema
 from lockstep.data.plan.operations import (
-    CastColumns,
+    ConformColumns,
     DropColumns,
     FilterExpression,
     FilterRows,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["inferred_schema", "known_schema", "schema_of", "unified"]
 
 _KEEP_COLUMNS = (FilterExpression, FilterRows, Sample, SliceRows)
-_CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns, CastColumns)
+_CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns, ConformColumns)
 _FEW = 64
 
 
@@ -34,7 +35,7 @@ def known_schema(groups: Sequence[Group]) -> pa.Schema | None:
 
     Raises:
         KeyError: an operation names a column that does not exist.
-        ValueError: the parts of a union do not have the same columns.
+        ValueError: no type fits a column of all parts of a union.
     """
     first: pa.Schema | None = None
     for unit in _distinct(groups):
@@ -50,29 +51,18 @@ def known_schema(groups: Sequence[Group]) -> pa.Schema | None:
 
 
 def unified(first: pa.Schema, other: pa.Schema) -> pa.Schema:
-    """The schema of a union: the same columns, with types that fit both.
+    """The schema of a union: the columns of both, with types that fit both.
 
     Raises:
-        ValueError: the columns or their types do not match.
+        ValueError: no type fits a column.
     """
-    import pyarrow as pa
-
-    if first.names != other.names:
+    try:
+        return common_schema(first, other)
+    except Mismatch as error:
         raise ValueError(
-            f"A union has parts with the columns {', '.join(first.names)} and "
-            f"{', '.join(other.names)}; make them the same with select_columns or rename_columns."
-        )
-    fields = []
-    for one, two in zip(first, other, strict=True):
-        schemas = [pa.schema([one.remove_metadata()]), pa.schema([two.remove_metadata()])]
-        try:
-            fields.append(pa.unify_schemas(schemas, promote_options="permissive").field(0))
-        except pa.ArrowException as error:
-            raise ValueError(
-                f"A union has parts whose column {one.name!r} is {one.type} and {two.type}; make "
-                "them the same with map_batches."
-            ) from error
-    return pa.schema(fields)
+            f"A union has parts whose column {error.name!r} is {error.one} and {error.other}; make "
+            "them the same with map_batches."
+        ) from error
 
 
 def _distinct(groups: Sequence[Group]) -> list[Unit]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrow.expressions import by_position
+from lockstep.data.arrow.unify import Mismatch, common_schema, conformed
 from lockstep.data.sources.base import BLOCK_BYTES, Block
 from lockstep.data.sources.files import FileSource
 from lockstep.data.sources.paths import File, open_input, unreadable
@@ -18,7 +19,9 @@ __all__ = ["ParquetSource"]
 
 
 class ParquetSource(FileSource):
-    """Row groups of Parquet files with the same columns.
+    """Row groups of Parquet files.
+
+    A column that a file lacks is null in its rows. Types that differ become one that fits all.
 
     Args:
         files: in order.
@@ -26,7 +29,7 @@ class ParquetSource(FileSource):
         expression: a filter. Row groups whose statistics rule out a match are left out.
     """
 
-    not_pickled = ("_lock", "_footers")
+    not_pickled = ("_lock", "_footers", "_scanned")
 
     def __init__(
         self, files: Sequence[File], columns: Sequence[str] | None = None, expression: Any = None
@@ -34,32 +37,57 @@ class ParquetSource(FileSource):
         super().__init__(files)
         self._columns = None if columns is None else list(columns)
         self._expression = expression
+        self._different: frozenset[int] = frozenset()
+        """The files whose columns are not those of the schema."""
 
     def _reset(self) -> None:
         super()._reset()
         self._footers: dict[int, Any] = {}
+        self._scanned: list[tuple[Any, pa.Schema]] | None = None
 
     def _find_schema(self) -> pa.Schema:
-        return self._chosen(_read_footer(self._files[0])[1], self._files[0])
+        """The columns of all files, from their footers; the blocks are found in the same ones."""
+        import pyarrow as pa
 
-    def _chosen(self, schema: pa.Schema, file: File) -> pa.Schema:
+        self._scanned = self._each_file(_read_footer)
+        found = [self._chosen(schema) for _, schema in self._scanned]
+        union = found[0]
+        for file, schema in zip(self._files, found, strict=True):
+            try:
+                union = common_schema(union, schema)
+            except Mismatch as error:
+                raise ValueError(
+                    f"Column {error.name!r} is {error.other} in {file.path!r} but {error.one} in "
+                    f"{self._files[0].path!r}; write the files with one schema, or read other "
+                    "columns with columns=[…]."
+                ) from error
+        for name in self._columns or ():
+            if name not in union.names:
+                there = self._scanned[0][1].names
+                raise KeyError(
+                    f"{self._files[0].path!r} has no column {name!r}; it has {', '.join(there)}."
+                )
+        if self._columns is not None:
+            union = pa.schema([union.field(name) for name in self._columns])
+        different = (n for n, schema in enumerate(found) if not schema.equals(union))
+        self._different = frozenset(different)
+        return union
+
+    def _chosen(self, schema: pa.Schema) -> pa.Schema:
+        """The columns to read that a file has."""
         import pyarrow as pa
 
         names = schema.names if self._columns is None else self._columns
-        for name in names:
-            if name not in schema.names:
-                raise KeyError(
-                    f"{file.path!r} has no column {name!r}; it has {', '.join(schema.names)}."
-                )
-        return pa.schema([schema.field(name).remove_metadata() for name in names])
+        fields = [schema.field(name).remove_metadata() for name in names if name in schema.names]
+        return pa.schema(fields)
 
     def _find_blocks(self) -> list[Block]:
-        """The row groups; compares every file's columns with the first file's."""
-        footers = self._each_file(_read_footer)
+        """The row groups."""
         first = self.schema()
+        footers = self._each_file(_read_footer) if self._scanned is None else self._scanned
+        self._scanned = None
         blocks = []
         for number, (file, (metadata, schema)) in enumerate(zip(self._files, footers, strict=True)):
-            _same(first, self._chosen(schema, file), file, self._files[0])
             share = len(first.names) / max(1, len(schema.names))
             for group in self._row_groups(file, metadata):
                 described = metadata.row_group(group)
@@ -77,7 +105,7 @@ class ParquetSource(FileSource):
 
         form = pyarrow.dataset.ParquetFileFormat()
         fragment = form.make_fragment(file.path, filesystem=file.storage.filesystem)
-        schema = metadata.schema.to_arrow_schema()
+        schema = self.schema()  # with an expression, all columns
         try:
             parts = fragment.split_by_row_group(self._expression, schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -90,7 +118,8 @@ class ParquetSource(FileSource):
 
     def count_matching(self, block: Block, expression: Any) -> int | None:
         """Read only the columns that the expression names."""
-        if by_position(expression):  # positions among the chosen columns, not the file's
+        # Positions are among the chosen columns, and types are the schema's, not the file's.
+        if by_position(expression) or block.where[0] in self._different:
             return None
         import pyarrow.dataset
 
@@ -105,7 +134,7 @@ class ParquetSource(FileSource):
         wanted = self._names(columns)
         with self._opened(block) as parquet:
             table = parquet.read_row_group(block.where[1], columns=wanted, use_threads=threads)
-        return _only(table, wanted)
+        return self._only(table, wanted)
 
     def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
         """Decode a row group a few pages at a time: slower, but in little memory."""
@@ -117,7 +146,16 @@ class ParquetSource(FileSource):
             for batch in parquet.iter_batches(
                 rows, row_groups=[block.where[1]], columns=wanted, use_threads=threads
             ):
-                yield _only(pa.Table.from_batches([batch]), wanted)
+                yield self._only(pa.Table.from_batches([batch]), wanted)
+
+    def _only(self, table: pa.Table, names: list[str]) -> pa.Table:
+        """The columns of the schema, without the file's metadata."""
+        import pyarrow as pa
+
+        if self._different:
+            return conformed(table, pa.schema([self.schema().field(name) for name in names]))
+        table = table if table.column_names == names else table.select(names)
+        return table.replace_schema_metadata(None)
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         return self.schema().names if columns is None else list(columns)
@@ -144,12 +182,6 @@ class ParquetSource(FileSource):
             raise unreadable(file, error) from error
 
 
-def _only(table: pa.Table, names: list[str]) -> pa.Table:
-    if table.column_names != names:
-        table = table.select(names)
-    return table.replace_schema_metadata(None)
-
-
 def _read_footer(file: File) -> tuple[Any, pa.Schema]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -159,16 +191,3 @@ def _read_footer(file: File) -> tuple[Any, pa.Schema]:
             return parquet.metadata, parquet.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise unreadable(file, error) from error
-
-
-def _same(first: pa.Schema, other: pa.Schema, file: File, first_file: File) -> None:
-    """Raise ValueError where a file's columns differ from the first file's."""
-    for name in [*first.names, *other.names]:
-        here = other.field(name).type if name in other.names else None
-        there = first.field(name).type if name in first.names else None
-        if here != there:
-            raise ValueError(
-                f"Column {name!r} is {here or 'missing'} in {file.path!r} but "
-                f"{there or 'missing'} in {first_file.path!r}; write the files with one schema, or "
-                "read the columns they share with columns=[…]."
-            )

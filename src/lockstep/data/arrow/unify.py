@@ -1,0 +1,126 @@
+"""Tables with different columns made alike: missing columns become null, types one that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lockstep.data.arrow.tensors import as_ragged, is_ragged, is_tensor, ragged_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Mismatch", "common_schema", "concatenated", "conformed"]
+
+
+class Mismatch(Exception):
+    """No type fits a column in two tables."""
+
+    def __init__(self, name: str, one: pa.DataType, other: pa.DataType) -> None:
+        super().__init__(name, one, other)
+        self.name, self.one, self.other = name, one, other
+
+
+def common_schema(first: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """The columns of both, those of ``first`` in front, each with a type that fits both.
+
+    Raises:
+        Mismatch: no type fits a column.
+    """
+    import pyarrow as pa
+
+    if first.equals(other):
+        return first
+    added = [field for field in other if field.name not in first.names]
+    fields = [
+        field.with_type(_common_type(field.name, field.type, other.field(field.name).type))
+        if field.name in other.names
+        else field
+        for field in first
+    ]
+    return pa.schema([field.remove_metadata() for field in (*fields, *added)])
+
+
+def _common_type(name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if one == other or types.is_null(other):
+        return one
+    if types.is_null(one):
+        return other
+    if any(is_tensor(kind) or is_ragged(kind) for kind in (one, other)):
+        values = [_value_type(kind) for kind in (one, other)]
+        if values[0] is None or values[1] is None:
+            raise Mismatch(name, one, other)
+        value = _common_type(name, values[0], values[1])
+        if is_tensor(one) and is_tensor(other) and one.shape == other.shape:
+            return pa.fixed_shape_tensor(value, one.shape)
+        return ragged_type(value)
+    try:
+        schemas = [pa.schema([("", one)]), pa.schema([("", other)])]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException as error:
+        raise Mismatch(name, one, other) from error
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type of the numbers in a column of arrays; None where it has no arrays."""
+    import pyarrow.types as types
+
+    if is_ragged(kind):
+        return kind.field(0).type.value_type
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return kind.value_type if is_tensor(kind) or lists else None
+
+
+def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with the columns and types of a schema that ``common_schema`` has made for it."""
+    import pyarrow as pa
+
+    if table.schema.equals(schema):
+        return table
+    columns = [
+        _conformed(table[field.name], field.type)
+        if field.name in table.column_names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _conformed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if column.type == kind:
+        return column
+    if types.is_null(column.type):
+        return pa.nulls(len(column), kind)
+    if is_ragged(kind):
+        value_type = kind.field(0).type.value_type
+        return pa.chunked_array([as_ragged(c, value_type) for c in column.chunks], kind)
+    if is_tensor(kind):
+        chunks = [c.storage.cast(kind.storage_type) for c in column.chunks]
+        return pa.chunked_array([pa.ExtensionArray.from_storage(kind, c) for c in chunks], kind)
+    return column.cast(kind)
+
+
+def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all tables, without a copy where their columns are the same.
+
+    Raises:
+        ValueError: no type fits a column of two tables.
+    """
+    import pyarrow as pa
+
+    schema = tables[0].schema
+    try:
+        for table in tables[1:]:
+            schema = common_schema(schema, table.schema)
+    except Mismatch as error:
+        raise ValueError(
+            f"Column {error.name!r} is {error.one} in some rows and {error.other} in others; "
+            "make it one type with map_batches."
+        ) from error
+    return pa.concat_tables([conformed(table, schema) for table in tables])
