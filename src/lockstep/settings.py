@@ -24,6 +24,7 @@ __all__ = [
     "tensorflow_log_level",
     "tracker_environment",
     "user_thread_setting",
+    "variable",
 ]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -100,6 +101,11 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     # The address of this process's wandb service. A worker must start its own.
     inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
     return {**inherited, **extra}
+
+
+def variable(name: str) -> str | None:
+    """A variable of this process that a run's workers need; None when unset."""
+    return os.environ.get(name)
 
 
 def library_variable(name: str) -> str | None:
