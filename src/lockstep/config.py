@@ -274,9 +274,12 @@ class RunConfig:
         resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
             earlier ones, ``"auto"`` resumes the newest of them if it has not finished,
             ``"must"`` fails if there is none to resume.
-        hang_warning_s: if some ranks have waited at a report this long for others, print which
-            ranks are missing and their stacks. None: never.
-        hang_timeout_s: after this long, a hang is a failure. None: never.
+        hang_warning_s: after this long without progress, print which ranks are missing and their
+            stacks. Progress is a report, a row of ``train.log()``, or a rank that returns. Where no
+            rank waits for another, the warning comes later if reports took that long before. None:
+            never.
+        hang_timeout_s: after this long without progress, whoever waits, the attempt fails. It
+            counts from when all workers are up. None: never.
         storage_timeout_s: how long the upload of a checkpoint, or of a run's last files, may take;
             then it is an error. None: any time, as the files may be large.
         working_dir: None leaves workers in the driver's directory; ``"run"`` changes into the run

@@ -20,6 +20,7 @@ __all__ = [
     "omp_threads",
     "preemption_grace_seconds",
     "results_root",
+    "start_timeout_seconds",
     "stop_grace_seconds",
     "tensorflow_log_level",
     "tracker_environment",
@@ -56,6 +57,11 @@ def engine_name() -> str:
 def stop_grace_seconds() -> float:
     """``LOCKSTEP_STOP_GRACE_S``: how long workers may clean up after Ctrl-C."""
     return _seconds("LOCKSTEP_STOP_GRACE_S", 5.0)
+
+
+def start_timeout_seconds() -> float:
+    """``LOCKSTEP_START_TIMEOUT_S``: how long workers may take to start; imports may take long."""
+    return _seconds("LOCKSTEP_START_TIMEOUT_S", 600.0)
 
 
 def preemption_grace_seconds() -> float:

@@ -152,6 +152,10 @@ class WorkerGroup(ABC):
         Does nothing if the worker runs in this process.
         """
 
+    def problem(self, rank: int) -> str:
+        """Why a worker does not answer, in a few words, if the engine can see it; else empty."""
+        return ""
+
     @abstractmethod
     def kill(self) -> None:
         """End every worker now, with all processes it has started."""
