@@ -70,5 +70,5 @@ if __name__ == "__main__":
     print(f"accuracy:    {result.metrics['accuracy']:.3f}")
     print(f"computed in: {result.metrics['computed_in']}")
     print(f"answered in: {result.metrics['answered_in']}")
-    model = TorchCheckpoint.from_checkpoint(result.checkpoint).get_model()
+    model = result.checkpoint.get_model()
     print(f"loaded:      {type(model).__name__}, {model.layers[0].weight.dtype}")

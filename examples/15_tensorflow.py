@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.air import Checkpoint, ScalingConfig, session
-from lockstep.train.tensorflow import TensorflowCheckpoint, TensorflowTrainer
+from lockstep.train.tensorflow import TensorflowTrainer
 from lockstep.train.tensorflow.keras import ReportCheckpointCallback
 
 WORKER_BATCH_SIZE = 10
@@ -62,5 +62,5 @@ if __name__ == "__main__":
     print("learned:", np.round(resumed.checkpoint.to_dict()["model_weights"][0].ravel(), 1) + 0.0)
 
     kept = TensorflowTrainer(with_the_callback, scaling_config=two).fit()
-    model = TensorflowCheckpoint.from_checkpoint(kept.checkpoint).get_model()
+    model = kept.checkpoint.get_model()
     print("loaded:", np.round(model.get_weights()[0].ravel(), 1) + 0.0, len(kept.best_checkpoints))

@@ -24,7 +24,7 @@ ROOT = SRC / "lockstep"
 # A module may import its own layer and those before it.
 LAYERS = [
     "checks",
-    "redact",
+    "hooks",
     "jobs",
     "run_layout",
     "errors",

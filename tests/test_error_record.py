@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 import traceback
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from lockstep.error_record import pack_error, summarise_error, unpack_error
+from lockstep import error_record
+from lockstep.error_record import error_data, pack_error, summarise_error, unpack_error
 from lockstep.errors import RemoteError, WorkerDiedError
 from lockstep.metrics import normalise
 
@@ -38,55 +41,178 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-def through_json(error: BaseException) -> BaseException:
-    record: dict[str, Any] = json.loads(json.dumps(pack_error(error)))
+def sent(error: BaseException) -> BaseException:
+    """As from a worker to its driver."""
+    return unpack_error(pickle.loads(pickle.dumps(pack_error(error))))
+
+
+def journaled(error: BaseException) -> BaseException:
+    """As read by the process that wrote the journal."""
+    return unpack_error(json.loads(json.dumps(error_data(pack_error(error)))))
+
+
+def read(error: BaseException) -> BaseException:
+    """As read by any other process."""
+    record: dict[str, Any] = json.loads(json.dumps(error_data(pack_error(error))))
+    error_record._journaled.clear()
     return unpack_error(record)
 
 
-def test_type_and_arguments() -> None:
-    error = through_json(raised(ValueError("bad", 3)))
+EVERYWHERE = pytest.mark.parametrize("through", [sent, journaled, read])
+
+
+@EVERYWHERE
+def test_type_and_arguments(through: Any) -> None:
+    error = through(raised(ValueError("bad", 3)))
     assert type(error) is ValueError
     assert error.args == ("bad", 3)
 
 
-def test_an_own_init() -> None:
-    error = through_json(raised(TwoArguments(7, "no")))
+@EVERYWHERE
+def test_an_own_init(through: Any) -> None:
+    error = through(raised(TwoArguments(7, "no")))
     assert type(error) is TwoArguments
     assert (str(error), error.code) == ("no (7)", 7)
 
 
-def test_a_local_class_keeps_its_identity() -> None:
+@pytest.mark.parametrize("through", [sent, journaled])
+def test_a_local_class_keeps_its_identity(through: Any) -> None:
     class Local(LookupError):
         pass
 
-    error = through_json(raised(Local("here")))
+    error = through(raised(Local("here")))
     assert isinstance(error, Local)
 
 
-def test_attributes() -> None:
-    error = through_json(raised(WorkerDiedError("gone", -9)))
+@EVERYWHERE
+def test_attributes(through: Any) -> None:
+    error = through(raised(WorkerDiedError("gone", -9)))
     assert isinstance(error, WorkerDiedError)
     assert error.exitcode == -9
 
 
-def test_what_cannot_be_sent_comes_as_text() -> None:
-    error = through_json(raised(Unsendable()))
+@EVERYWHERE
+def test_what_cannot_be_sent_comes_as_text(through: Any) -> None:
+    error = through(raised(Unsendable()))
     assert isinstance(error, RemoteError)
     assert str(error) == "Unsendable: held"
 
 
 def test_a_class_that_is_gone_comes_as_text() -> None:
     record = pack_error(raised(ValueError("x")))
-    record["pickle"] = "AAAA"
+    record["live"] = error_record._Live(b"AAAA", [])
     assert str(unpack_error(record)) == "ValueError: x"
+
+
+def test_a_type_that_is_not_imported_comes_as_text() -> None:
+    class Local(LookupError):
+        pass
+
+    error = read(raised(Local("one\ntwo")))
+    assert type(error) is RemoteError
+    assert str(error).endswith("Local: one\ntwo")
+    (shown,) = error.__notes__
+    assert "raise error" in shown
+    assert error.__traceback__ is None
+
+
+@EVERYWHERE
+def test_notes(through: Any) -> None:
+    error = ValueError("x")
+    error.add_note("look here") if hasattr(error, "add_note") else setattr(
+        error, "__notes__", ["look here"]
+    )
+    assert through(raised(error)).__notes__[0] == "look here"
+    assert through(raised(error)).__notes__.count("look here") == 1
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(2, "No such file", "/x"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        SyntaxError("bad", ("f.py", 1, 2, "x =", 1, 3)),
+        StopIteration({"a": [1, (2.5, None)]}),
+        KeyError(("a", 1)),
+    ],
+)
+def test_built_in_types_keep_what_they_have(through: Any, error: BaseException) -> None:
+    back = through(raised(error))
+    assert (type(back), back.args, str(back)) == (type(error), error.args, str(error))
+    assert vars(back).keys() - {"__notes__"} == vars(error).keys()
+    if isinstance(error, OSError):
+        assert (back.errno, back.filename) == (2, "/x")
+
+
+class Loud(Exception):
+    """Says so when it is constructed."""
+
+    made: ClassVar[list[str]] = []
+
+    def __new__(cls, *args: Any) -> Any:
+        cls.made.append("new")
+        return super().__new__(cls, *args)
+
+    def __init__(self, *args: Any) -> None:
+        self.made.append("init")
+        super().__init__(*args)
+
+
+def test_reading_calls_no_constructor() -> None:
+    record = json.loads(json.dumps(error_data(pack_error(raised(Loud("x"))))))
+    error_record._journaled.clear()
+    Loud.made.clear()
+    error = unpack_error(record)
+    assert (type(error), error.args, Loud.made) == (Loud, ("x",), [])
+
+
+def test_reading_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted.py").write_text("class Bad(Exception): pass\nraise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    record = {"type": "Bad", "module": "planted", "message": "x", "values": '{"tuple": []}'}
+    assert str(unpack_error(record)) == "Bad: x"
+    lazy = {**record, "module": "lockstep", "type": "data.Dataset"}
+    assert type(unpack_error(lazy)) is RemoteError
+
+
+BROKEN: list[Any] = [
+    None,
+    3,
+    "text",
+    {},
+    {"type": None, "message": ["x"], "values": 3, "notes": 4, "text": 5, "cause": 6},
+    {"type": "ValueError", "module": "builtins", "message": "x", "values": "{"},
+    {"type": "ValueError", "module": "builtins", "message": "x", "values": '{"exec": []}'},
+    {"type": "ValueError.__init__", "module": "builtins", "message": "x", "values": "[]"},
+    {"type": "eval", "module": "builtins", "message": "x", "values": "[]"},
+    {"type": "ValueError", "module": "builtins", "message": "x", "live": {"pickle": "x"}},
+]
+
+
+@pytest.mark.parametrize("record", BROKEN)
+def test_a_broken_record_is_text(record: Any) -> None:
+    assert isinstance(unpack_error(record), RemoteError)
+
+
+def test_a_long_chain_of_causes_is_cut() -> None:
+    record: dict[str, Any] = {"type": "E", "message": "x"}
+    for _ in range(5000):
+        record = {"type": "E", "message": "x", "cause": record}
+    error: BaseException | None = unpack_error(record)
+    count = 0
+    while error is not None:
+        error, count = error.__cause__, count + 1
+    assert count < 20
 
 
 def test_a_message_that_cannot_be_had() -> None:
     assert pack_error(raised(Speechless()))["message"] == "(its __str__ raised KeyError)"
 
 
-def test_the_traceback_shows_the_users_line() -> None:
-    error = through_json(raised(ValueError("x")))
+@pytest.mark.parametrize("through", [sent, journaled])
+def test_the_traceback_shows_the_users_line(through: Any) -> None:
+    error = through(raised(ValueError("x")))
     frames = traceback.extract_tb(error.__traceback__)
     assert [frame.name for frame in frames] == ["raised"]
     assert frames[0].line == "raise error"
@@ -114,7 +240,8 @@ def test_endless_recursion_keeps_both_ends_of_its_traceback() -> None:
         deeper()
     except RecursionError as raised:
         record = pack_error(raised)
-    error = unpack_error(json.loads(json.dumps(record)))
+    assert len(record["text"]) < 60_000
+    error = unpack_error(record)
     assert type(error) is RecursionError
     frames = traceback.extract_tb(error.__traceback__)
     assert len(frames) == 100
@@ -128,7 +255,8 @@ def test_packing_leaves_the_error_as_it_was() -> None:
     assert error.__traceback__ is not None
 
 
-def test_what_it_was_raised_from() -> None:
+@EVERYWHERE
+def test_what_it_was_raised_from(through: Any) -> None:
     def fail() -> None:
         try:
             raise KeyError("first")
@@ -137,13 +265,14 @@ def test_what_it_was_raised_from() -> None:
 
     with pytest.raises(ValueError, match="second") as caught:
         fail()
-    error = through_json(caught.value)
+    error = through(caught.value)
     assert isinstance(error.__cause__, KeyError)
     assert "first" in "".join(traceback.format_exception(error))
 
 
-def test_never_raised() -> None:
-    error = through_json(ValueError("x"))
+@EVERYWHERE
+def test_never_raised(through: Any) -> None:
+    error = through(ValueError("x"))
     assert error.__traceback__ is None
 
 

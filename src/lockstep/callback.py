@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from lockstep.hooks import call_hook
+
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
     from lockstep.config import RunConfig, ScalingConfig, StopCondition
@@ -211,7 +213,7 @@ class LoggerCallback(Callback):
         **info: Any,
     ) -> None:
         """Calls ``log_trial_result``."""
-        self.log_trial_result(iteration, trial, result)
+        call_hook(self.log_trial_result, iteration=iteration, trial=trial, result=result)
 
     def on_checkpoint(
         self,
@@ -228,13 +230,13 @@ class LoggerCallback(Callback):
         self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """Calls ``log_trial_end``."""
-        self.log_trial_end(trial, failed=False)
+        call_hook(self.log_trial_end, trial=trial, failed=False)
 
     def on_trial_error(
         self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """Calls ``log_trial_end`` with ``failed=True``."""
-        self.log_trial_end(trial, failed=True)
+        call_hook(self.log_trial_end, trial=trial, failed=True)
 
 
 class UserCallback:

@@ -12,11 +12,11 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint_dict import number_at, numbers_in, only_tensors, pickle_dict
 from lockstep.errors import CheckpointError
-from lockstep.redact import redact
 from lockstep.run_layout import DICT_FILE, MANIFEST, METADATA_FILE
 from lockstep.storage import Storage, open_storage
 
@@ -29,6 +29,11 @@ __all__ = ["Checkpoint"]
 _TAR_KEY = "fs_checkpoint"
 _ID_KEY = "_current_checkpoint_id"
 _ADDED_KEYS = ("_timestamp", "_preprocessor", _ID_KEY)
+_SUBCLASSES = {
+    "TensorflowCheckpoint": "lockstep.train.tensorflow.checkpoint",
+    "TorchCheckpoint": "lockstep.train.torch.checkpoint",
+}
+"""The classes that a stored checkpoint may come back as. A file's word imports nothing else."""
 
 
 class Checkpoint:
@@ -55,9 +60,8 @@ class Checkpoint:
     ) -> None:
         places = [place for place in (path, local_path, uri) if place is not None]
         if len(places) + (data_dict is not None) != 1:
-            shown = redact(f"path={path!r}, local_path={local_path!r}, uri={uri!r}")
             raise ValueError(
-                f"Checkpoint({shown}, "
+                f"Checkpoint(path={path!r}, local_path={local_path!r}, uri={uri!r}, "
                 f"data_dict={'…' if data_dict is not None else None}): give exactly one of these."
             )
         self._storage: Storage | None = None
@@ -93,6 +97,13 @@ class Checkpoint:
         if not isinstance(data, dict):
             raise TypeError(f"Checkpoint.from_dict({data!r}): expected a dict.")
         return cls(data_dict=data)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
+        """The same checkpoint as this class: ``TorchCheckpoint`` has ``get_model``, say."""
+        made = cls.__new__(cls)
+        vars(made).update(vars(checkpoint))
+        return made
 
     @classmethod
     def at(cls, storage: Storage) -> Self:
@@ -138,6 +149,8 @@ class Checkpoint:
         A dict that was reported gets three keys: ``_timestamp``, ``_preprocessor`` (None) and
         ``_current_checkpoint_id``. A dict of tensors only, such as a state dict, gets none:
         ``model.load_state_dict(checkpoint.to_dict())`` works.
+
+        A stored dict is a pickle, and loading it can execute code: load only what you trust.
         """
         if not self.is_dict:
             return {_TAR_KEY: self._tar()}
@@ -222,14 +235,29 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         if self._storage is None:
-            return f"Checkpoint(in memory, {sum(map(len, self._files.values()))} bytes)"
+            return f"{type(self).__name__}(in memory, {sum(map(len, self._files.values()))} bytes)"
         if self._storage.is_local:
-            return f"Checkpoint(filesystem=local, path={self._storage.root})"
+            return f"{type(self).__name__}(filesystem=local, path={self._storage.root})"
         scheme, found, _ = self._storage.uri.partition("://")
         kind = scheme if found else self._storage.filesystem.type_name
-        return f"Checkpoint(filesystem={kind}, path={self._storage.root})"
+        return f"{type(self).__name__}(filesystem={kind}, path={self._storage.root})"
 
     # The rest is for the library itself.
+
+    @property
+    def kind(self) -> str | None:
+        """The name of lockstep's subclass that this one belongs to; None: it is plain."""
+        for base in type(self).__mro__:
+            if _SUBCLASSES.get(base.__name__) == base.__module__:
+                return base.__name__
+        return None
+
+    def as_kind(self, kind: object) -> Checkpoint:
+        """The same checkpoint as lockstep's subclass of this name; itself if there is none."""
+        if not isinstance(kind, str) or kind not in _SUBCLASSES:
+            return self
+        made: Checkpoint = getattr(import_module(_SUBCLASSES[kind]), kind).from_checkpoint(self)
+        return made
 
     def given_dict(self) -> dict[str, Any]:
         """A new copy of the dict of a dict checkpoint, without the keys that ``to_dict`` adds."""

@@ -4,7 +4,7 @@
     ├── TrainingFailedError          fit() failed; carries .worker_failures and .result
     │   └── WorkerGroupError         … because workers failed (the usual case)
     ├── WorkerDiedError              a worker process ended without an error (exit code, signal)
-    ├── RemoteError                  stands in for a user's exception that could not be sent
+    ├── RemoteError                  stands in for an exception whose type is not known here
     ├── MismatchedReportsError       ranks called report() a different number of times
     ├── CheckpointError              a checkpoint could not be written, committed or read
     ├── StorageError                 the run's storage failed or is unusable
@@ -109,7 +109,11 @@ class WorkerDiedError(LockstepError):
 
 
 class RemoteError(LockstepError):
-    """A worker's exception that could not be pickled: its type name and message as text."""
+    """Another process's exception as text: its type, its message, and its traceback as a note.
+
+    It stands for an exception that could not be sent, or that was read from a run's directory where
+    its type is not imported, or has values that are not plain.
+    """
 
 
 class MismatchedReportsError(LockstepError):
@@ -117,7 +121,7 @@ class MismatchedReportsError(LockstepError):
 
 
 class HangError(LockstepError):
-    """Ranks made no progress within ``RunConfig(hang_timeout_s=…)``, or did not start."""
+    """Ranks did not reach a report within ``RunConfig(hang_timeout_s=…)``."""
 
 
 class PreemptedError(LockstepError):

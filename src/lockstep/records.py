@@ -75,10 +75,12 @@ def _same_files(storage: Storage, place: Storage) -> bool:
 
 
 def open_checkpoint(storage: Storage, record: CheckpointRecord) -> Checkpoint:
-    """The checkpoint of a record, for a run in ``storage``."""
+    """The checkpoint of a record, of the class that was reported, for a run in ``storage``."""
     if record.uploaded:
-        return Checkpoint.at(storage.child(record.name))
-    return open_address(storage, record.name)
+        opened = Checkpoint.at(storage.child(record.name))
+    else:
+        opened = open_address(storage, record.name)
+    return opened.as_kind(record.kind)
 
 
 def open_address(storage: Storage, address: str) -> Checkpoint:
@@ -112,7 +114,12 @@ class RunRecords:
             elif line.startswith(b'{"event":"log"'):
                 self._logs.append(numbered)
             else:
-                self._apply(self._parse(numbered))
+                record = self._parse(numbered)
+                event = record["event"]
+                if event in ("report", "log"):  # a line that another program has formatted
+                    (self._reports if event == "report" else self._logs).append(numbered)
+                else:
+                    self._apply(record)
         self.rows = len(self._reports)
         if self._reports:
             self._parse(self._reports[-1])  # a damaged last row is reported here

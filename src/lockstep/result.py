@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig
-from lockstep.error_record import unpack_error
+from lockstep.error_record import unpack_error, with_live
 from lockstep.journal import parse_line
 from lockstep.metrics import flatten, look_up
 from lockstep.records import (
@@ -42,7 +42,8 @@ class Result:
         metrics_by_rank: the metrics reported last, of every rank.
         checkpoint: the newest checkpoint, None if there is none.
         best_checkpoints: ``(checkpoint, metrics)`` pairs of the kept checkpoints, the best last.
-        error: the exception that ended the run, None if there was none.
+        error: the exception that ended the run, None if there was none. Read in another process,
+            it is a ``RemoteError`` with the same text unless its type is imported there.
         config: the ``train_loop_config``.
         state: ``"finished"``, ``"failed"``, ``"interrupted"``, ``"preempted"``, or
             ``"unfinished"`` if the driver died or still runs.
@@ -86,6 +87,8 @@ class Result:
         storage_filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> Result:
         """Read a run's directory, or the newest run of an experiment's directory.
+
+        Nothing that the directory contains is executed.
 
         Raises:
             FileNotFoundError: the directory contains no run.
@@ -200,7 +203,9 @@ class Result:
         # cannot handle an exception class that is local to a function.
         frames = ("metrics_dataframe", "rank_dataframe", "log_dataframe")
         left_out = (*frames, "error", "worker_failures")
-        return {key: value for key, value in vars(self).items() if key not in left_out}
+        state = {key: value for key, value in vars(self).items() if key not in left_out}
+        failures = [{**item, "error": with_live(item["error"])} for item in self._failures]
+        return {**state, "_failures": failures}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -33,6 +33,8 @@ class CheckpointRecord:
     """How long the run had trained until then."""
     positions: dict[str, Any] | None = None
     """How far all ranks had read the datasets. An attempt from here resumes there."""
+    kind: str | None = None
+    """Which subclass of ``Checkpoint`` was reported, and comes back; None: none of lockstep's."""
 
     @staticmethod
     def of(written: Mapping[str, Any]) -> CheckpointRecord:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from lockstep.callback import TrialSnapshot
-from lockstep.storage.local import open_private
 from lockstep.trackers.tracker_callback import TrackerCallback
 
 __all__ = ["FileLoggerCallback", "RowFile", "append", "plain", "replace_file", "truncate"]
@@ -85,8 +84,7 @@ def plain(value: object) -> Any:
 
 def append(path: str, data: bytes) -> None:
     """Append ``data`` to the file, completely or not at all."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    descriptor = open_private(path, flags)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         size = os.fstat(descriptor).st_size
         rest = memoryview(data)
@@ -111,7 +109,7 @@ def replace_file(path: str, chunks: Iterable[bytes]) -> None:
     """Replace the file: a reader sees the old or the new content, never a part."""
     temporary = f"{path}.tmp"
     try:
-        with open(temporary, "wb", opener=open_private) as file:
+        with open(temporary, "wb") as file:
             file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())

@@ -118,6 +118,8 @@ class CheckpointReport(NamedTuple):
     """In NO_UPLOAD mode: where the checkpoint is, as the run refers to it."""
     of_last_row: bool = False
     """The checkpoint belongs to the row of the last report."""
+    kind: str | None = None
+    """The name of its class if that is a subclass of ``Checkpoint`` that lockstep has."""
 
 
 class DataReport(NamedTuple):

@@ -26,7 +26,6 @@ from lockstep.errors import (
 )
 from lockstep.metrics import describable
 from lockstep.records import RunRecords, newest_run
-from lockstep.redact import redact
 from lockstep.result import Result
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
@@ -298,6 +297,8 @@ class DataParallelTrainer(BaseTrainer):
     ) -> Self:
         """A trainer that resumes an earlier run, from its newest checkpoint, in its directory.
 
+        This executes code that is kept in the directory: restore only what you trust.
+
         Args:
             path: the run's directory, or an experiment's (its newest run).
             storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
@@ -323,10 +324,9 @@ class DataParallelTrainer(BaseTrainer):
             "datasets": datasets,
         }
         changes = {name: value for name, value in given.items() if value is not None}
-        shown = redact(os.fspath(path))
         if callable(storage_filesystem):  # where it is the second argument in Ray
             raise TypeError(
-                f"restore({shown!r}, {storage_filesystem!r}): a training function is "
+                f"restore({os.fspath(path)!r}, {storage_filesystem!r}): a training function is "
                 "given by name: train_loop_per_worker=…."
             )
         storage = run_storage(path, storage_filesystem)
@@ -335,8 +335,8 @@ class DataParallelTrainer(BaseTrainer):
             kept = saved_trainer(storage, changes)
             if "run_config" not in {**kept, **changes}:
                 raise ValueError(
-                    f"restore({shown!r}): the run's RunConfig(stop=…) could not be pickled; "
-                    "give run_config to restore()."
+                    f"restore({os.fspath(path)!r}): the run's RunConfig(stop=…) could not be "
+                    "pickled; give run_config to restore()."
                 )
         trainer = cls.__new__(cls)
         DataParallelTrainer.__init__(trainer, **{**changes, **kept})

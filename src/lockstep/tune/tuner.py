@@ -18,6 +18,7 @@ from lockstep.console.experiment import make_experiment_display
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.resources import available_cpus, visible_gpus
 from lockstep.errors import LockstepError, TrainingInterrupted, TrainingPreempted
+from lockstep.hooks import call_hook
 from lockstep.metrics import first_of
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
@@ -106,23 +107,31 @@ class Tuner:
             InsufficientResourcesError: no trial could ever run here.
             LockstepError: the searcher or the scheduler raised.
         """
-        past = self._records_to_resume()
-        pool = _resource_pool()
-        scheduler = self._tune_config.scheduler or FIFOScheduler()
-        run_config = _with_fresh_stopper(self._run_config)
-        launcher = Launcher(self._trainable, run_config, pool, scheduler)
-        if not (launcher.over_trainer and "scaling_config" in self._space):
-            launcher.check()
-        seed = random.getrandbits(63) if past is None else int(past.header["seed"])
-        saved = None
-        if past is None or self._replace_saved:
-            saved = pack_tuner(self._trainable, self._space, self._tune_config, self._run_config)
-        searcher, constants = self._make_searcher(seed)
-        total = searcher.num_trials(self._tune_config.num_samples)
-        self._prepare_scheduler(scheduler, total)
-        experiment = self._open_experiment(past, launcher.name, seed, total, saved)
         with ExitStack() as cleanup:
-            cleanup.callback(experiment.close)
+            experiment, past = self._reopen_experiment()
+            if experiment is not None:
+                cleanup.callback(experiment.close)
+            pool = _resource_pool()
+            scheduler = self._tune_config.scheduler or FIFOScheduler()
+            run_config = _with_fresh_stopper(self._run_config)
+            launcher = Launcher(self._trainable, run_config, pool, scheduler)
+            if not (launcher.over_trainer and "scaling_config" in self._space):
+                launcher.check()
+            seed = random.getrandbits(63) if past is None else int(past.header["seed"])
+            saved = None
+            if past is None or self._replace_saved:
+                saved = pack_tuner(
+                    self._trainable, self._space, self._tune_config, self._run_config
+                )
+            searcher, constants = self._make_searcher(seed)
+            total = searcher.num_trials(self._tune_config.num_samples)
+            self._prepare_scheduler(scheduler, total)
+            if experiment is None:
+                experiment = self._create_experiment(launcher.name, seed, total, saved)
+                cleanup.callback(experiment.close)
+            else:
+                assert past is not None
+                experiment.resume(past, saved)
             display = make_experiment_display(
                 self._run_config.verbose,
                 interactive_function=launcher.engine.in_this_process,
@@ -222,7 +231,8 @@ class Tuner:
         """A tuner that resumes an earlier experiment, in its directory.
 
         Trials that are over are not run again. Unfinished trials resume from their newest
-        checkpoint, or start over if they have none.
+        checkpoint, or start over if they have none. This executes code that is kept in the
+        directory: restore only what you trust.
 
         Args:
             path: the experiment's directory.
@@ -252,7 +262,7 @@ class Tuner:
             "run_config": run_config,
         }
         given = {name: value for name, value in arguments.items() if value is not None}
-        kept = load_tuner(records.saved_tuner, records.storage.uri, given)
+        kept = load_tuner(records.saved_tuner, os.fspath(path), given)
         tuner = cls(**{**kept, **given})
         tuner._restored = records.storage
         tuner._resumption = Resumption(resume_unfinished, resume_errored, restart_errored)
@@ -277,32 +287,37 @@ class Tuner:
 
     # -------------------------------------------------------------------------------- helpers
 
-    def _records_to_resume(self) -> ExperimentRecords | None:
-        """The experiment to resume; None to create one."""
+    def _reopen_experiment(self) -> tuple[Experiment, ExperimentRecords] | tuple[None, None]:
+        """The experiment to resume, locked, and its journal; None to create one."""
         if self._restored is not None:
-            return ExperimentRecords(self._restored)
+            return Experiment.reopen(self._restored, self._space)
         if self._run_config.resume == "never" or self._run_config.name is None:
-            return None
+            return None, None
         storage = experiment_storage(self._run_config, self._run_config.name)
-        found = None
+        what = "no experiment"
         with suppress(FileNotFoundError):
-            found = ExperimentRecords(storage)
-        if found is not None and found.state != "finished":
-            return found
+            experiment, past = Experiment.reopen(storage, self._space)
+            if past.state != "finished":
+                return experiment, past
+            experiment.close()
+            what = "only one that has finished"
         if self._run_config.resume == "must":
-            what = "no experiment" if found is None else "only one that has finished"
             raise FileNotFoundError(
                 f"RunConfig(name={self._run_config.name!r}, resume='must'): there is {what} in "
                 f"{storage.uri}; use resume='auto' to create one."
             )
-        return None
+        return None, None
 
     def _make_searcher(self, seed: int) -> tuple[Searcher, dict[str, Any]]:
         """The searcher, and the constants that are merged under its suggestions."""
         config = self._tune_config
         searcher = config.search_alg or BasicVariantGenerator(random_state=seed)
-        taken = searcher.set_search_properties(
-            config.metric, config.mode, self._space, num_samples=config.num_samples
+        taken = call_hook(
+            searcher.set_search_properties,
+            metric=config.metric,
+            mode=config.mode,
+            config=self._space,
+            num_samples=config.num_samples,
         )
         if not taken and has_unresolved(self._space):
             raise ValueError(
@@ -321,22 +336,18 @@ class Tuner:
     def _prepare_scheduler(self, scheduler: TrialScheduler, total: int | None) -> None:
         config = self._tune_config
         metric, mode = config.first_metric, first_of(config.mode)
-        if not scheduler.set_search_properties(metric, mode, num_trials=total):
+        taken = call_hook(
+            scheduler.set_search_properties, metric=metric, mode=mode, num_trials=total
+        )
+        if not taken:
             raise ValueError(
                 f"TuneConfig(metric={metric!r}, mode={mode!r}): the {type(scheduler).__name__} has "
                 f"metric={scheduler.metric!r} and mode={scheduler.mode!r}; give them in one place."
             )
 
-    def _open_experiment(
-        self,
-        past: ExperimentRecords | None,
-        trainable: str,
-        seed: int,
-        total: int | None,
-        saved: bytes | None,
+    def _create_experiment(
+        self, trainable: str, seed: int, total: int | None, saved: bytes | None
     ) -> Experiment:
-        if past is not None:
-            return Experiment.reopen(past, saved, self._space)
         date = time.strftime("%Y-%m-%d_%H-%M-%S")
         name = self._run_config.name or f"{trainable}_{date}"
         storage = experiment_storage(self._run_config, name)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lockstep import tune
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, StorageError
 from lockstep.records import RunRecords
 from lockstep.storage import open_storage
 from lockstep.train import Checkpoint, RunConfig
@@ -411,3 +411,46 @@ def test_a_finished_experiment_is_read_without_running_anything() -> None:
     read = Tuner.restore(grid.experiment_path).get_results()
     assert isinstance(read, ResultGrid)
     assert read.get_best_result().metrics["x"] == 2
+
+
+class RestoresMeanwhile(Searcher):
+    """While its experiment is being restored, another driver restores the same one."""
+
+    def __init__(self, experiment: str) -> None:
+        super().__init__()
+        self.experiment = experiment
+        self.refused: list[str] = []
+
+    def set_search_properties(self, *properties: Any, **spec: Any) -> bool:
+        try:
+            Tuner.restore(self.experiment).fit()
+        except StorageError as error:
+            self.refused.append(str(error))
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        return self.FINISHED
+
+
+def test_an_experiment_is_read_under_its_lock(tmp_path: Path) -> None:
+    """Two drivers restore one experiment: trials that one of them finishes never run again."""
+
+    class EndsEarly(Searcher):
+        def suggest(self, trial_id: str) -> Any:
+            if trial_id.endswith("1"):
+                raise RuntimeError("on purpose")
+            return {"notes": str(tmp_path)}
+
+    def trial(config: dict[str, Any]) -> None:
+        note(config["notes"], "runs")
+        tune.report({"x": 1})
+
+    options: dict[str, Any] = {"num_samples": 2, "max_concurrent_trials": 1}
+    with pytest.raises(LockstepError, match="on purpose"):
+        fit(trial, search_alg=EndsEarly(), **options, run={"storage_path": tmp_path, "name": "e"})
+    searcher = RestoresMeanwhile(str(tmp_path / "e"))
+    config = TuneConfig(search_alg=searcher, **options)
+    grid = Tuner.restore(tmp_path / "e", trial, tune_config=config).fit()
+    assert len(searcher.refused) == 1
+    assert "still being driven by another process" in searcher.refused[0]
+    assert len(grid) == 1

@@ -25,6 +25,7 @@ from lockstep.tune import Callback, RunConfig
 from lockstep.tune.execution.donor import copy_donor_checkpoint
 from lockstep.tune.execution.running_trial import RunningTrial
 from lockstep.tune.integration.ray_train import TuneReportCallback
+from lockstep.tune.logger import LoggerCallback
 from lockstep.tune.schedulers import FIFOScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.stopper import Stopper
@@ -552,3 +553,76 @@ def test_storage_that_is_full(tmp_path: Path) -> None:
     journal = next((tmp_path / "results" / "e").glob("trial_*/journal.jsonl"))
     assert journal.stat().st_size <= 30_000
     assert tune.Tuner.restore(tmp_path / "results" / "e").fit().num_terminated == 1
+
+
+# --------------------------------------------------------------- what users have written for others
+
+
+class RayShapedSearcher(Searcher):
+    """Signatures as in Ray's docstrings, and as scripts have them."""
+
+    def __init__(self, notes: str) -> None:
+        super().__init__()
+        self.notes = notes
+
+    def set_search_properties(self, metric: Any, mode: Any, config: Any) -> bool:  # type: ignore[override]
+        self._metric, self._mode, self.space = metric, mode, dict(config)
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        return dict(self.space)
+
+    def on_trial_result(self, tid: str, reported: Any) -> None:
+        note(self.notes, "results", str(reported["x"]))
+
+    def on_trial_complete(self, trial_id: str, result: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        note(self.notes, "completed", str((result["x"], kwargs)))
+
+
+class OldScheduler(FIFOScheduler):
+    """The first argument had another name once."""
+
+    def on_trial_result(self, trial_runner: Any, trial: Any, result: Any) -> Any:
+        assert len(trial_runner.get_trials()) >= 1
+        return super().on_trial_result(trial_runner, trial, result)
+
+    def on_trial_complete(self, trial_runner: Any, trial: Any, *_: Any) -> None:
+        trial_runner.get_live_trials()
+
+
+class FewArguments(LoggerCallback):
+    """Takes only what it uses."""
+
+    def __init__(self, notes: str) -> None:
+        self.notes = notes
+
+    def setup(self) -> None:  # type: ignore[override]
+        note(self.notes, "callback", "setup")
+
+    def on_experiment_end(self, all_trials: Any) -> None:  # type: ignore[override]
+        note(self.notes, "callback", f"{len(all_trials)} trial(s)")
+
+    def log_trial_end(self, trial: Any) -> None:  # type: ignore[override]
+        note(self.notes, "callback", "end")
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_hooks_with_signatures_of_their_own(tmp_path: Path, limited: bool) -> None:
+    searcher: Searcher = RayShapedSearcher(str(tmp_path))
+    if limited:
+        searcher = tune.search.ConcurrencyLimiter(searcher, 1)
+    options: dict[str, Any] = {"storage_path": tmp_path, "name": "e"}
+    callbacks = [FewArguments(str(tmp_path))]
+    grid = fit(
+        one_report,
+        {"x": 3},
+        search_alg=searcher,
+        scheduler=OldScheduler(),
+        run={**options, "callbacks": callbacks},
+    )
+    assert grid.num_terminated == 1
+    assert notes(tmp_path, "results") == ["3"]
+    assert notes(tmp_path, "completed") == ["(3, {'error': False})"]
+    assert notes(tmp_path, "callback") == ["setup", "end", "1 trial(s)"]
+    tune.Tuner.restore(tmp_path / "e").fit()
+    assert notes(tmp_path, "completed") == ["(3, {'error': False})"] * 2

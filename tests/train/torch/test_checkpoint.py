@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 from lockstep import train
 from lockstep.errors import CheckpointError
 from lockstep.train import Checkpoint
-from lockstep.train.torch import TorchCheckpoint, prepare_model
+from lockstep.train.torch import TorchCheckpoint, TorchTrainer, prepare_model
 from tests.train.torch.ranks import fit
 
 
@@ -75,7 +76,7 @@ def test_reported_from_workers(make: str) -> None:
 
     result = fit(function)
     assert result.checkpoint is not None
-    checkpoint = TorchCheckpoint.from_checkpoint(result.checkpoint)
+    checkpoint = TorchCheckpoint.from_checkpoint(result.checkpoint)  # plain with from_dict
     given = nn.Linear(2, 1) if make == "from_state_dict" else None
     model = checkpoint.get_model(given)
     assert type(model) is nn.Linear
@@ -178,3 +179,44 @@ def test_shards_of_every_rank_are_one_checkpoint_for_any_number_of_workers() -> 
     assert followed[0] == pytest.approx(followed[1], rel=1e-4)
     assert followed[2] == pytest.approx(followed[1], rel=1e-4)
     assert followed[0][0] < first.metrics["losses"][2]
+
+
+class Mine(TorchCheckpoint):
+    """A user's class, which no file of a run may name."""
+
+
+@pytest.mark.parametrize(("cls", "mode"), [(TorchCheckpoint, "SYNC"), (Mine, "NO_UPLOAD")])
+def test_what_is_reported_comes_back_as_its_class(
+    cls: type[TorchCheckpoint], mode: str, tmp_path: Path
+) -> None:
+    def function() -> None:
+        start = train.get_checkpoint()
+        if start is None:
+            made = cls(cls.from_model(nn.Linear(2, 1)).to_directory(tmp_path / "kept"))
+            train.report({}, made, checkpoint_upload_mode=train.CheckpointUploadMode[mode])
+            start = train.get_checkpoint()
+            assert type(train.get_all_reported_checkpoints()[-1].checkpoint) is TorchCheckpoint
+            check(start)
+            raise RuntimeError("before the restore")
+        check(start)
+
+    def check(checkpoint: Checkpoint | None) -> None:
+        assert type(checkpoint) is TorchCheckpoint
+        assert repr(checkpoint).startswith("TorchCheckpoint(")
+        assert type(checkpoint.get_model()) is nn.Linear
+
+    with pytest.raises(train.TrainingFailedError, match="before the restore") as caught:
+        fit(function, 1)
+    failed = caught.value.result
+    assert failed is not None
+    check(TorchTrainer.restore(failed.path).fit().checkpoint)
+    check(train.Result.from_path(failed.path).checkpoint)
+
+
+def test_a_class_that_lockstep_does_not_have_is_never_imported() -> None:
+    plain = Checkpoint.from_dict({"a": 1})
+    for kind in ("antigravity.Checkpoint", "os", "Checkpoint", "", None, ["x"], 3):
+        assert plain.as_kind(kind) is plain
+    assert "antigravity" not in sys.modules
+    assert Mine.from_model(nn.Linear(1, 1)).kind == "TorchCheckpoint"
+    assert plain.kind is None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.hooks import call_hook
 from lockstep.trackers.tracker_callback import TrackerProblem
 
 __all__ = ["HookCalls"]
@@ -44,7 +45,7 @@ class HookCalls:
         if self._timer is None:
             self._watch(SLOW_HOOK_S)
         try:
-            (action or getattr(self.callback, hook))(**arguments)
+            call_hook(action or getattr(self.callback, hook), **arguments)
         except TrackerProblem as problem:
             self._show(str(problem))
         except BaseException as error:

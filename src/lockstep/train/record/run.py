@@ -16,6 +16,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
+from lockstep.error_record import error_data
 from lockstep.errors import StorageError
 from lockstep.journal import Journal
 from lockstep.metrics import first_result, full_row, look_up
@@ -35,7 +36,7 @@ from lockstep.run_layout import (
 )
 from lockstep.storage import Storage, open_storage
 from lockstep.train.datasets import merge_positions
-from lockstep.train.protocol import Report
+from lockstep.train.protocol import CheckpointReport, Report
 from lockstep.train.record.leftovers import clear_dead_spools, clear_snapshots
 from lockstep.train.record.mirror import Mirror
 from lockstep.train.reduction import combine
@@ -212,9 +213,11 @@ class Run:
     def open_reported(self, reports: Sequence[Report], name: str) -> Checkpoint:
         """The checkpoint of a row; it may not be committed yet."""
         location = _location(reports)
-        if location is not None:
-            return open_address(self.storage, location)
-        return Checkpoint.at(self.storage.child(name))
+        if location is None:
+            opened = Checkpoint.at(self.storage.child(name))
+        else:
+            opened = open_address(self.storage, location)
+        return opened.as_kind(_lead(reports).kind)
 
     # ------------------------------------------------------------------------------ attempts
 
@@ -244,7 +247,7 @@ class Run:
             "failure",
             attempt=attempt,
             message=message,
-            errors=list(errors),
+            errors=[{**failed, "error": error_data(failed["error"])} for failed in errors],
             retry=retry,
             time=time.time(),
         )
@@ -312,7 +315,7 @@ class Run:
         self, name: str, checkpoint_id: int, report_number: int, reports: Sequence[Report | None]
     ) -> CheckpointRecord:
         """What will be published, with its score and the metrics of its row."""
-        lead = next(r.checkpoint for r in reports if r is not None and r.checkpoint is not None)
+        lead = _lead(reports)
         metrics = self._checkpoint_rows.pop(name, {})
         if lead.of_last_row and self._attempt_rows:
             metrics = self._last_row
@@ -333,6 +336,7 @@ class Run:
             iteration=self.iteration - (self.rows - report_number),
             trained_s=self._total_before + time.perf_counter() - self._attempt_started,
             positions=merge_positions(reports),
+            kind=lead.kind,
         )
 
     def publish(self, record: CheckpointRecord) -> None:
@@ -472,6 +476,11 @@ def _own_place(trainer_name: str, run_config: RunConfig, now: float) -> RunPlace
 def _has_run(storage: Storage) -> bool:
     # The journal of a driver that was killed as it began has no line yet, or half of one.
     return storage.exists(JOURNAL_FILE) and b"\n" in storage.read(JOURNAL_FILE)
+
+
+def _lead(reports: Sequence[Report | None]) -> CheckpointReport:
+    """The lowest rank's part of a checkpoint."""
+    return next(r.checkpoint for r in reports if r is not None and r.checkpoint is not None)
 
 
 def _location(reports: Sequence[Report]) -> str | None:

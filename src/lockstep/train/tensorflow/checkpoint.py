@@ -55,15 +55,10 @@ class TensorflowCheckpoint(Checkpoint):
             )
         return cls._of_files(_read_files(dir_path), ".")
 
-    @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint) -> TensorflowCheckpoint:
-        """Return the same checkpoint, such as ``result.checkpoint``, with ``get_model``."""
-        made = cls.__new__(cls)
-        vars(made).update(vars(checkpoint))
-        return made
-
     def get_model(self, model: Any = None) -> Any:
         """Load the model with the version of Keras that saved it.
+
+        Loading it can execute code that the checkpoint has: load only what you trust.
 
         Args:
             model: if the checkpoint has only weights, the model to load them into, or a function

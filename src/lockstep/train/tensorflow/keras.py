@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from lockstep.checkpoint import Checkpoint
 from lockstep.checks import is_int
 from lockstep.run_layout import SNAPSHOT_PREFIX
 from lockstep.train import api
-from lockstep.train.tensorflow.checkpoint import MODEL_FILE
+from lockstep.train.tensorflow.checkpoint import MODEL_FILE, TensorflowCheckpoint
 from lockstep.train.tensorflow.config import check_installed
 
 __all__ = ["Callback", "ReportCheckpointCallback"]
@@ -35,8 +34,8 @@ class ReportCheckpointCallback:
 
     An instance is a ``tf.keras.callbacks.Callback`` of the version of Keras that is in use where
     it is created. Create it inside the training function, and pass it to ``model.fit`` on every
-    rank. The checkpoint is a directory with ``model.keras``;
-    ``TensorflowCheckpoint.from_checkpoint(checkpoint).get_model()`` loads it.
+    rank. The checkpoint is a ``TensorflowCheckpoint``, a directory with ``model.keras``;
+    ``get_model()`` loads it.
 
     Args:
         checkpoint_on: the event or events at which to save, such as ``"epoch_end"`` or
@@ -111,7 +110,7 @@ class ReportCheckpointCallback:
             self.model.save(os.path.join(directory, MODEL_FILE))  # type: ignore[attr-defined]
             api.report(
                 metrics,
-                checkpoint=Checkpoint(directory) if api.world_rank() == 0 else None,
+                checkpoint=TensorflowCheckpoint(directory) if api.world_rank() == 0 else None,
                 delete_local_checkpoint_after_upload=True,
             )
         finally:

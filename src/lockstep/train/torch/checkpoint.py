@@ -62,15 +62,10 @@ class TorchCheckpoint(Checkpoint):
         _refuse_shards("from_state_dict", state_dict)
         return cls(data_dict={_KEY: _without_prefix(state_dict)})
 
-    @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint) -> TorchCheckpoint:
-        """Return the same checkpoint, such as ``result.checkpoint``, with ``get_model``."""
-        made = cls.__new__(cls)
-        vars(made).update(vars(checkpoint))
-        return made
-
     def get_model(self, model: torch.nn.Module | None = None) -> torch.nn.Module:
         """Return the model. A state dict is loaded into ``model``, in place.
+
+        Loading it can execute code that the checkpoint has: load only what you trust.
 
         Raises:
             ValueError: the checkpoint has only a state dict, and no ``model`` is given.

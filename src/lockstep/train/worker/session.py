@@ -216,9 +216,9 @@ class Session:
             checkpoint.files()  # raises where there is nothing
             # Decided here: another process may see another filesystem under the same path.
             place = address_from(self._storage, checkpoint)
-            return CheckpointReport({}, mode, dir_name, score, place)
+            return CheckpointReport({}, mode, dir_name, score, place, kind=checkpoint.kind)
         files = self._checked_files(checkpoint, take_over)
-        return CheckpointReport(files, mode, dir_name, score, None)
+        return CheckpointReport(files, mode, dir_name, score, None, kind=checkpoint.kind)
 
     def _checked_files(self, checkpoint: Checkpoint, take_over: bool) -> dict[str, int]:
         """The checkpoint's files. A directory that must not be copied or moved is refused first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from lockstep.hooks import call_hook
 from lockstep.tune.experiment.trial import Trial
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.schedulers.trial_scheduler import TuneController
@@ -45,10 +46,12 @@ class UserCalls:
         self.failure: Exception | None = None
         self.culprit = ""
 
-    def guard(self, culprit: str, function: Callable[..., T], *arguments: Any) -> T | None:
+    def guard(
+        self, culprit: str, function: Callable[..., T], *arguments: Any, **named: Any
+    ) -> T | None:
         """The function's result; None if it raised."""
         try:
-            return function(*arguments)
+            return function(*arguments, **named)
         except Exception as error:
             if self.failure is None:
                 self.failure, self.culprit = error, culprit
@@ -57,52 +60,63 @@ class UserCalls:
 
     def suggest(self, trial_id: str) -> Any:
         """The searcher's next config, ``Searcher.FINISHED``, or None for nothing now."""
-        suggest = self._searcher.suggest
-        return self.guard(self._searcher_name, lambda: _checked_suggestion(suggest(trial_id)))
+        suggestion = self._search("suggest", trial_id=trial_id)
+        return self.guard(self._searcher_name, _checked_suggestion, suggestion)
 
     def complete_config(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """The config with the scheduler's own values."""
-        return self.guard(self.scheduler_name, self._scheduler.complete_config, config)
+        completed: dict[str, Any] | None = self._schedule("complete_config", config=config)
+        return completed
 
     def choose_trial(self) -> Trial | None:
         """The trial that the scheduler wants to run next."""
-        choose = self._scheduler.choose_trial_to_run
-        return self.guard(self.scheduler_name, lambda: _checked_choice(choose(self._controller)))
+        chosen = self._schedule("choose_trial_to_run", tune_controller=self._controller)
+        return self.guard(self.scheduler_name, _checked_choice, chosen)
 
     def scheduler_note(self) -> str:
         """The scheduler's line for the display."""
-        return str(self.guard(self.scheduler_name, self._scheduler.debug_string) or "")
+        return str(self._schedule("debug_string") or "")
 
     def trial_added(self, trial: Trial) -> None:
         """Notify the scheduler of a new trial."""
-        added = self._scheduler.on_trial_add
-        self.guard(self.scheduler_name, added, self._controller, trial)
+        self._schedule("on_trial_add", tune_controller=self._controller, trial=trial)
 
     def trial_reported(self, trial: Trial, row: dict[str, Any]) -> Any:
         """Notify searcher and scheduler of a report; returns the scheduler's decision."""
-        self.guard(self._searcher_name, self._searcher.on_trial_result, trial.trial_id, row)
-        decide = self._scheduler.on_trial_result
-        return self.guard(self.scheduler_name, decide, self._controller, trial, row)
+        self._search("on_trial_result", trial_id=trial.trial_id, result=row)
+        return self._schedule(
+            "on_trial_result", tune_controller=self._controller, trial=trial, result=row
+        )
 
     def trial_completed(self, trial: Trial) -> None:
         """Notify both of a trial that has finished, or was stopped at a report."""
         self._complete_search(trial, error=False)
-        complete, result = self._scheduler.on_trial_complete, trial.last_result or None
-        self.guard(self.scheduler_name, complete, self._controller, trial, result)
+        result = trial.last_result or None
+        self._schedule(
+            "on_trial_complete", tune_controller=self._controller, trial=trial, result=result
+        )
 
     def trial_failed(self, trial: Trial) -> None:
         """Notify both of a trial that has failed."""
         self._complete_search(trial, error=True)
-        self.guard(self.scheduler_name, self._scheduler.on_trial_error, self._controller, trial)
+        self._schedule("on_trial_error", tune_controller=self._controller, trial=trial)
 
     def trial_removed(self, trial: Trial) -> None:
         """Notify both of a trial that was ended while it was pending or paused."""
         self._complete_search(trial, error=False)
-        self.guard(self.scheduler_name, self._scheduler.on_trial_remove, self._controller, trial)
+        self._schedule("on_trial_remove", tune_controller=self._controller, trial=trial)
 
     def _complete_search(self, trial: Trial, *, error: bool) -> None:
-        complete, result = self._searcher.on_trial_complete, trial.last_result or None
-        self.guard(self._searcher_name, complete, trial.trial_id, result, error)
+        result = trial.last_result or None
+        self._search("on_trial_complete", trial_id=trial.trial_id, result=result, error=error)
+
+    def _search(self, hook: str, **arguments: Any) -> Any:
+        call = getattr(self._searcher, hook)
+        return self.guard(self._searcher_name, call_hook, call, **arguments)
+
+    def _schedule(self, hook: str, **arguments: Any) -> Any:
+        call = getattr(self._scheduler, hook)
+        return self.guard(self.scheduler_name, call_hook, call, **arguments)
 
 
 def _checked_suggestion(suggestion: Any) -> Any:

@@ -25,7 +25,12 @@ from lockstep.run_layout import EXPERIMENT_SPOOL_PREFIX, FORMAT_VERSION, experim
 from lockstep.storage import Storage
 from lockstep.train.record.mirror import Mirror
 from lockstep.tune.experiment.configs import encode_config
-from lockstep.tune.experiment.records import ExperimentRecords, TrialRecord, experiment_numbers
+from lockstep.tune.experiment.records import (
+    ExperimentRecords,
+    TrialRecord,
+    experiment_numbers,
+    newest_experiment,
+)
 from lockstep.tune.experiment.trial import Trial
 
 __all__ = ["Experiment"]
@@ -63,6 +68,10 @@ class Experiment:
         storage.make_directory("")
         number = max(experiment_numbers(storage), default=0) + 1
         experiment = cls(storage, number, space=space)
+        while storage.exists(experiment_file("tuner", number)):
+            experiment.close()  # another driver created it before the lock was taken
+            number += 1
+            experiment = cls(storage, number, space=space)
         try:
             # The tuner before the journal: an experiment that has a journal can be restored.
             storage.write(experiment_file("tuner", number), saved_tuner)
@@ -76,23 +85,31 @@ class Experiment:
         return experiment
 
     @classmethod
-    def reopen(
-        cls, records: ExperimentRecords, saved_tuner: bytes | None, space: Any
-    ) -> Experiment:
-        """Resume an experiment; ``saved_tuner`` replaces the stored one, if it is given."""
-        experiment = cls(records.storage, records.number, space=space)
+    def reopen(cls, storage: Storage, space: Any) -> tuple[Experiment, ExperimentRecords]:
+        """Lock the newest experiment of a directory, and only then read it. ``resume`` follows.
+
+        Raises:
+            FileNotFoundError: there is no experiment.
+            StorageError: another process drives it.
+        """
+        number = newest_experiment(storage)
+        experiment = cls(storage, number, space=space)
         try:
-            experiment.header = records.header
-            experiment._directories |= {trial.directory for trial in records.trials.values()}
-            if saved_tuner is not None:
-                experiment.storage.write(experiment_file("tuner", records.number), saved_tuner)
-            experiment._journal.append("restore", time=time.time())
-            for trial in records.found_in_runs:
-                experiment._journal.append("trial", **trial.added())
+            # Not before: until the lock was taken, another driver may have run trials.
+            return experiment, ExperimentRecords(storage, number)
         except BaseException:
             experiment.close()
             raise
-        return experiment
+
+    def resume(self, past: ExperimentRecords, saved_tuner: bytes | None) -> None:
+        """Begin to write again; ``saved_tuner`` replaces the stored one, if it is given."""
+        self.header = past.header
+        self._directories |= {trial.directory for trial in past.trials.values()}
+        if saved_tuner is not None:
+            self.storage.write(experiment_file("tuner", self.number), saved_tuner)
+        self._journal.append("restore", time=time.time())
+        for trial in past.found_in_runs:
+            self._journal.append("trial", **trial.added())
 
     @property
     def name(self) -> str:

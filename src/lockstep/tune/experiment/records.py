@@ -33,6 +33,7 @@ __all__ = [
     "experiment_numbers",
     "final_status",
     "grid_of",
+    "newest_experiment",
     "read_grid",
 ]
 
@@ -41,6 +42,21 @@ def experiment_numbers(storage: Storage) -> list[int]:
     """The numbers of the experiments in a directory, oldest first."""
     numbers = map(experiment_number, storage.listdir(""))
     return sorted(number for number in numbers if number is not None)
+
+
+def newest_experiment(storage: Storage) -> int:
+    """The number of the newest experiment in a directory.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    numbers = experiment_numbers(storage)
+    if not numbers:
+        raise FileNotFoundError(
+            f"{storage.uri} is not the directory of an experiment: there is no "
+            f"{experiment_file('journal', 1)} in it."
+        )
+    return numbers[-1]
 
 
 @dataclass
@@ -80,13 +96,7 @@ class ExperimentRecords:
 
     def __init__(self, storage: Storage, number: int | None = None) -> None:
         self.storage = storage
-        numbers = experiment_numbers(storage) if number is None else [number]
-        if not numbers:
-            raise FileNotFoundError(
-                f"{storage.uri} is not the directory of an experiment: there is no "
-                f"{experiment_file('journal', 1)} in it."
-            )
-        self.number = numbers[-1]
+        self.number = newest_experiment(storage) if number is None else number
         self.header: dict[str, Any] = {}
         """The ``experiment`` event."""
         self.trials: dict[str, TrialRecord] = {}

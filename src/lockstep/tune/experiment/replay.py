@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lockstep.hooks import call_hook
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
 from lockstep.tune.experiment.configs import decode_config
@@ -222,7 +223,7 @@ class _Replay:
         self._suggest_gaps(record)
         self._added[trial.trial_id] = trial
         self._searcher.recall(trial.trial_id, suggested)
-        self._scheduler.on_trial_add(self, trial)
+        self._schedule("on_trial_add", trial=trial)
 
         decision: str = TrialScheduler.CONTINUE
         pauses = [when for when, changed in record.status_changes if changed == "PAUSED"]
@@ -242,8 +243,8 @@ class _Replay:
             trial.status = "RUNNING"
             trial.last_result = row
             trial.reports += 1
-            self._searcher.on_trial_result(trial.trial_id, row)
-            decision = self._scheduler.on_trial_result(self, trial, row)
+            call_hook(self._searcher.on_trial_result, trial_id=trial.trial_id, result=row)
+            decision = self._schedule("on_trial_result", trial=trial, result=row)
             if self._stopper is not None:
                 self._stopper(trial.trial_id, row)
 
@@ -253,16 +254,20 @@ class _Replay:
     def _replay_end(self, trial: Trial, status: str, decision: str) -> None:
         trial.status = status  # type: ignore[assignment]
         result = trial.last_result or None
+        if trial.over:
+            complete, error = self._searcher.on_trial_complete, status == "ERROR"
+            call_hook(complete, trial_id=trial.trial_id, result=result, error=error)
         if status == "ERROR":
-            self._searcher.on_trial_complete(trial.trial_id, result, error=True)
-            self._scheduler.on_trial_error(self, trial)
+            self._schedule("on_trial_error", trial=trial)
         elif status == "TERMINATED":
-            self._searcher.on_trial_complete(trial.trial_id, result)
-            self._scheduler.on_trial_complete(self, trial, result)
+            self._schedule("on_trial_complete", trial=trial, result=result)
         elif status == "PENDING" and decision == TrialScheduler.STOP:
             self._restored.stopped.append(trial)
         if trial.over:
             trial.trim(self._metric)
+
+    def _schedule(self, hook: str, **arguments: Any) -> Any:
+        return call_hook(getattr(self._scheduler, hook), tune_controller=self, **arguments)
 
     def _suggest_gaps(self, record: TrialRecord) -> None:
         """Let the searcher suggest again the trials before this one that the journal lacks.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.checks import check_positive, is_number
-from lockstep.storage.local import open_private
 from lockstep.tune.schedulers.explore import check_mutations, explore, fill
 from lockstep.tune.schedulers.scoring import read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
@@ -293,16 +292,13 @@ def _write_log(directory: str, row: list[Any]) -> None:
     if not os.path.isdir(directory):
         return  # remote storage cannot append to a file
     line = json.dumps(row, default=str) + "\n"
-    _append(os.path.join(directory, GLOBAL_LOG), line)
+    with open(os.path.join(directory, GLOBAL_LOG), "a", encoding="utf-8") as file:
+        file.write(line)
     own, donor = _policy_file(directory, row[0]), _policy_file(directory, row[1])
     # The donor's ancestry replaces the trial's own.
     if os.path.exists(donor):
-        shutil.copy(donor, own)  # with its mode
+        shutil.copyfile(donor, own)
     elif os.path.exists(own):
         os.remove(own)
-    _append(own, line)
-
-
-def _append(path: str, line: str) -> None:
-    with open(path, "a", encoding="utf-8", opener=open_private) as file:
+    with open(own, "a", encoding="utf-8") as file:
         file.write(line)

@@ -61,11 +61,11 @@ class ConcurrencyLimiter(WrappedSearcher):
             return
         if not self.batch:
             del self._unfinished[trial_id]
-            self.searcher.on_trial_complete(trial_id, result, error)
+            self._complete(trial_id, result, error)
             return
         self._unfinished[trial_id] = (result, error)
         if all(ended is not None for ended in self._unfinished.values()):
             batch, self._unfinished = self._unfinished, {}
             for ended_id, ended in batch.items():
                 assert ended is not None
-                self.searcher.on_trial_complete(ended_id, *ended)
+                self._complete(ended_id, *ended)

@@ -89,7 +89,7 @@ class Repeater(WrappedSearcher):
         metrics = self.metric if isinstance(self.metric, (list, tuple)) else [self.metric]
         averages = {name: _mean(group.results, name) for name in metrics if name}
         found = {name: value for name, value in averages.items() if value is not None}
-        self.searcher.on_trial_complete(group.first, found or None, error=not group.results)
+        self._complete(group.first, found or None, error=not group.results)
 
     def _join(self, trial_id: str, group: _Group) -> dict[str, Any]:
         config: dict[str, Any] = _copied(group.config)
