@@ -79,6 +79,7 @@ INNER_LAYERS = {
         "protocol",
         "backend",
         "serialize",
+        "sources",
         "function",
         "reduction",
         "datasets",

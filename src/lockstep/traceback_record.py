@@ -11,7 +11,7 @@ import inspect
 import itertools
 import linecache
 import sys
-from traceback import walk_tb
+from traceback import print_exception, walk_tb
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
@@ -162,4 +162,6 @@ def _file_to_show(record: dict[str, Any]) -> str:
     lines[line - 1 : line - 1 + len(kept)] = kept
     # Without a time of modification, linecache does not look for a file of this name.
     linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    if sys.excepthook is sys.__excepthook__:  # before Python 3.13 it reads files, not linecache
+        sys.excepthook = print_exception
     return name

@@ -82,6 +82,8 @@ class WorkerSetup:
     """Each dataset's plan, pickled."""
     overrides: bytes = b""
     """Values of the config that are this run's own, pickled; empty without."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """File → source code of the function, where the worker would not find it in the file."""
 
 
 class Hello(NamedTuple):

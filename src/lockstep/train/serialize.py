@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["dump", "dump_function"]
+__all__ = ["dump", "dump_function", "local_modules"]
 
 _DEPTH = 4
 _MODULES = 100
@@ -129,6 +129,11 @@ def _registered(modules: Iterable[ModuleType]) -> Iterator[None]:
         finally:
             for module in new:
                 cloudpickle.unregister_pickle_by_value(module)
+
+
+def local_modules(function: Callable[..., Any]) -> list[ModuleType]:
+    """The modules that are kept with the function by value, besides ``__main__``."""
+    return _local_modules(_module_of(function))
 
 
 def _local_modules(*roots: ModuleType | None) -> list[ModuleType]:

@@ -7,8 +7,8 @@ import os
 import pickle
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from lockstep.console import make_display
 from lockstep.engine import Engine, GroupSpec, choose_engine
 from lockstep.errors import (
     InsufficientResourcesError,
+    LockstepError,
     TrainingInterrupted,
     TrainingPreempted,
     WorkerGroupError,
@@ -52,8 +53,15 @@ from lockstep.train.driver.state import RunState
 from lockstep.train.function import config_like, takes_config
 from lockstep.train.protocol import WORKER_ENTRY, Faults, WorkerSetup
 from lockstep.train.record.run import Run, experiment_storage
-from lockstep.train.record.saved_trainer import is_saved, run_storage, save_trainer, saved_trainer
+from lockstep.train.record.saved_trainer import (
+    is_saved,
+    run_storage,
+    save_trainer,
+    saved_sources,
+    saved_trainer,
+)
 from lockstep.train.serialize import dump, dump_function
+from lockstep.train.sources import changed_definitions, differing_sources, name_of, sources_of
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -178,6 +186,14 @@ class DataParallelTrainer(BaseTrainer):
         self.fault_plan = fault_plan
         self._restored_from: Storage | None = None
         self._changed = False
+        self._kept_sources: Mapping[str, str] | None = None
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Internal: file → source code of the training function, as it was pickled."""
+        if self._kept_sources is None:
+            return sources_of(self.train_loop_per_worker)
+        return self._kept_sources
 
     @classmethod
     def _default_backend_config(cls) -> BackendConfig:
@@ -207,6 +223,7 @@ class DataParallelTrainer(BaseTrainer):
             settings.callback_flush_seconds(),
         )
         payload = self.payload()
+        notes = [*self._changed_code(), *self._passed_over()]
         run = self._open_run()
         if isinstance(run, Result):
             return run
@@ -220,7 +237,7 @@ class DataParallelTrainer(BaseTrainer):
                 install_quiet_excepthook()
                 text = f"Interrupted before the workers were started, in {run.storage.uri}."
                 raise TrainingInterrupted(text) from None
-            for text in payload.warnings:
+            for text in (*payload.warnings, *notes):
                 display.message(text, "warning")
             state = drive(plan, run, callbacks, display)
             return self._conclude(run, state)
@@ -241,6 +258,7 @@ class DataParallelTrainer(BaseTrainer):
             "backend": dump(backend, "backend"),
             "metadata": dump(self.metadata, "metadata"),
             "faults": dump(self.fault_plan, "fault_plan") if self.fault_plan else b"",
+            "sources": differing_sources(self.sources),
         }
         setup["datasets"], tables = plan_datasets(
             self.datasets,
@@ -338,10 +356,12 @@ class DataParallelTrainer(BaseTrainer):
                     f"restore({os.fspath(path)!r}): the run's RunConfig(stop=…) could not be "
                     "pickled; give run_config to restore()."
                 )
+        sources = None if "train_loop_per_worker" in changes else saved_sources(storage)
         trainer = cls.__new__(cls)
         DataParallelTrainer.__init__(trainer, **{**changes, **kept})
         trainer._restored_from = storage
         trainer._changed = bool(changes)
+        trainer._kept_sources = sources
         return trainer
 
     @classmethod
@@ -414,6 +434,22 @@ class DataParallelTrainer(BaseTrainer):
             run = Run.reopen(earlier, self.run_config, config)
         return run
 
+    def _passed_over(self) -> Iterator[str]:
+        """Tells of an unfinished run of the same name that could be resumed and will not be."""
+        name = self.run_config.name
+        if self._restored_from is not None or self.run_config.resume != "never" or name is None:
+            return
+        with suppress(FileNotFoundError, LockstepError):  # what is wrong there is not this run's
+            run = newest_run(experiment_storage(self.run_config, name))
+            records = RunRecords(run)
+            if records.state != "finished" and records.checkpoints:
+                yield (
+                    f"An earlier run of the name {name!r} has not finished ({records.state}, "
+                    f"{len(records.checkpoints)} checkpoint(s)); this is a new run beside it. To "
+                    f"resume the earlier one: {self._restore_call(run)}, or "
+                    f"RunConfig(name={name!r}, resume='auto')."
+                )
+
     def _run_to_resume(self) -> Storage | None:
         if self.run_config.resume == "never" or self.run_config.name is None:
             return None
@@ -455,19 +491,39 @@ class DataParallelTrainer(BaseTrainer):
             scaling_config=self.scaling_config,
         )
 
+    def _restore_call(self, storage: Storage) -> str:
+        """The call that resumes a run with the training function as the script has it then."""
+        function = name_of(self.train_loop_per_worker) or "…"
+        where = f"{storage.uri!r}, train_loop_per_worker={function}"
+        return f"{type(self).__name__}.restore({where}).fit()"
+
+    def _changed_code(self) -> Iterator[str]:
+        """Warns that the function's file was edited since the run was started."""
+        if self._restored_from is None or self._kept_sources is None:
+            return
+        changed = changed_definitions(self._kept_sources, self.train_loop_per_worker)
+        if changed:
+            yield (
+                f"The code has changed since this run was started ({', '.join(changed[:5])}"
+                f"{', …' if len(changed) > 5 else ''}). The code that was kept with the run is "
+                f"used. To use the new code: {self._restore_call(self._restored_from)}"
+            )
+
     def _conclude(self, run: Run, state: RunState) -> Result:
         result = run.result()
         if state.phase is Phase.FAILED:
             if self.run_config.failure_config.fail_fast == "raise" and result.error is not None:
                 raise result.error
-            raise WorkerGroupError(
-                failure_text(run, state), result.worker_failures, result
-            ) from result.error
+            text = failure_text(run, state)
+            if run.checkpoints:
+                text += f"\nTo resume it with corrected code: {self._restore_call(run.storage)}"
+            raise WorkerGroupError(text, result.worker_failures, result) from result.error
         if state.phase is Phase.INTERRUPTED:
             install_quiet_excepthook()
-            raise TrainingInterrupted(resume_advice("Interrupted", run, type(self)), result)
+            text = resume_advice("Interrupted", run, self._restore_call(run.storage))
+            raise TrainingInterrupted(text, result)
         if state.phase is Phase.PREEMPTED:
-            text = resume_advice("Preempted", run, type(self))
+            text = resume_advice("Preempted", run, self._restore_call(run.storage))
             print(text, file=sys.stderr)
             raise TrainingPreempted(text, result)
         return result

@@ -82,7 +82,7 @@ class TestDriver:
         rows = len(first.metrics_dataframe)
         told = capfd.readouterr().err
         assert f"Preempted: {rows} report(s) and 1 checkpoint(s) are kept" in told
-        assert f"DataParallelTrainer.restore({first.path!r}).fit()" in told
+        assert f"restore({first.path!r}, train_loop_per_worker=count).fit()" in told
         result = DataParallelTrainer.restore(first.path).fit()
         assert len(result.metrics_dataframe) == rows + 2
         check_whole(result)

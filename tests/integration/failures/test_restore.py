@@ -673,3 +673,82 @@ def marked_processes(mark: Path) -> list[str]:
         if wanted in environment.split(b"\0"):
             found.append(name)
     return found
+
+
+SCRIPT = """
+import sys
+from lockstep import train
+from lockstep.train import Checkpoint, DataParallelTrainer, RunConfig
+
+
+def helper():
+    return 1 / 0
+
+
+def train_func():
+    if train.get_checkpoint() is None:
+        train.report({"a": 1}, checkpoint=Checkpoint.from_dict({"a": 1}))
+    helper()
+    train.report({"a": 2})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == []:
+        DataParallelTrainer(train_func, run_config=RunConfig(name="edited")).fit()
+    elif sys.argv[1] == "kept":
+        DataParallelTrainer.restore(sys.argv[2]).fit()
+    else:
+        DataParallelTrainer.restore(sys.argv[2], train_loop_per_worker=train_func).fit()
+"""
+
+
+def test_a_script_that_was_fixed_since(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "LOCKSTEP_STORAGE": str(tmp_path)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, script, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+        )
+
+    script.write_text(SCRIPT)
+    failed = run()
+    experiment = next(path for path in tmp_path.rglob("edited"))
+    assert f"{os.sep}edited{os.sep}" in failed.stderr
+    assert "train_loop_per_worker=train_func).fit()" in failed.stderr.splitlines()[-1]
+
+    script.write_text("# a new first line\n" + SCRIPT.replace("1 / 0", "1 / 1"))
+    kept = run("kept", str(experiment))
+    assert kept.returncode == 1
+    told = " ".join((kept.stdout + kept.stderr).split())
+    assert "The code has changed since this run was started (helper)." in told
+    assert "The code that was kept with the run is used. To use the new code: " in told
+    # The lines are those of the code that ran.
+    assert f'File "{script} (as it was then)", line 8, in helper\n    return 1 / 0' in kept.stderr
+
+    fixed = run("new", str(experiment))
+    assert fixed.returncode == 0, fixed.stderr
+    assert "has changed" not in fixed.stdout + fixed.stderr
+    assert Result.from_path(experiment).metrics["a"] == 2
+
+
+def test_an_unfinished_run_of_the_same_name_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    def train_func(config: dict[str, Any]) -> None:
+        train.report({"a": 1}, checkpoint=Checkpoint.from_dict({"a": 1}))
+        if config["fails"]:
+            raise RuntimeError("in between")
+
+    first = failure(train_func, config={"fails": True}, name="mine").result
+    capfd.readouterr()
+    fit(train_func, config={"fails": False}, name="mine")
+    told = " ".join("".join(capfd.readouterr()).split())
+    assert "An earlier run of the name 'mine' has not finished (failed, 1 checkpoint(s))" in told
+    assert first is not None
+    assert f"restore({first.path!r}, train_loop_per_worker=…).fit()" in told
+    assert "RunConfig(name='mine', resume='auto')" in told
+    fit(train_func, config={"fails": False}, name="mine")
+    assert "earlier run" not in "".join(capfd.readouterr())

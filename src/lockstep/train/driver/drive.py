@@ -154,13 +154,10 @@ def failure_text(run: Run, state: RunState) -> str:
     return text
 
 
-def resume_advice(what: str, run: Run, trainer: type) -> str:
-    """What is kept of a run that was stopped, and how to resume it."""
+def resume_advice(what: str, run: Run, call: str) -> str:
+    """What is kept of a run that was stopped, and the ``call`` that resumes it."""
     kept = f"{run.rows} report(s) and {len(run.checkpoints)} checkpoint(s) are kept"
-    return (
-        f"{what}: {kept} in {run.storage.uri}. "
-        f"To resume: {trainer.__name__}.restore({run.storage.uri!r}).fit()"
-    )
+    return f"{what}: {kept} in {run.storage.uri}. To resume: {call}"
 
 
 def install_quiet_excepthook() -> None:

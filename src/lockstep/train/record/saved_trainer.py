@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lockstep.train.trainer import DataParallelTrainer
 
-__all__ = ["is_saved", "run_storage", "save_trainer", "saved_trainer"]
+__all__ = ["is_saved", "run_storage", "save_trainer", "saved_sources", "saved_trainer"]
 
 _REQUIRED = (
     "train_loop_per_worker",
@@ -65,6 +65,7 @@ def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
         name: data if (data := pickled.get(name)) and len(data) <= DATASET_BYTES else None
         for name in trainer.datasets
     }
+    kept["sources"] = trainer.sources
     storage.write(TRAINER_FILE, pickle.dumps(kept))
 
 
@@ -81,6 +82,12 @@ def run_storage(path: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem 
 def is_saved(storage: Storage) -> bool:
     """Whether the run has its trainer with it."""
     return storage.exists(TRAINER_FILE)
+
+
+def saved_sources(storage: Storage) -> dict[str, str]:
+    """File → source code of the run's training function, as ``sources_of`` had it."""
+    sources: dict[str, str] = pickle.loads(storage.read(TRAINER_FILE))["sources"]
+    return sources
 
 
 def saved_trainer(storage: Storage, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext, place_among
 from lockstep.train.function import config_like, takes_config
 from lockstep.train.protocol import Exit, Failed, Finished, Hello, Interrupted, Launch, WorkerSetup
+from lockstep.train.sources import register_sources
 from lockstep.train.worker import session as sessions
 from lockstep.train.worker.shards import Shards
 from lockstep.train.worker.torch_device import get_device
@@ -89,6 +90,7 @@ def _prepare(
         else None,
     )
     sessions.activate(session)
+    register_sources(setup.sources)
     function, config = pickle.loads(setup.function)
     overrides = pickle.loads(setup.overrides) if setup.overrides else {}
     config = config_like(config, {**config, **overrides})

@@ -1,0 +1,189 @@
+"""The source code of a training function: kept with its run, and compared when the run is resumed.
+
+A restored run executes the function that was kept. The file may have been edited since: then the
+user is told, and tracebacks show the lines of the code that ran.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import linecache
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+from lockstep.train.serialize import local_modules
+
+__all__ = [
+    "changed_definitions",
+    "differing_sources",
+    "name_of",
+    "register_sources",
+    "sources_of",
+]
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LONGEST = 1 << 20
+"""The longest file, in characters, that is kept."""
+
+
+def sources_of(function: Callable[..., Any]) -> dict[str, str]:
+    """File → source code, for what is pickled by value with the function.
+
+    A notebook's cells are files here, too.
+    """
+    inner = _inner(function)
+    modules = local_modules(function)
+    if inner is None or inner.__module__ not in ("__main__", *(m.__name__ for m in modules)):
+        return {}  # of an installed package: pickled by reference
+    files = [inner.__code__.co_filename]
+    if inner.__module__ == "__main__":  # each cell of a notebook is a file
+        functions = [v for v in inner.__globals__.values() if isinstance(v, FunctionType)]
+        files += [f.__code__.co_filename for f in functions if f.__module__ == "__main__"]
+    files += [str(module.__file__) for module in modules]
+    texts = {file: _lines(file) for file in dict.fromkeys(files)}
+    return {file: text for file, text in texts.items() if 0 < len(text) <= _LONGEST}
+
+
+def differing_sources(kept: Mapping[str, str]) -> dict[str, str]:
+    """Those of ``kept`` that a worker would not find in the files of these names."""
+    return {file: text for file, text in kept.items() if _text(file) != text}
+
+
+def register_sources(texts: Mapping[str, str]) -> None:
+    """Let tracebacks show these lines instead of those in the files of the same names."""
+    for file, text in texts.items():
+        # Without a time of modification, linecache does not look at the file.
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+
+
+def name_of(function: Callable[..., Any]) -> str | None:
+    """What a script calls the function, if that is clear: it is defined at the top of a module."""
+    if isinstance(function, FunctionType) and function.__qualname__.isidentifier():
+        return function.__qualname__
+    return None
+
+
+def changed_definitions(kept: Mapping[str, str], function: Callable[..., Any]) -> list[str]:
+    """What has changed, since ``kept``, of the function and of what it uses: names, then files.
+
+    In the function's own file only the function counts, and what it uses of that file. Files that
+    are not on this machine do not count; instead of notebook cells, what ``__main__`` has now.
+    """
+    inner = _inner(function)
+    if inner is None:
+        return []
+    own = inner.__code__.co_filename
+    files = {file: text for file in kept if (text := _text(file)) is not None}
+    changed = []
+    if own in files:
+        before, now = _definitions([kept[own]]), _definitions([files[own]])
+        changed = _changed(inner.__qualname__, before, now)
+    elif own in kept and inner.__module__ == "__main__":
+        cells = _definitions(text for file, text in kept.items() if file not in files)
+        changed = _changed(inner.__qualname__, cells, {**cells, **_of_main(cells)})
+    others = (file for file in files if file != own and not _same(kept[file], files[file]))
+    return [*changed, *map(os.path.basename, others)]
+
+
+def _inner(function: Callable[..., Any]) -> FunctionType | None:
+    """The function inside partials, decorators, bound methods and callable objects."""
+    inner: Any = inspect.unwrap(getattr(function, "func", function))
+    inner = getattr(inner, "__func__", inner)
+    if not isinstance(inner, FunctionType):
+        inner = type(inner).__call__
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def _text(file: str) -> str | None:
+    if not os.path.isfile(file):
+        return None
+    return _lines(file)
+
+
+def _lines(file: str) -> str:
+    linecache.checkcache(file)
+    return "".join(linecache.getlines(file))
+
+
+def _changed(
+    qualname: str, before: Mapping[str, ast.stmt], now: Mapping[str, ast.stmt]
+) -> list[str]:
+    """The function, if it differs, and the names it uses, directly or not, that differ."""
+    root, *path = qualname.replace("<locals>.", "").split(".")
+    pending, seen, changed = [root], {root}, []
+    while pending:
+        name = pending.pop(0)
+        old: ast.stmt | None = before.get(name)
+        new: ast.stmt | None = now.get(name)
+        if name == root:  # of what is around the function, nothing counts
+            old, new = _inside(old, path), _inside(new, path)
+        if old is None:  # a builtin, a parameter, a lambda
+            continue
+        if new is None or ast.dump(old) != ast.dump(new):
+            changed.append(path[-1] if name == root and path else name)
+        used = {node.id for node in ast.walk(old) if isinstance(node, ast.Name)} - seen
+        seen |= used
+        pending += sorted(used)
+    return changed
+
+
+def _definitions(texts: Iterable[str]) -> dict[str, ast.stmt]:
+    """Name → the statement that binds it, at the top level of a module."""
+    found: dict[str, ast.stmt] = {}
+    for text in texts:
+        for statement in _statements(_parsed(text).body):
+            if isinstance(statement, _DEFINITIONS):
+                found[statement.name] = statement
+            else:
+                for node in ast.walk(statement):
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                        found[node.id] = statement
+                    elif isinstance(node, ast.alias):
+                        found[(node.asname or node.name).partition(".")[0]] = statement
+    return found
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
+    """The simple statements and the definitions, those in ``if``, ``try`` and ``with``, too."""
+    for node in body:
+        if isinstance(node, (ast.If, ast.Try, ast.With, ast.ExceptHandler)):
+            yield from _statements(ast.iter_child_nodes(node))
+        elif isinstance(node, ast.stmt):
+            yield node
+
+
+def _of_main(names: Iterable[str]) -> dict[str, ast.stmt]:
+    """Those of the names that ``__main__`` has now, as functions or classes."""
+    texts = []
+    for name in names:
+        value = getattr(sys.modules["__main__"], name, None)
+        with contextlib.suppress(OSError, TypeError):
+            texts.append(inspect.getsource(value))  # type: ignore[arg-type]
+    return _definitions(map(textwrap.dedent, texts))
+
+
+def _inside(statement: ast.stmt | None, path: list[str]) -> ast.stmt | None:
+    """The definition at ``path`` in a definition."""
+    for name in path:
+        nested = ast.walk(statement) if statement is not None else ()
+        statement = next(
+            (each for each in nested if isinstance(each, _DEFINITIONS) and each.name == name), None
+        )
+    return statement
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or ast.dump(_parsed(one)) == ast.dump(_parsed(other))
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):  # a file that is being edited, or magics of a notebook
+        return ast.Module([ast.Expr(ast.Constant(text))], [])
