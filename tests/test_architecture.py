@@ -25,6 +25,7 @@ ROOT = SRC / "lockstep"
 LAYERS = [
     "checks",
     "hooks",
+    "redact",
     "jobs",
     "run_layout",
     "errors",

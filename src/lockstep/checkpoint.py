@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint_dict import number_at, numbers_in, only_tensors, pickle_dict
 from lockstep.errors import CheckpointError
+from lockstep.redact import redact
 from lockstep.run_layout import DICT_FILE, MANIFEST, METADATA_FILE
 from lockstep.storage import Storage, open_storage
 
@@ -60,8 +61,9 @@ class Checkpoint:
     ) -> None:
         places = [place for place in (path, local_path, uri) if place is not None]
         if len(places) + (data_dict is not None) != 1:
+            shown = redact(f"path={path!r}, local_path={local_path!r}, uri={uri!r}")
             raise ValueError(
-                f"Checkpoint(path={path!r}, local_path={local_path!r}, uri={uri!r}, "
+                f"Checkpoint({shown}, "
                 f"data_dict={'…' if data_dict is not None else None}): give exactly one of these."
             )
         self._storage: Storage | None = None

@@ -28,6 +28,7 @@ from lockstep.error_record import summarise_error
 from lockstep.errors import LockstepError
 from lockstep.journal import parse_line
 from lockstep.records import RunRecords, existing_checkpoints, newest_run, reported_metrics
+from lockstep.redact import redact
 from lockstep.run_layout import JOURNAL_FILE, SPOOL_PREFIX
 from lockstep.storage import Storage, open_storage
 
@@ -96,8 +97,8 @@ def _find_place(text: str) -> Storage:
         found = next(chain(_runs_named(root, text), _remote_runs(text)), None)
         if found is None:
             raise FileNotFoundError(
-                f"{text!r} is neither a directory nor a name or trial id below {root.uri}; give "
-                "the run's directory."
+                f"{redact(text)!r} is neither a directory nor a name or trial id below {root.uri}; "
+                "give the run's directory."
             )
         place = found
     return place

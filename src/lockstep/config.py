@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.checks import check_field_int, is_number
+from lockstep.redact import redact
 from lockstep.runtime import checked_env_vars
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class CheckpointUploadMode(Enum):
 
 def _invalid(config: object, name: str, text: str, kind: type[Exception] = ValueError) -> Exception:
     """The error for an argument: the value that was given, then ``text``."""
-    return kind(f"{type(config).__name__}({name}={getattr(config, name)!r}): {text}")
+    value = redact(repr(getattr(config, name)))
+    return kind(f"{type(config).__name__}({name}={value}): {text}")
 
 
 def _check_choice(config: object, name: str, *choices: object) -> None:
@@ -272,16 +274,19 @@ class RunConfig:
         resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
             earlier ones, ``"auto"`` resumes the newest of them if it has not finished,
             ``"must"`` fails if there is none to resume.
-        hang_warning_s: if some ranks have waited at a report this long for others, print which
-            ranks are missing and their stacks. None: never.
-        hang_timeout_s: after this long, a hang is a failure. None: never.
+        hang_warning_s: after this long without progress, print which ranks are missing and their
+            stacks. Progress is a report, a row of ``train.log()``, or a rank that returns. Where no
+            rank waits for another, the warning comes later if reports took that long before. None:
+            never.
+        hang_timeout_s: after this long without progress, whoever waits, the attempt fails. It
+            counts from when all workers are up. None: never.
         storage_timeout_s: how long the upload of a checkpoint, or of a run's last files, may take;
             then it is an error. None: any time, as the files may be large.
         working_dir: None leaves workers in the driver's directory; ``"run"`` changes into the run
             directory, ``"rank"`` into a folder of each rank's own below it.
         worker_runtime_env: ``{"env_vars": {"NAME": "value"}}`` for the workers of this run alone,
-            in addition to those of ``lockstep.init(runtime_env=…)``. The run keeps them on storage,
-            for a restore; so give keys and passwords to ``init``.
+            in addition to those of ``lockstep.init(runtime_env=…)``. The run keeps their names, not
+            their values: a restore takes these from its own environment.
         local_dir: the older name of ``storage_path``.
         log_to_file, progress_reporter, sync_config: accepted for scripts that have them. What
             workers print is always kept, in ``logs/``; the other two do nothing, with a warning.
@@ -349,6 +354,15 @@ class RunConfig:
                 raise _invalid(self, name, text)
         self._check_stop()
 
+    def __repr__(self) -> str:
+        """Without the values of variables and the keys in ``storage_path``."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.worker_runtime_env is not None:
+            names = self.worker_runtime_env.get("env_vars") or {}
+            values["worker_runtime_env"] = {"env_vars": dict.fromkeys(names, "…")}
+        shown = (f"{name}={redact(repr(value))}" for name, value in values.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def _convert_older_arguments(self) -> None:
         # object.__setattr__, here and above: the dataclass is frozen.
         if self.verbose == 3:
@@ -356,7 +370,7 @@ class RunConfig:
         if self.local_dir is not None:
             if self.storage_path is not None:
                 raise ValueError(
-                    f"RunConfig(local_dir={str(self.local_dir)!r}) is the older name of "
+                    f"RunConfig(local_dir={redact(str(self.local_dir))!r}) is the older name of "
                     "storage_path; give one."
                 )
             object.__setattr__(self, "storage_path", self.local_dir)

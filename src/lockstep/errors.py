@@ -121,7 +121,7 @@ class MismatchedReportsError(LockstepError):
 
 
 class HangError(LockstepError):
-    """Ranks did not reach a report within ``RunConfig(hang_timeout_s=…)``."""
+    """Ranks made no progress within ``RunConfig(hang_timeout_s=…)``, or did not start."""
 
 
 class PreemptedError(LockstepError):

@@ -28,6 +28,7 @@ from typing import Any
 from lockstep.errors import StorageError
 from lockstep.lock import Lock
 from lockstep.run_layout import FORMAT_VERSION
+from lockstep.storage.local import open_private
 
 __all__ = ["Journal", "check_version", "parse_line", "read_lines"]
 
@@ -124,7 +125,7 @@ def check_version(header: dict[str, Any], path: str) -> None:
 def _open(path: str) -> int:
     # Without O_NONBLOCK, to open a pipe would wait for its reader.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = open_private(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from lockstep.redact import redact
 from lockstep.run_layout import date_name
 
 __all__ = ["describable", "first_of", "first_result", "flatten", "full_row", "look_up", "normalise"]
@@ -77,7 +78,10 @@ def normalise(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describable(config: Mapping[Any, Any]) -> dict[str, Any]:
-    """A config for the journal: values that JSON cannot hold, and big arrays, as their repr."""
+    """A config for the journal: values that JSON cannot hold, and big arrays, as their repr.
+
+    URIs are without their secrets.
+    """
     plain = {}
     for key, value in config.items():
         name = _text(key)
@@ -93,6 +97,8 @@ def _described(value: Any, key: str) -> Any:
         return {_text(k): _described(v, key) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_described(v, key) for v in value]
+    if type(value) is str:
+        return redact(value)
     try:
         return repr(value) if _is_big_array(value) else _plain_value(value, key)
     except (TypeError, ValueError):

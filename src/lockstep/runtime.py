@@ -18,7 +18,7 @@ class Runtime:
     """The process-wide choices a run starts with."""
 
     engine: str
-    env_vars: Mapping[str, str] = field(default_factory=dict)
+    env_vars: Mapping[str, str] = field(default_factory=dict, repr=False)
     num_cpus: int | None = None
     """How many CPUs elastic runs may use; None: all of the machine."""
     num_gpus: int | None = None
@@ -55,7 +55,8 @@ def configure(
 def checked_env_vars(runtime_env: object, given: str) -> dict[str, str]:
     """The variables in a ``runtime_env``; ``given`` starts the message of an error."""
     if not isinstance(runtime_env, Mapping):
-        raise TypeError(f"{given}{runtime_env!r}): expected a dict with 'env_vars'.")
+        kind = type(runtime_env).__name__  # never the value: it may hold a key
+        raise TypeError(f"{given}…) is of type {kind}: expected a dict with 'env_vars'.")
     unknown = sorted(set(runtime_env) - {"env_vars"})
     if unknown:
         raise ValueError(
@@ -66,14 +67,15 @@ def checked_env_vars(runtime_env: object, given: str) -> dict[str, str]:
     if env_vars is None:
         return {}
     if not isinstance(env_vars, Mapping):
+        kind = type(env_vars).__name__
         raise TypeError(
-            f"{given}{{'env_vars': {env_vars!r}}}): expected a dict of names to values."
+            f"{given}{{'env_vars': …}}): of type {kind}, expected a dict of names to values."
         )
     for name, value in env_vars.items():
         if not isinstance(name, str) or not isinstance(value, str):
+            kinds = f"a name of type {type(name).__name__}, a value of {type(value).__name__}"
             raise TypeError(
-                f"{given}{{'env_vars': {{{name!r}: {value!r}}}}}): names and values must be "
-                "strings."
+                f"{given}{{'env_vars': {{{name!r}: …}}}}): {kinds}; both must be strings."
             )
     return dict(env_vars)
 

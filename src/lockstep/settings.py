@@ -20,10 +20,12 @@ __all__ = [
     "omp_threads",
     "preemption_grace_seconds",
     "results_root",
+    "start_timeout_seconds",
     "stop_grace_seconds",
     "tensorflow_log_level",
     "tracker_environment",
     "user_thread_setting",
+    "variable",
 ]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -55,6 +57,11 @@ def engine_name() -> str:
 def stop_grace_seconds() -> float:
     """``LOCKSTEP_STOP_GRACE_S``: how long workers may clean up after Ctrl-C."""
     return _seconds("LOCKSTEP_STOP_GRACE_S", 5.0)
+
+
+def start_timeout_seconds() -> float:
+    """``LOCKSTEP_START_TIMEOUT_S``: how long workers may take to start; imports may take long."""
+    return _seconds("LOCKSTEP_START_TIMEOUT_S", 600.0)
 
 
 def preemption_grace_seconds() -> float:
@@ -100,6 +107,11 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     # The address of this process's wandb service. A worker must start its own.
     inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
     return {**inherited, **extra}
+
+
+def variable(name: str) -> str | None:
+    """A variable of this process that a run's workers need; None when unset."""
+    return os.environ.get(name)
 
 
 def library_variable(name: str) -> str | None:

@@ -386,7 +386,7 @@ class TestLocalFiles:
         storage = open_storage(tmp_path)
         storage.write("a", b"old")
 
-        def full(path: str, chunks: Iterable[bytes]) -> None:
+        def full(path: str, chunks: Iterable[bytes], opener: object = None) -> None:
             Path(path).write_bytes(b"ne")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -191,7 +191,7 @@ class Outputs(DatasetBase):
         }
         if earlier and mode == "error":
             raise FileExistsError(
-                f"{os.fspath(path)!r} has {min(earlier)!r} of an earlier write; write to "
+                f"{storage.uri!r} has {min(earlier)!r} of an earlier write; write to "
                 "another directory, or give mode='append' or 'overwrite'."
             )
         if earlier and mode == "ignore":

@@ -55,7 +55,7 @@ class GroupSpec:
     """Pickled by the caller; the worker's first ``channel.receive()`` returns the bytes."""
     preload: tuple[str, ...] = ()
     """Modules to import before workers start, to save time; a failed import is not an error."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Added to the driver's environment before any of the user's modules is imported."""
     cpus_per_worker: float | None = None
     gpus_per_worker: int = 0
@@ -151,6 +151,10 @@ class WorkerGroup(ABC):
 
         Does nothing if the worker runs in this process.
         """
+
+    def problem(self, rank: int) -> str:
+        """Why a worker does not answer, in a few words, if the engine can see it; else empty."""
+        return ""
 
     @abstractmethod
     def kill(self) -> None:

@@ -36,7 +36,7 @@ from lockstep.engine.forkserver import (
 )
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.output_pump import OutputPump
-from lockstep.engine.processes import current_directory, kill_family
+from lockstep.engine.processes import current_directory, kill_family, process_state
 from lockstep.engine.resources import (
     check_fits,
     room_for,
@@ -157,6 +157,10 @@ class _ForkServer:
         finally:
             os.close(remote_fd)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def running(self) -> bool:
         return self._process.poll() is None
 
@@ -254,6 +258,19 @@ class _LocalGroup(WorkerGroup):
 
     def dump_stacks(self, rank: int) -> None:
         self._session.send(DumpStacks(rank))
+
+    def problem(self, rank: int) -> str:
+        server = self._server.pid
+        if process_state(server) == "stopped":
+            return f"the fork server is stopped; kill -CONT {server} continues it"
+        if rank not in self._alive:
+            return ""
+        if rank not in self._pids:
+            return f"the fork server, process {server}, may still be importing modules"
+        pid = self._pids[rank]
+        if process_state(pid) == "stopped":
+            return f"process {pid} of rank {rank} is stopped; kill -CONT {pid} continues it"
+        return ""
 
     def kill(self) -> None:
         self._session.send(Kill())

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from typing import Literal
 
 from lockstep.errors import EngineError
 
@@ -19,6 +20,7 @@ __all__ = [
     "kill_group",
     "oom_kills",
     "process_handle",
+    "process_state",
 ]
 
 # SIGUSR1 and SIGUSR2 are left to batch systems and frameworks.
@@ -53,6 +55,23 @@ def process_handle(pid: int) -> int | None:
         with contextlib.suppress(OSError):
             return os.pidfd_open(pid)
     return None
+
+
+def process_state(pid: int) -> Literal["running", "stopped", "ended"]:
+    """What a process does: ``ended`` also if its parent has not noticed yet.
+
+    ``stopped``: by a SIGSTOP or a debugger. Not known where there is no ``/proc``.
+    """
+    try:
+        # The name of the program comes first, in parentheses, and may contain spaces.
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except OSError:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, 0)
+            return "running"
+        return "ended"
+    return "stopped" if state in b"Tt" else "ended" if state in b"ZX" else "running"
 
 
 def kill_family(pid: int) -> None:

@@ -7,8 +7,9 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from lockstep.run_layout import MANIFEST, STAGING_DIRECTORY, TEMPORARY, TRASH_DIRECTORY
@@ -25,7 +26,7 @@ from lockstep.storage.base import (
 if TYPE_CHECKING:
     import pyarrow.fs
 
-__all__ = ["LocalStorage", "save_local"]
+__all__ = ["LocalStorage", "open_private", "save_local"]
 
 
 class LocalStorage(Storage):
@@ -99,7 +100,7 @@ class LocalStorage(Storage):
         with storage_errors("write", path):
             os.makedirs(folder, exist_ok=True)
             with _removed_on_failure(temporary):
-                _write_file(temporary, (data,))
+                _write_file(temporary, (data,), open_private)
                 _fsync(temporary)
                 _rename(temporary, path)
 
@@ -167,7 +168,7 @@ class LocalStorage(Storage):
             # The rename is the commit. Everything it makes visible is flushed before it: the
             # manifest and all directories here, the other files when they were staged.
             os.makedirs(staged, exist_ok=True)
-            _write_file(os.path.join(staged, MANIFEST), (manifest,))
+            _write_file(os.path.join(staged, MANIFEST), (manifest,), open_private)
             _fsync(os.path.join(staged, MANIFEST))
             for folder, _, _ in os.walk(staged):
                 _fsync(folder)
@@ -202,6 +203,16 @@ class LocalStorage(Storage):
                 for entry in os.listdir(self.root):
                     if entry.startswith(TEMPORARY):
                         _remove_tree(self.path(entry))
+
+
+def open_private(path: str, flags: int) -> int:
+    """An ``opener`` for files with code or config: a new one is for its owner only.
+
+    Unless its directory is shared on purpose, which the directory's setgid bit says: then the group
+    has the rights that it has in the directory. Directories below inherit the bit.
+    """
+    mode = os.stat(os.path.dirname(path) or ".").st_mode
+    return os.open(path, flags, 0o600 | (mode & 0o060 if mode & stat.S_ISGID else 0))
 
 
 def save_local(path: str, chunks: Iterable[Buffer]) -> None:
@@ -259,8 +270,10 @@ def _renamed(source: str, destination: str) -> bool:
     return True
 
 
-def _write_file(path: str, chunks: Iterable[Buffer]) -> None:
-    with open(path, "wb") as file:
+def _write_file(
+    path: str, chunks: Iterable[Buffer], opener: Callable[[str, int], int] | None = None
+) -> None:
+    with open(path, "wb", opener=opener) as file:
         for chunk in chunks:
             file.write(chunk)
 

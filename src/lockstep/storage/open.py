@@ -8,10 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from lockstep.redact import has_open_secret, redact, without_secrets
 from lockstep.storage.base import Storage
 from lockstep.storage.local import LocalStorage
 from lockstep.storage.remote import RemoteStorage
-from lockstep.storage.remote_filesystem import RemoteFilesystem, path_of, without_secrets
+from lockstep.storage.remote_filesystem import RemoteFilesystem, path_of
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -35,9 +36,11 @@ def open_storage(
     """
     text = os.fspath(path)
     if not isinstance(text, str):
-        raise TypeError(f"The storage path {path!r} is {type(path).__name__}; give a str or Path.")
+        shown = redact(repr(path))
+        raise TypeError(f"The storage path {shown} is {type(path).__name__}; give a str or Path.")
+    shown = without_secrets(text)
     if "\0" in text:
-        raise ValueError(f"The storage path {text!r} has a null character in it; leave it out.")
+        raise ValueError(f"The storage path {shown!r} has a null character in it; leave it out.")
     match = _SCHEME.match(text)
     if filesystem is not None:
         return _on_filesystem(text[match.end() :] if match else text, filesystem)
@@ -48,16 +51,22 @@ def open_storage(
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
             raise ValueError(
-                f"{text!r} names the host {parts.netloc!r}; write file:///… with three slashes."
+                f"{shown!r} names the host {parts.netloc.rpartition('@')[2]!r}; write file:///… "
+                "with three slashes."
             )
         return LocalStorage(unquote(parts.path))
     if scheme not in _REMOTE_SCHEMES:
         raise ValueError(
-            f"{text!r} has the unknown scheme {scheme!r}; use a path or one of file, "
+            f"{shown!r} has the unknown scheme {scheme!r}; use a path or one of file, "
             f"{', '.join(_REMOTE_SCHEMES)}, or give a filesystem as well."
         )
+    if has_open_secret(text):
+        raise ValueError(
+            f"The URI {shown!r} was given with a password that has a '/', '?' or '#' in it; write "
+            "these as %2F, %3F and %23, or leave the password out and set it in the environment."
+        )
     remote = RemoteFilesystem(uri=text)
-    return RemoteStorage(remote, path_of(remote), without_secrets(text))
+    return RemoteStorage(remote, path_of(remote), shown)
 
 
 def _on_filesystem(path: str, filesystem: Any) -> Storage:

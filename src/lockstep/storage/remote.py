@@ -51,6 +51,12 @@ _PERMANENT_WORDS = re.compile(
 )
 
 
+_NO_LOGIN = re.compile(
+    r"access.?denied|forbidden|unauthori[sz]ed|no.{0,9}credential|invalid.?access.?key|signature",
+    re.IGNORECASE,
+)
+
+
 class RemoteStorage(Storage):
     """A directory on any Arrow filesystem; publishing uploads the manifest, as the last file.
 
@@ -239,6 +245,8 @@ class RemoteStorage(Storage):
                 try:
                     return action()
                 except OSError as error:
+                    if _NO_LOGIN.search(str(error)):
+                        raise _login_error(error) from error
                     if not _is_transient(error):
                         raise
                 time.sleep(pause)
@@ -296,6 +304,14 @@ def _is_object_store(filesystem: Any) -> bool:
     while filesystem.type_name == "subtree":
         filesystem = filesystem.base_fs
     return any(store in filesystem.type_name for store in ("s3", "gcs", "gs", "abfs"))
+
+
+def _login_error(error: OSError) -> PermissionError:
+    text = str(error).partition("\n")[0].partition(" Detail: ")[0].strip().rstrip(".")
+    return PermissionError(
+        f"{text}; set the store's keys in the environment, or give them in the URI or as a "
+        "filesystem: they are never stored with a run"
+    )
 
 
 def _is_transient(error: OSError) -> bool:

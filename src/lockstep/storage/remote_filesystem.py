@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from lockstep.errors import StorageError
-from lockstep.storage.base import storage_errors
+from lockstep.redact import without_secrets
 
-__all__ = ["RemoteFilesystem", "path_of", "without_secrets"]
+__all__ = ["RemoteFilesystem", "path_of"]
 
 
 class RemoteFilesystem:
@@ -38,10 +37,18 @@ class RemoteFilesystem:
             if self._filesystem is None:
                 import pyarrow.fs
 
-                with storage_errors("open", without_secrets(self.uri)):
-                    self._filesystem, self._path = pyarrow.fs.FileSystem.from_uri(
-                        quote(self.uri, safe=":/?&=%@[]+,~#!$'()*;")
-                    )
+                quoted = quote(self.uri, safe=":/?&=%@[]+,~#!$'()*;")
+                cause = ""
+                try:
+                    self._filesystem, self._path = pyarrow.fs.FileSystem.from_uri(quoted)
+                except (OSError, pyarrow.ArrowException) as error:
+                    # Arrow repeats the URI, with its secrets.
+                    cause = str(error).partition("\n")[0].rstrip(".")
+                if cause:  # raised here: the error's own text must not be shown below this one
+                    shown = without_secrets(self.uri)
+                    for secret in (self.uri, quoted):
+                        cause = cause.replace(secret, shown)
+                    raise StorageError(f"Could not open {shown!r}: {cause}.")
         return self._filesystem, self._path
 
     def same(self, other: RemoteFilesystem) -> bool:
@@ -63,8 +70,3 @@ def path_of(filesystem: RemoteFilesystem) -> str:
     if parts.scheme.lower() in ("hdfs", "viewfs"):
         return path or "/"
     return filesystem.resolve()[1].rstrip("/")
-
-
-def without_secrets(uri: str) -> str:
-    """The URI for display, without its user name and password."""
-    return re.sub(r"://[^/@]*:[^/@]*@", "://", uri)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from lockstep.callback import TrialSnapshot
+from lockstep.storage.local import open_private
 from lockstep.trackers.tracker_callback import TrackerCallback
 
 __all__ = ["FileLoggerCallback", "RowFile", "append", "plain", "replace_file", "truncate"]
@@ -84,7 +85,8 @@ def plain(value: object) -> Any:
 
 def append(path: str, data: bytes) -> None:
     """Append ``data`` to the file, completely or not at all."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    descriptor = open_private(path, flags)
     try:
         size = os.fstat(descriptor).st_size
         rest = memoryview(data)
@@ -109,7 +111,7 @@ def replace_file(path: str, chunks: Iterable[bytes]) -> None:
     """Replace the file: a reader sees the old or the new content, never a part."""
     temporary = f"{path}.tmp"
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=open_private) as file:
             file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())

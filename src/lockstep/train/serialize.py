@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
-__all__ = ["dump", "dump_function", "local_modules"]
+__all__ = ["Reduce", "dump", "dump_function", "local_modules"]
 
 _DEPTH = 4
 _MODULES = 100
@@ -23,7 +23,18 @@ _registry = threading.RLock()
 """cloudpickle's list of modules is the process's; runs may begin in several threads."""
 
 
-def dump(value: Any, name: str, *, by_value: bool = False, like: Any = None) -> bytes:
+Reduce: TypeAlias = Callable[[Any], tuple[Any, ...] | None]
+"""How to pickle an object, as ``__reduce__`` says it; None: as usual."""
+
+
+def dump(
+    value: Any,
+    name: str,
+    *,
+    by_value: bool = False,
+    like: Any = None,
+    reduce: Reduce | None = None,
+) -> bytes:
     """A value for workers, as bytes.
 
     Args:
@@ -32,6 +43,7 @@ def dump(value: Any, name: str, *, by_value: bool = False, like: Any = None) -> 
         by_value: it must load where the module it comes from, and the local ones that this one
             imports, are not to be had (local: not of an installed package).
         like: what is by value with this function is so here, too: a class must be the same in both.
+        reduce: asked first how to pickle each object in it.
 
     Raises:
         TypeError: something in it cannot be pickled; names it.
@@ -44,10 +56,10 @@ def dump(value: Any, name: str, *, by_value: bool = False, like: Any = None) -> 
             # It may use something of a module that cannot be pickled, or all of a big module.
             with _registered(modules), contextlib.suppress(Exception):
                 if modules:
-                    return _dumps(value, limit)
+                    return _dumps(value, limit, reduce)
     with _by_value(module), _by_value(_module_of(like)):
         try:
-            return _dumps(value)
+            return _dumps(value, reduce=reduce)
         except Exception as error:
             raise TypeError(
                 f"{_culprit(value, name) or name} was found to be non-serializable "
@@ -73,13 +85,15 @@ def dump_function(function: Callable[..., Any], config: dict[str, Any]) -> bytes
             ) from error
 
 
-def _dumps(value: Any, limit: int | None = None) -> bytes:
+def _dumps(value: Any, limit: int | None = None, reduce: Reduce | None = None) -> bytes:
     import io
 
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
+            if reduce is not None and (reduced := reduce(value)) is not None:
+                return reduced
             # cloudpickle knows plain modules only; torch.backends.cudnn is of a class of its own.
             if isinstance(value, ModuleType) and type(value) is not ModuleType:
                 name = value.__name__

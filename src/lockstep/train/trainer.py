@@ -27,6 +27,7 @@ from lockstep.errors import (
 )
 from lockstep.metrics import describable
 from lockstep.records import RunRecords, newest_run
+from lockstep.redact import redact
 from lockstep.result import Result
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
@@ -342,9 +343,10 @@ class DataParallelTrainer(BaseTrainer):
             "datasets": datasets,
         }
         changes = {name: value for name, value in given.items() if value is not None}
+        shown = redact(os.fspath(path))
         if callable(storage_filesystem):  # where it is the second argument in Ray
             raise TypeError(
-                f"restore({os.fspath(path)!r}, {storage_filesystem!r}): a training function is "
+                f"restore({shown!r}, {storage_filesystem!r}): a training function is "
                 "given by name: train_loop_per_worker=…."
             )
         storage = run_storage(path, storage_filesystem)
@@ -353,8 +355,8 @@ class DataParallelTrainer(BaseTrainer):
             kept = saved_trainer(storage, changes)
             if "run_config" not in {**kept, **changes}:
                 raise ValueError(
-                    f"restore({os.fspath(path)!r}): the run's RunConfig(stop=…) could not be "
-                    "pickled; give run_config to restore()."
+                    f"restore({shown!r}): the run's RunConfig(stop=…) could not be pickled; "
+                    "give run_config to restore()."
                 )
         sources = None if "train_loop_per_worker" in changes else saved_sources(storage)
         trainer = cls.__new__(cls)

@@ -262,7 +262,7 @@ class Tuner:
             "run_config": run_config,
         }
         given = {name: value for name, value in arguments.items() if value is not None}
-        kept = load_tuner(records.saved_tuner, os.fspath(path), given)
+        kept = load_tuner(records.saved_tuner, records.storage.uri, given)
         tuner = cls(**{**kept, **given})
         tuner._restored = records.storage
         tuner._resumption = Resumption(resume_unfinished, resume_errored, restart_errored)

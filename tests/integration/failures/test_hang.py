@@ -1,4 +1,4 @@
-"""Some ranks wait at a report and others do not come: a warning, or a failure."""
+"""Ranks make no progress, whoever waits for whom: a warning, or a failure."""
 
 from __future__ import annotations
 
@@ -86,18 +86,50 @@ class TestTimeout:
         assert result.metrics["step"] == 5
         assert result.metrics["time_total_s"] > TIMEOUT_S
 
-    def test_one_rank_alone_waits_for_nobody(self) -> None:
+    @pytest.mark.parametrize(("workers", "reports"), [(1, 0), (2, 2)])
+    def test_nobody_waits_and_nothing_happens(self, workers: int, reports: int) -> None:
         def train_func() -> None:
-            time.sleep(0.3)
+            for step in range(reports):
+                train.report({"step": step})
+            never_comes_back()
+
+        error = failure(train_func, workers=workers, hang_timeout_s=1.0, hang_warning_s=None)
+        assert isinstance(error.__cause__, HangError)
+        assert "did not come to a report within" in str(error.__cause__)
+        assert error.result is not None
+        for rank in range(workers):
+            log = Path(error.result.path, "logs", f"rank_{rank}.log").read_text()
+            assert "in never_comes_back" in log
+
+    def test_a_rank_has_returned_and_another_waits_for_it_elsewhere(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        def train_func() -> None:
+            train.report({"step": 0})
+            if train.get_context().get_world_rank() == 1:
+                never_comes_back()
+
+        error = failure(train_func, hang_warning_s=0.3, hang_timeout_s=1.5)
+        told = capfd.readouterr().err
+        assert "Rank 0 has returned, but rank 1 has not, and has come to no report for" in told
+        assert "rank 1 did not come to a report within" in str(error.__cause__)
+        assert "; rank 0 had returned; its stack is in its log." in str(error.__cause__)
+        assert list(error.worker_failures) == [1]
+
+    def test_rows_of_a_log_are_progress(self) -> None:
+        def train_func() -> None:
+            for step in range(30):
+                time.sleep(0.1)
+                train.log({"step": step})
             train.report({})
 
-        assert fit(train_func, workers=1, hang_timeout_s=0.1).state == "finished"
+        assert fit(train_func, workers=1, hang_timeout_s=2.0).state == "finished"
 
 
 class TestWarning:
-    def until_dumped(self) -> None:
+    def until_dumped(self, what: str = "in until_dumped") -> None:
         log = Path(train.get_context().get_trial_dir(), "logs", "rank_1.log")
-        while "in until_dumped" not in log.read_text():  # the test's timeout is the limit
+        while what not in log.read_text():  # the test's timeout is the limit
             time.sleep(0.005)
 
     def test_names_the_missing_rank_and_the_run_continues(
@@ -116,14 +148,17 @@ class TestWarning:
         assert "at report 2 for rank 1" in printed
         assert "until_dumped" in printed
 
-    def test_reports_that_all_ranks_hang(self, capfd: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize("reports", [0, 2, 4])
+    def test_reports_that_all_ranks_hang(
+        self, capfd: pytest.CaptureFixture[str], reports: int
+    ) -> None:
         def train_func() -> None:
-            for step in range(4):
+            for step in range(reports):
                 train.report({"step": step})
-            self.until_dumped()
+            self.until_dumped("in train_func" if reports else "in ")  # it may come before
 
         result = fit(train_func, hang_warning_s=0.1, verbose=1)
-        assert (result.state, result.metrics["step"]) == ("finished", 3)
+        assert result.state == "finished"
         printed = "".join(capfd.readouterr())
         assert "No rank has come to a report for" in printed
-        assert "until_dumped" in printed
+        assert "Stack (most recent call last):" in printed

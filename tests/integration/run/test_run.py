@@ -453,10 +453,10 @@ def test_runtime_env_reaches_workers_before_user_imports(
     ("runtime_env", "words"),
     [
         ({"pip": ["x"]}, "'pip'"),
-        ({"env_vars": {"A": 1}}, "'A': 1"),
-        ({"env_vars": ["A=1"]}, "'env_vars': ['A=1']"),
-        ({"env_vars": ""}, "'env_vars': ''"),
-        ("x", "runtime_env='x'"),
+        ({"env_vars": {"A": 1}}, "'A': …"),
+        ({"env_vars": ["A=1"]}, "'env_vars': …}): of type list"),
+        ({"env_vars": ""}, "'env_vars': …}): of type str"),
+        ("x", "runtime_env=…) is of type str"),
     ],
 )
 def test_a_runtime_env_that_cannot_be_had(runtime_env: Any, words: str) -> None:

@@ -1,50 +1,114 @@
-"""When a run that does not move is noticed; the clock is the test's."""
+"""When a run that makes no progress is noticed; the clock is the test's."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from lockstep.config import CheckpointUploadMode
+from lockstep.engine.base import WorkerInfo
 from lockstep.train.driver.events import Phase, Save
 from lockstep.train.driver.hangs import HangWatch
 from lockstep.train.driver.state import RunState
 
 
 def state(**fields: Any) -> RunState:
-    return RunState(2, **{"attempt": 1, "rows": 3, "arrived": 1, **fields})
+    return RunState(2, **{"phase": Phase.RUNNING, "attempt": 1, "rows": 3, **fields})
+
+
+def waiting(**fields: Any) -> RunState:
+    return state(arrived=1, **fields)
 
 
 def test_a_warning_once_then_the_timeout() -> None:
     watch = HangWatch(warning_s=4.0, timeout_s=8.0)
     assert watch.interval_s == 1.0
-    assert [watch.stuck(state(), float(now)) for now in range(4)] == [None] * 4
-    warning = watch.stuck(state(), 4.0)
+    assert [watch.stuck(waiting(), float(now)) for now in range(4)] == [None] * 4
+    warning = watch.stuck(waiting(), 4.0)
     assert warning is not None
     assert not warning.fatal
-    assert watch.stuck(state(), 5.0) is None
-    fatal = watch.stuck(state(), 8.0)
+    assert watch.stuck(waiting(), 5.0) is None
+    fatal = watch.stuck(waiting(), 8.0)
     assert fatal is not None
     assert fatal.fatal
     assert fatal.warned
 
 
-def test_a_report_that_moves_starts_the_clock_again() -> None:
+def test_progress_starts_the_clock_again() -> None:
     watch = HangWatch(warning_s=4.0, timeout_s=None)
-    watch.stuck(state(), 0.0)
-    watch.stuck(state(rows=4), 3.9)
-    assert watch.stuck(state(rows=4), 7.8) is None
-    assert watch.stuck(state(rows=4), 8.0) is not None
+    for now, logged, moved in (
+        (0.0, 0, waiting()),
+        (3.9, 0, waiting(rows=4)),
+        (7.8, 1, waiting(rows=4)),
+        (11.7, 1, waiting(rows=4, returned=frozenset({1}))),
+    ):
+        assert watch.stuck(moved, now, logged) is None
+    still = waiting(rows=4, returned=frozenset({1}))
+    assert watch.stuck(still, 15.6, 1) is None
+    assert watch.stuck(still, 15.7, 1) is not None
 
 
-def test_nobody_waiting_is_no_hang() -> None:
+@pytest.mark.parametrize("rows", [0, 1, 2, 9])
+def test_nobody_waits_and_nothing_happens(rows: int) -> None:
+    watch = HangWatch(warning_s=4.0, timeout_s=8.0)
+    for row in range(rows + 1):  # no report takes long
+        assert watch.stuck(state(rows=row), float(row)) is None
+    assert watch.stuck(state(rows=rows), rows + 3.9) is None
+    warning = watch.stuck(state(rows=rows), rows + 4.0)
+    assert warning is not None
+    assert not warning.fatal
+    fatal = watch.stuck(state(rows=rows), rows + 8.0)
+    assert fatal is not None
+    assert fatal.fatal
+
+
+def test_a_rank_has_returned_and_the_other_does_nothing() -> None:
+    watch = HangWatch(warning_s=4.0, timeout_s=None)
+    for now in range(0, 90, 30):  # slow before, which does not matter: the other rank is gone
+        watch.stuck(state(rows=now), float(now))
+    returned = state(rows=60, returned=frozenset({0}))
+    assert watch.stuck(returned, 61.0) is None
+    assert watch.stuck(returned, 65.0) is not None
+
+
+@pytest.mark.parametrize("arrived", [0, 2])
+def test_ranks_wait_for_storage(arrived: int) -> None:
     watch = HangWatch(warning_s=4.0, timeout_s=4.0)
-    for arrived in (0, 2):
-        watch.stuck(state(arrived=arrived), 0.0)
-        assert watch.stuck(state(arrived=arrived), 100.0) is None
+    stored = saving(0)._replace(arrived=arrived)
+    watch.stuck(stored, 0.0)
+    assert watch.stuck(stored, 100.0) is None
+    assert watch.stuck(state(), 101.0) is None
+    assert watch.stuck(state(), 105.0) is not None
 
 
 def test_switched_off() -> None:
     assert HangWatch(None, None).interval_s is None
+
+
+def test_workers_that_do_not_start_have_a_time_of_their_own() -> None:
+    watch = HangWatch(warning_s=4.0, timeout_s=8.0, start_s=60.0)
+    up = WorkerInfo(0, 1, "host", "127.0.0.1")
+
+    def starting(*workers: WorkerInfo | None) -> RunState:
+        return state(phase=Phase.STARTING, workers=workers)
+
+    assert watch.stuck(starting(None, None), 0.0) is None
+    assert watch.stuck(starting(up, None), 3.0) is None
+    warning = watch.stuck(starting(up, None), 7.0)
+    assert warning is not None
+    assert not warning.fatal
+    assert watch.stuck(starting(up, None), 62.9) is None
+    fatal = watch.stuck(starting(up, None), 63.0)
+    assert fatal is not None
+    assert fatal.fatal
+
+
+@pytest.mark.parametrize("phase", [Phase.STOPPING, Phase.WAITING])
+def test_an_attempt_that_is_over(phase: Phase) -> None:
+    watch = HangWatch(warning_s=4.0, timeout_s=8.0, start_s=8.0)
+    watch.stuck(waiting(phase=phase), 0.0)
+    assert watch.stuck(waiting(phase=phase), 100.0) is None
 
 
 def saving(number: int) -> RunState:
@@ -63,41 +127,32 @@ def test_a_save_of_the_same_name_has_a_clock_of_its_own() -> None:
     assert watch.stalled(saving(1), 9.0) is not None
 
 
-def running(**fields: Any) -> RunState:
-    return state(**{"phase": Phase.RUNNING, "arrived": 0, **fields})
-
-
 def test_silence_is_told_by_the_pace_of_the_run() -> None:
     watch = HangWatch(warning_s=4.0, timeout_s=None)
-    for now, rows in ((-99.0, 3), (1.0, 4), (3.0, 5), (4.0, 6)):  # the first takes long
-        assert watch.silent(running(rows=rows), now) is None
-    assert watch.silent(running(rows=6), 43.9) is None  # 20 times the longest, which took 2 s
-    assert watch.silent(running(rows=6), 44.0) == (40.0, 2.0)
-    assert watch.silent(running(rows=6), 1000.0) is None  # told once
-    assert watch.silent(running(rows=7), 1001.0) is None
-    assert watch.silent(running(rows=7), 2000.0) is None  # so long a step is known now
+    for now, rows in ((-9.0, 3), (1.0, 4), (3.0, 5), (4.0, 6)):
+        assert watch.stuck(state(rows=rows), now) is None
+    assert watch.stuck(state(rows=6), 43.9) is None  # 20 times the longest, which took 2 s
+    told = watch.stuck(state(rows=6), 44.0)
+    assert told is not None
+    assert (told.seconds, told.longest) == (40.0, 10.0)
+    assert watch.stuck(state(rows=6), 1000.0) is None  # told once
+    assert watch.stuck(state(rows=7), 1001.0) is None
+    assert watch.stuck(state(rows=7), 2000.0) is None  # so long a step is known now
 
 
-def test_silence_is_no_less_than_some_warnings_long() -> None:
+def test_slow_reports_are_told_of_once() -> None:
+    watch = HangWatch(warning_s=30.0, timeout_s=None)
+    told = [
+        now
+        for now in range(0, 6000, 5)
+        if watch.stuck(state(rows=now // 600), float(now)) is not None
+    ]
+    assert told == [30]
+
+
+def test_another_attempt_has_a_pace_of_its_own() -> None:
     watch = HangWatch(warning_s=4.0, timeout_s=None)
-    for step in range(8):
-        watch.silent(running(rows=3 + step), step / 10)
-    assert watch.silent(running(rows=10), 0.7 + 15.9) is None
-    assert watch.silent(running(rows=10), 0.7 + 16.0) is not None
-
-
-def test_a_run_whose_pace_is_not_known_may_take_its_time() -> None:
-    watch = HangWatch(warning_s=4.0, timeout_s=None)
-    for now, rows in ((0.0, 3), (1.0, 4), (2.0, 5)):
-        watch.silent(running(rows=rows), now)
-    assert watch.silent(running(rows=5), 1e6) is None
-    assert watch.silent(running(rows=5, attempt=2), 1e6 + 1) is None
-    assert watch.silent(running(rows=5, attempt=2), 2e6) is None
-
-
-def test_somebody_who_waits_is_not_silence() -> None:
-    watch = HangWatch(warning_s=4.0, timeout_s=None)
-    for now in range(10):
-        watch.silent(running(rows=3 + now), float(now))
-    assert watch.silent(running(rows=12, arrived=1), 900.0) is None
-    assert watch.silent(running(rows=12), 901.0) is None
+    for now, rows in ((0.0, 3), (100.0, 4), (200.0, 5)):
+        watch.stuck(state(rows=rows), now)
+    assert watch.stuck(state(rows=5, attempt=2), 300.0) is None
+    assert watch.stuck(state(rows=5, attempt=2), 304.0) is not None

@@ -1011,13 +1011,13 @@ class TestHang:
         machine = Machine(3).run()
         machine.row(1)
         machine.feed(report(1, number=2))
-        assert machine.feed(e.Stuck(30.0, False)) == [e.ExplainHang((0, 2), (1,), 2, 30.0)]
+        assert machine.feed(e.Stuck(30.0, False)) == [e.ExplainHang((0, 2), (1,), (), 2, 30.0)]
         assert machine.phase() is Phase.RUNNING
 
     def test_those_who_returned_are_not_missing(self) -> None:
         machine = Machine(3).run()
         machine.feed(e.Returned(0), report(1))
-        assert machine.feed(e.Stuck(30.0, False)) == [e.ExplainHang((2,), (1,), 1, 30.0)]
+        assert machine.feed(e.Stuck(30.0, False)) == [e.ExplainHang((2,), (1,), (0,), 1, 30.0)]
 
     def test_is_a_failure_when_it_takes_too_long(self) -> None:
         machine = Machine(max_failures=1).run()
@@ -1035,11 +1035,48 @@ class TestHang:
         machine.feed(report(0))
         assert machine.feed(e.Stuck(60.0, True, True)) == [e.SetTimer("collect")]
 
-    @pytest.mark.parametrize("arrived", [0, 2])
-    def test_nobody_waits_for_anybody(self, arrived: int) -> None:
+    def test_all_ranks_wait_for_storage(self) -> None:
         machine = Machine().run()
-        machine.feed(*(report(rank, SYNC) for rank in range(arrived)))
+        machine.feed(*(report(rank, SYNC) for rank in range(2)))
         assert machine.feed(e.Stuck(30.0, True)) == []
+
+    def test_nobody_waits_for_anybody(self) -> None:
+        machine = Machine().run()
+        explain = e.ExplainHang((0, 1), (), (), None, 30.0, 2.0)
+        assert machine.feed(e.Stuck(30.0, False, longest=2.0)) == [explain]
+        assert machine.feed(e.Stuck(60.0, True, True)) == [e.SetTimer("collect")]
+        (failure,) = machine.state.failures
+        assert failure.error["message"] == (
+            "ranks 0 and 1 did not come to a report within 60.0 s; their stacks are in their logs."
+        )
+
+    def test_a_rank_alone_has_time_to_write_its_stack(self) -> None:
+        machine = Machine(1).run()
+        explain, timer = machine.feed(e.Stuck(60.0, True))
+        assert isinstance(explain, e.ExplainHang)
+        assert timer == e.SetTimer("cause")
+        assert machine.feed(e.TimerFired("cause", 1)) == [e.KillWorkers()]
+
+    def test_a_rank_has_returned_and_another_has_not(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Returned(1))
+        assert machine.feed(e.Stuck(30.0, False)) == [e.ExplainHang((0,), (), (1,), None, 30.0)]
+        machine.feed(e.Stuck(60.0, True, True))
+        (failure,) = machine.state.failures
+        assert failure.error["message"] == (
+            "rank 0 did not come to a report within 60.0 s; rank 1 had returned; its stack is in "
+            "its log."
+        )
+
+    def test_a_rank_that_does_not_start(self) -> None:
+        machine = Machine()
+        machine.feed(ready(0))
+        explain = e.ExplainHang((1,), (), (), None, 30.0, None, True, "it is stopped")
+        assert machine.feed(e.Stuck(30.0, False, detail="it is stopped")) == [explain]
+        assert machine.feed(e.Stuck(60.0, True, detail="it is stopped")) == [e.SetTimer("collect")]
+        (failure,) = machine.state.failures
+        assert failure.rank == 1
+        assert failure.error["message"] == "rank 1 has not started within 60.0 s (it is stopped)."
 
     def test_while_stopping(self) -> None:
         machine = Machine(3).run()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lockstep.errors import StorageError
+from lockstep.redact import redact, without_secrets
 from lockstep.storage import LocalStorage, Storage, open_storage
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def list_files(
         FileNotFoundError: there is no such file, or no file with these endings.
     """
     if not isinstance(paths, (str, os.PathLike, Iterable)):
-        raise TypeError(f"{doing}({paths!r}): give a path, or a list of them.")
+        raise TypeError(f"{doing}({redact(repr(paths))}): give a path, or a list of them.")
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given:
         raise ValueError(f"{doing}([]): give at least one path.")
@@ -102,7 +103,7 @@ def list_files(
     missing: FileNotFoundError | None = None
     for path in given:
         if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"{doing}({path!r}): a path is a string or a Path.")
+            raise TypeError(f"{doing}({redact(repr(path))}): a path is a string or a Path.")
         try:
             found += _of_one(os.fspath(path), filesystem, endings, doing)
         except FileNotFoundError as error:
@@ -135,7 +136,8 @@ def _of_one(
         if info.type == pyarrow.fs.FileType.File:
             return [File(storage, storage.root, info.size)]
     if not storage.is_directory():
-        raise FileNotFoundError(f"{doing}({path!r}): there is no such file or directory.")
+        shown = without_secrets(path)
+        raise FileNotFoundError(f"{doing}({shown!r}): there is no such file or directory.")
     return _in_directory(storage, path, "", endings, doing)
 
 
@@ -165,7 +167,8 @@ def _in_directory(
     ]
     if not files:
         kinds = "" if endings is None or pattern else f" with the ending {' or '.join(endings)}"
-        raise FileNotFoundError(f"{doing}({path!r}): there are no files{kinds} there.")
+        shown = without_secrets(path)
+        raise FileNotFoundError(f"{doing}({shown!r}): there are no files{kinds} there.")
     return files
 
 

@@ -44,7 +44,6 @@ from lockstep.train.driver.notes import (
     hang_note,
     missing_score_note,
     retry_note,
-    silence_note,
     stalled_note,
 )
 from lockstep.train.driver.notifier import RunNotifier
@@ -109,8 +108,12 @@ class Controller:
         self._notifier = RunNotifier(run, plan.run_context, callbacks, display, config.verbose)
         self._storage = StorageQueue(run, config, loop, self._later, self._notifier.warn_once)
         self._hangs = HangWatch(
-            config.hang_warning_s, config.hang_timeout_s, config.storage_timeout_s
+            config.hang_warning_s,
+            config.hang_timeout_s,
+            config.storage_timeout_s,
+            settings.start_timeout_seconds(),
         )
+        self._logged = 0
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
         self._output: OutputRouter | None = None
@@ -241,6 +244,7 @@ class Controller:
         if kind is m.Report:
             self._feed(e.Reported(rank, message))
         elif kind is Posted:
+            self._logged += 1
             rows = [item.json for item in message.items]
             self._run.record_logs(rank, rows)
             self._notifier.logged(rank, rows)
@@ -471,7 +475,8 @@ class Controller:
 
     def _explain_hang(self, action: e.ExplainHang) -> None:
         self._display.message(hang_note(action, logs=self._only_logs), "warning")
-        self._dump_stacks(action.missing)
+        if not action.starting:
+            self._dump_stacks(action.missing)
 
     @property
     def _only_logs(self) -> str | None:
@@ -538,13 +543,12 @@ class Controller:
         stalled = self._hangs.stalled(self.state, now)
         if stalled is not None:
             self._report_stalled(stalled)
-        silent = self._hangs.silent(self.state, now)
-        if silent is not None:
-            self._display.message(silence_note(*silent, logs=self._only_logs), "warning")
-            self._dump_stacks(set(range(self.state.world_size)) - self.state.returned)
-        stuck = self._hangs.stuck(self.state, now)
-        if stuck is not None:
-            self._feed(stuck)
+        stuck = self._hangs.stuck(self.state, now, self._logged)
+        # In this process the loop stands still while the function runs, and so does the watch.
+        if stuck is not None and self._group is not None and not self._engine.in_this_process:
+            problems = map(self._group.problem, range(self.state.world_size))
+            detail = "; ".join(dict.fromkeys(filter(None, problems)))
+            self._feed(stuck._replace(detail=detail))
         self._later(self._hangs.interval_s, self._watch_for_hangs)
 
     def _report_stalled(self, stalled: Stalled) -> None:

@@ -209,12 +209,16 @@ class CapacityChanged(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """Nothing has changed at the open report for ``seconds``; ``fatal``: the run fails of it."""
+    """Nothing has happened for ``seconds``; ``fatal``: the attempt fails because of that."""
 
     seconds: float
     fatal: bool
     warned: bool = False
     """The user has been warned already."""
+    longest: float | None = None
+    """The longest such time before it in this attempt, where there was one."""
+    detail: str = ""
+    """What the engine knows about the ranks that do not answer."""
 
 
 class TimerFired(NamedTuple):
@@ -328,12 +332,20 @@ class SetTimer(NamedTuple):
 
 
 class ExplainHang(NamedTuple):
-    """Warn which ranks are missing at a report, and show their stacks."""
+    """Warn which ranks do not continue, and show their stacks."""
 
     missing: tuple[int, ...]
     waiting: tuple[int, ...]
-    number: int
+    """Those that wait at a report for the missing ones."""
+    returned: tuple[int, ...]
+    """Those whose function has returned."""
+    number: int | None
+    """The report they wait at; None if no rank waits."""
     seconds: float
+    longest: float | None = None
+    starting: bool = False
+    """The missing ranks are not up yet: they have no stacks."""
+    detail: str = ""
 
 
 class RecordFailure(NamedTuple):

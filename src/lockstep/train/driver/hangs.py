@@ -1,11 +1,12 @@
-"""Notices that a run makes no progress: at a report, between two, or while a checkpoint is written.
+"""Notices that a run makes no progress: while it starts, at a report, between two, or while a
+checkpoint is written.
 
 The watch looks at the state now and then: timing each of thousands of reports a second would cost.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep.train.driver.events import Phase, Stuck
 from lockstep.train.driver.state import RunState
@@ -13,9 +14,9 @@ from lockstep.train.driver.state import RunState
 __all__ = ["HangWatch", "Stalled"]
 
 # When no rank waits, only the run's own pace distinguishes a hang from a long step.
-_KNOWN_REPORTS = 3
-_TIMES_WARNING = 4
 _TIMES_LONGEST = 20
+_TIMES_FIRST = 2
+"""The time to the first progress includes imports and the first batch, so it says less."""
 
 
 class Stalled(NamedTuple):
@@ -29,62 +30,89 @@ class Stalled(NamedTuple):
 
 class HangWatch:
     """Remembers the state it saw last. Pure: the caller looks every ``interval_s`` (None: never),
-    and passes the time."""
+    and passes the time.
+
+    Progress is whatever changes what ``stuck`` compares: a rank that is up, a report, a row of
+    ``train.log()``, a rank that returned. A checkpoint on its way has a clock of its own.
+
+    Args:
+        warning_s: after this time without progress there is a warning, once. Where no rank waits
+            for another, later if the run's own pace is that slow.
+        timeout_s: after this time without progress the attempt fails.
+        storage_s: how long a checkpoint may be on its way.
+        start_s: the ``timeout_s`` of the time before every worker is up.
+    """
 
     def __init__(
-        self, warning_s: float | None, timeout_s: float | None, storage_s: float | None = None
+        self,
+        warning_s: float | None,
+        timeout_s: float | None,
+        storage_s: float | None = None,
+        start_s: float | None = None,
     ) -> None:
         self._warning_s = warning_s
         self._timeout_s = timeout_s
         self.storage_s = storage_s
-        limits = [limit for limit in (warning_s, timeout_s, storage_s) if limit is not None]
+        self._start_s = start_s
+        limits = [
+            limit for limit in (warning_s, timeout_s, storage_s, start_s) if limit is not None
+        ]
         self.interval_s = min(limits) / 4 if limits else None
-        self._stuck_at: tuple[int, int, bool] | None = None
-        self._stuck_since = 0.0
+        self._seen: tuple[Any, ...] = ()
+        self._since = 0.0
         self._warned = False
+        self._first: float | None = None
+        self._longest = 0.0
         self._saving: int | None = None
         self._saving_since = 0.0
-        self._attempt = 0
-        self._rows = (0, 0)
-        self._moved = 0.0
-        self._longest = 0.0
-        self._warned_of_silence = False
 
-    def stuck(self, state: RunState, now: float) -> Stuck | None:
-        """What to feed the state machine when ranks have waited too long at the same report."""
-        here = (state.attempt, state.rows, 0 < state.arrived < state.world_size)
-        if here != self._stuck_at or not here[2]:
-            self._stuck_at, self._stuck_since, self._warned = here, now, False
-            return None
-        seconds = now - self._stuck_since
-        if self._timeout_s is not None and seconds >= self._timeout_s:
-            return Stuck(seconds, fatal=True, warned=self._warned)
-        if self._warning_s is not None and seconds >= self._warning_s and not self._warned:
-            self._warned = True
-            return Stuck(seconds, fatal=False)
-        return None
+    def stuck(self, state: RunState, now: float, logged: int = 0) -> Stuck | None:
+        """What to feed the state machine when nothing has happened for too long.
 
-    def silent(self, state: RunState, now: float) -> tuple[float, float] | None:
-        """Set when no rank has reached the next report for much longer than reports took before.
-
-        Returns how long, and the longest time before.
+        ``logged``: how many rows ``train.log()`` has sent so far.
         """
-        if state.attempt != self._attempt:
-            self._attempt, self._rows = state.attempt, (state.rows, state.rows)
-            self._moved, self._longest, self._warned_of_silence = now, 0.0, False
-        first, known = self._rows
-        quiet_s = now - self._moved
-        if state.rows != known or state.arrived or state.saves:
-            self._rows, self._moved, self._warned_of_silence = (first, state.rows), now, False
-            if known != first:  # the time of the first report includes the start
+        starting = state.phase is Phase.STARTING
+        seen = (
+            state.attempt,
+            state.phase,
+            len(state.workers) - state.workers.count(None),
+            state.rows,
+            state.arrived,
+            len(state.returned),
+            logged,
+        )
+        one_waits = 0 < state.arrived < state.world_size
+        # Ranks that all wait, wait for storage; so may ranks whose uploads are under way.
+        on_storage = not one_waits and (state.arrived > 0 or bool(state.saves))
+        if seen != self._seen or on_storage or not (starting or state.phase is Phase.RUNNING):
+            self._moved(seen, now)
+            return None
+        seconds = now - self._since
+        timeout_s = self._start_s if starting else self._timeout_s
+        if timeout_s is not None and seconds >= timeout_s:
+            return Stuck(seconds, fatal=True, warned=self._warned)
+        if self._warning_s is None or self._warned:
+            return None
+        by_pace = not (starting or one_waits or state.returned)
+        pace = max(_TIMES_FIRST * (self._first or 0.0), _TIMES_LONGEST * self._longest)
+        if seconds < max(self._warning_s, pace if by_pace else 0.0):
+            return None
+        self._warned = True
+        known = max(self._first or 0.0, self._longest)
+        return Stuck(seconds, fatal=False, longest=known or None)
+
+    def _moved(self, seen: tuple[Any, ...], now: float) -> None:
+        if seen[:2] != self._seen[:2]:  # another attempt, or it has just been launched
+            self._first, self._longest = None, 0.0
+        elif seen != self._seen:
+            # What happened between two looks was too short to be measured.
+            quiet_s = now - self._since
+            quiet_s = quiet_s if quiet_s > 1.5 * (self.interval_s or 0.0) else 0.0
+            if self._first is None:
+                self._first = quiet_s
+            else:
                 self._longest = max(self._longest, quiet_s)
-            return None
-        patience = max(_TIMES_WARNING * (self._warning_s or 0.0), _TIMES_LONGEST * self._longest)
-        enough = known - first >= _KNOWN_REPORTS and state.phase is Phase.RUNNING
-        if self._warning_s is None or not enough or self._warned_of_silence or quiet_s < patience:
-            return None
-        self._warned_of_silence = True
-        return quiet_s, self._longest
+        self._seen, self._since, self._warned = seen, now, False
 
     def stalled(self, state: RunState, now: float) -> Stalled | None:
         """A checkpoint that has been under way for too long, and what it is waiting for."""

@@ -19,7 +19,6 @@ __all__ = [
     "missing_stop_note",
     "repeats_note",
     "retry_note",
-    "silence_note",
     "stalled_note",
     "unanswered_note",
     "unknown_keys_note",
@@ -27,27 +26,39 @@ __all__ = [
 
 
 def hang_note(hang: ExplainHang, *, logs: str | None = None) -> str:
-    """Some ranks wait at a report for others. ``logs``: where stacks are, if nothing shows them."""
-    waiting, missing = name_ranks(hang.waiting), name_ranks(hang.missing)
-    has = "has" if len(hang.waiting) == 1 else "have"
+    """Nothing happens any more. ``logs``: where the stacks are, if nothing shows them."""
+    missing = name_ranks(hang.missing)
     one = len(hang.missing) == 1
+    has = "has" if one else "have"
+    seconds = f"{hang.seconds:.{0 if hang.seconds >= 10 else 1}f} s"
+    detail = f" ({hang.detail})" if hang.detail else ""
+    if hang.starting:
+        return f"{missing.capitalize()} {has} not started for {seconds}{detail}."
     where = "its stack follows" if one else "their stacks follow"
     if logs is not None:
         where = f"its stack is in {logs}" if one else f"their stacks are in {logs}"
-    seconds = f"{hang.seconds:.{0 if hang.seconds >= 10 else 1}f}"
+    returned = f"{_have(hang.returned)} returned" if hang.returned else ""
+    if hang.waiting:
+        done = f", and {returned}" if returned else ""
+        return (
+            f"{_have(hang.waiting).capitalize()} waited {seconds} at report {hang.number} for "
+            f"{missing}{done}{detail}; {where}."
+        )
+    if returned:
+        return (
+            f"{returned.capitalize()}, but {missing} {has} not, and {has} come to no report for "
+            f"{seconds}{detail}: a collective with {name_ranks(hang.returned)} would never end; "
+            f"{where}."
+        )
+    before = f", and it took {hang.longest:.1f} s at most before" if hang.longest else ""
     return (
-        f"{waiting.capitalize()} {has} waited {seconds} s at report {hang.number} for {missing}; "
-        f"{where}."
+        f"No rank has come to a report for {seconds}{before}{detail}; if this is not a long step, "
+        f"look where {'it is' if one else 'they are'}: {where}."
     )
 
 
-def silence_note(seconds: float, longest: float, *, logs: str | None = None) -> str:
-    """No rank has reached a report for longer than ever before; ``logs``: see ``hang_note``."""
-    where = "their stacks follow" if logs is None else f"their stacks are in {logs}"
-    return (
-        f"No rank has come to a report for {seconds:.0f} s, and it took {longest:.1f} s at most "
-        f"before; if this is not a long step, look where they are: {where}."
-    )
+def _have(ranks: Sequence[int]) -> str:
+    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
 
 
 def retry_note(attempt: int, repeats: int, delay_s: float, origin: str) -> str:

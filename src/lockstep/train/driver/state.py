@@ -592,30 +592,61 @@ def _consider_growing(state: RunState) -> RunState:
 
 
 def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
-    if state.phase is not Phase.RUNNING or not 0 < state.arrived < state.world_size:
+    explain = _explain_hang(state, event)
+    if explain is None:
         return state, []
-    waiting = tuple(rank for rank, report in enumerate(state.waiting) if report is not None)
-    missing = tuple(
-        rank
-        for rank in range(state.world_size)
-        if state.waiting[rank] is None and rank not in state.returned
-    )
-    report = state.waiting[waiting[0]]
-    assert report is not None
-    explain = ExplainHang(missing, waiting, report.number, event.seconds)
     if not event.fatal:
         return state, [explain]
-    error = HangError(
-        f"{name_ranks(missing)} did not come to report {report.number} within "
-        f"{event.seconds:.1f} s, where {name_ranks(waiting)} waited; "
-        f"{'its stack is in its log' if len(missing) == 1 else 'their stacks are in their logs'}."
-    )
-    state, actions = _fail(state, WorkerFailure(missing[0], pack_error(error)))
-    if event.warned:
+    error = HangError(_hang_error(explain))
+    state, actions = _fail(state, WorkerFailure(explain.missing[0], pack_error(error)))
+    if event.warned or explain.starting:
         return state, actions
     # Writing a stack takes a moment longer than sending an error.
-    patient = [SetTimer("cause") if a == SetTimer("collect") else a for a in actions]
-    return state, [explain, *patient]
+    at_once = (SetTimer("collect"), KillWorkers())
+    patient = [SetTimer("cause") if action in at_once else action for action in actions]
+    return state._replace(killed=False), [explain, *dict.fromkeys(patient)]
+
+
+def _explain_hang(state: RunState, event: Stuck) -> ExplainHang | None:
+    """Who is missing; None if something has happened since, or storage is waited for."""
+    starting = state.phase is Phase.STARTING
+    if not (starting or state.phase is Phase.RUNNING) or state.arrived == state.world_size:
+        return None
+    waiting = tuple(rank for rank, report in enumerate(state.waiting) if report is not None)
+    if starting:
+        missing = tuple(rank for rank, worker in enumerate(state.workers) if worker is None)
+    else:
+        gone = {*waiting, *state.returned}
+        missing = tuple(rank for rank in range(state.world_size) if rank not in gone)
+    report = state.waiting[waiting[0]] if waiting else None
+    return ExplainHang(
+        missing,
+        waiting,
+        tuple(sorted(state.returned)),
+        None if report is None else report.number,
+        event.seconds,
+        event.longest,
+        starting,
+        event.detail,
+    )
+
+
+def _hang_error(hang: ExplainHang) -> str:
+    missing, seconds = name_ranks(hang.missing), f"{hang.seconds:.1f} s"
+    detail = f" ({hang.detail})" if hang.detail else ""
+    if hang.starting:
+        has = "has" if len(hang.missing) == 1 else "have"
+        return f"{missing} {has} not started within {seconds}{detail}."
+    where = (
+        "its stack is in its log" if len(hang.missing) == 1 else "their stacks are in their logs"
+    )
+    done = f"; {name_ranks(hang.returned)} had returned" if hang.returned else ""
+    if hang.number is not None:
+        what = f"did not come to report {hang.number} within {seconds}, where "
+        what += f"{name_ranks(hang.waiting)} waited"
+    else:
+        what = f"did not come to a report within {seconds}"
+    return f"{missing} {what}{done}{detail}; {where}."
 
 
 def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Action]]:

@@ -15,6 +15,7 @@ from lockstep.console.source_lines import source_line
 from lockstep.console.stacks import StackCollector
 from lockstep.console.text import shorten, without_controls
 from lockstep.run_layout import LOG_DIRECTORY, log_file
+from lockstep.storage.local import open_private
 
 __all__ = ["OutputRouter", "log_tail"]
 
@@ -67,7 +68,9 @@ class OutputRouter:
         self._display = display
         # Unbuffered: the last lines before a crash are the ones that matter.
         self._files: list[BinaryIO] = [
-            open(os.path.join(directory, log_file(rank)), "ab", buffering=0)  # noqa: SIM115
+            open(  # noqa: SIM115
+                os.path.join(directory, log_file(rank)), "ab", buffering=0, opener=open_private
+            )
             for rank in range(world_size)
         ]
         self._splitters = [LineSplitter() for _ in range(world_size)]

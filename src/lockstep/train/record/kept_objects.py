@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.config import RunConfig
+from lockstep.redact import redacted
+from lockstep.train.record.left_out import reduce_without_secrets
 from lockstep.train.serialize import dump
 
 __all__ = ["KeptObjects", "pickle_each", "pickle_run_config"]
@@ -22,13 +24,21 @@ def pickle_each(
 ) -> dict[Any, bytes]:
     """The objects by name, as bytes that load where the module of ``like`` is not installed.
 
+    Without secrets (``left_out``), and without those in URIs of plain values.
+
     Raises:
         TypeError: an object cannot be pickled; names it. Not with ``skip_unpicklable``.
     """
     pickled = {}
     for name, value in objects.items():
         try:
-            pickled[name] = dump(value, str(name), by_value=True, like=like)
+            pickled[name] = dump(
+                redacted(value),
+                str(name),
+                by_value=True,
+                like=like,
+                reduce=reduce_without_secrets,
+            )
         except TypeError:  # often: the object holds a connection or a file
             if not skip_unpicklable:
                 raise
@@ -37,7 +47,7 @@ def pickle_each(
 
 def pickle_run_config(run_config: RunConfig, like: Any) -> dict[str, Any]:
     """``run_config`` and ``callbacks``, as far as they can be pickled."""
-    # The storage is where the run is, and a filesystem may hold credentials.
+    # The storage is where the run is.
     bare = replace(run_config, callbacks=(), storage_filesystem=None, storage_path=None)
     callbacks = dict(enumerate(run_config.callbacks))
     return {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lockstep.redact import redacted
 from lockstep.tune.search.sample import Categorical
 from lockstep.tune.search.space import is_grid
 
@@ -20,9 +21,12 @@ _POSITION, _TUPLE, _ITEMS, _TEXT = "$value", "$tuple", "$items", "$repr"
 
 
 def encode_config(config: Any, space: Any) -> Any:
-    """``config`` as plain JSON; ``space`` is the space it was drawn from."""
+    """``config`` as plain JSON; ``space`` is the space it was drawn from.
+
+    URIs are without their secrets.
+    """
     if type(config) in _PLAIN:
-        return config
+        return redacted(config)
     if isinstance(config, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in config):
             return {key: encode_config(value, _below(space, key)) for key, value in config.items()}

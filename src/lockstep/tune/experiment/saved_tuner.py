@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.config import RunConfig
+from lockstep.redact import redacted
 from lockstep.train.record.kept_objects import KeptObjects, pickle_each, pickle_run_config
 from lockstep.train.trainer import DataParallelTrainer
 from lockstep.tune.tune_config import TuneConfig
@@ -38,7 +39,8 @@ def pack_tuner(
     like: Any = trainable
     if isinstance(trainable, DataParallelTrainer):
         like = trainable.train_loop_per_worker
-        trainable = trainable.with_changes(run_config=RunConfig())
+        config = redacted(trainable.train_loop_config)
+        trainable = trainable.with_changes(run_config=RunConfig(), train_loop_config=config)
     like = getattr(like, "func", like)
     parts = {
         "param_space": param_space,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.checks import check_positive, is_number
+from lockstep.storage.local import open_private
 from lockstep.tune.schedulers.explore import check_mutations, explore, fill
 from lockstep.tune.schedulers.scoring import read_score, read_time
 from lockstep.tune.schedulers.trial_scheduler import Decision, TrialScheduler, TuneController
@@ -292,13 +293,16 @@ def _write_log(directory: str, row: list[Any]) -> None:
     if not os.path.isdir(directory):
         return  # remote storage cannot append to a file
     line = json.dumps(row, default=str) + "\n"
-    with open(os.path.join(directory, GLOBAL_LOG), "a", encoding="utf-8") as file:
-        file.write(line)
+    _append(os.path.join(directory, GLOBAL_LOG), line)
     own, donor = _policy_file(directory, row[0]), _policy_file(directory, row[1])
     # The donor's ancestry replaces the trial's own.
     if os.path.exists(donor):
-        shutil.copyfile(donor, own)
+        shutil.copy(donor, own)  # with its mode
     elif os.path.exists(own):
         os.remove(own)
-    with open(own, "a", encoding="utf-8") as file:
+    _append(own, line)
+
+
+def _append(path: str, line: str) -> None:
+    with open(path, "a", encoding="utf-8", opener=open_private) as file:
         file.write(line)
