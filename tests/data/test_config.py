@@ -61,10 +61,31 @@ def test_what_rays_scripts_say_about_execution() -> None:
 
 def test_a_setting_that_was_never_set() -> None:
     context = DataContext()
-    assert context.target_max_block_size is None
+    assert context.target_max_block_size == 128 << 20
     context.target_max_block_size = 1
-    assert copy.deepcopy(context).target_max_block_size == 1
+    for same in (copy.deepcopy(context), context.copy()):
+        assert same.target_max_block_size == 1
     assert not hasattr(context, "_private")
+    context.set_config("mine", 3)
+    assert (context.get_config("mine"), context.copy().get_config("mine")) == (3, 3)
+    context.remove_config("mine")
+    assert context.get_config("mine", "gone") == "gone"
+
+
+def test_a_setting_that_does_not_exist() -> None:
+    context = DataContext()
+    message = r"no setting 'target_max_blok_size'; did you mean target_max_block_size"
+    with pytest.raises(AttributeError, match=message):
+        _ = context.target_max_blok_size
+    with pytest.raises(AttributeError, match=message):
+        context.target_max_blok_size = 3
+    with pytest.raises(AttributeError, match=r"no setting 'qqq'\. It has Ray's settings"):
+        _ = context.qqq
+
+
+def test_a_setting_that_would_change_results() -> None:
+    with pytest.warns(UserWarning, match="max_errored_blocks = 3 has no effect: the first error"):
+        DataContext().max_errored_blocks = 3
 
 
 def test_a_shuffle_of_files_that_stays() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __all__ = [
     "DataContext",
@@ -94,12 +95,64 @@ class ExecutionOptions:
     label_selector: Mapping[str, str] | None = None
 
 
+_SETTINGS: dict[str, Any] = {
+    "actor_init_max_retries": 3, "actor_init_retry_on_errors": False,
+    "actor_prefetcher_enabled": False, "actor_task_retry_on_errors": False,
+    "autoscaling_config": None, "block_splitting_enabled": True, "checkpoint_config": None,
+    "decoding_size_estimation": True, "default_hash_shuffle_parallelism": 200,
+    "downstream_capacity_backpressure_ratio": None, "eager_free": False,
+    "enable_auto_log_stats": False, "enable_dynamic_output_queue_size_backpressure": False,
+    "enable_fallback_to_arrow_object_ext_type": None,
+    "enable_get_object_locations_for_metrics": False, "enable_operator_progress_bars": True,
+    "enable_pandas_block": True, "enable_per_node_metrics": False,
+    "enable_progress_bar_name_truncation": True, "enable_progress_bars": True,
+    "enable_rich_progress_bars": False, "enable_tensor_extension_casting": True,
+    "issue_detectors_config": None, "join_operator_actor_num_cpus_override": None,
+    "large_args_threshold": 50 << 20, "log_internal_stack_trace_to_stdout": False,
+    "max_errored_blocks": 0, "max_hash_shuffle_aggregators": None,
+    "max_hash_shuffle_finalization_batch_size": None, "max_num_blocks_in_streaming_gen_buffer": 2,
+    "memory_usage_poll_interval_s": 1, "min_hash_shuffle_aggregator_wait_time_in_s": 300,
+    "min_parallelism": 200, "new_execution_backend": True, "op_resource_reservation_enabled": True,
+    "op_resource_reservation_ratio": 0.5, "optimize_fuse_read_stages": True,
+    "optimize_fuse_shuffle_stages": True, "optimize_fuse_stages": True,
+    "optimize_reorder_stages": True, "optimizer_enabled": True,
+    "override_object_store_memory_limit_fraction": None,
+    "pipeline_push_based_shuffle_reduce_tasks": True, "print_on_execution_start": True,
+    "raise_original_map_exception": True, "read_op_min_num_blocks": 200, "retried_io_errors": (),
+    "s3_try_create_dir": False, "scheduling_strategy": "SPREAD",
+    "scheduling_strategy_large_args": "DEFAULT", "shuffle_strategy": None,
+    "streaming_read_buffer_size": 32 << 20, "target_max_block_size": 128 << 20,
+    "target_min_block_size": 1 << 20, "target_shuffle_max_block_size": 1 << 30,
+    "trace_allocations": False, "use_arrow_native_fixed_shape_tensor_type": True,
+    "use_arrow_tensor_v2": True, "use_polars": False, "use_polars_sort": False,
+    "use_push_based_shuffle": False, "use_ray_tqdm": True, "use_runtime_metrics_scheduling": False,
+    "use_streaming_executor": True, "verbose_stats_logs": False, "wait_for_min_actors_s": -1,
+    "warn_on_driver_memory_usage_bytes": 2 << 30, "write_file_retry_on_errors": (),
+}  # fmt: skip
+"""The settings of Ray's executor, and the values that a script finds in them."""
+
+
+_INSTEAD = {
+    "actor_task_retry_on_errors": "a function is called once for a batch",
+    "checkpoint_config": "positions are saved with the checkpoints of a run",
+    "max_errored_blocks": "the first error ends the iteration",
+    "raise_original_map_exception": "a function's own exception is always raised",
+}
+"""Settings that change results, and what happens here whatever they are."""
+
+
 class DataContext:
-    """Ray's settings: any attribute can be set, has no effect, and is None until it is set."""
+    """Ray's settings: each of Ray's names can be read and set, and none has an effect here.
+
+    Most are about Ray's scheduler. Setting one that would change results warns. Another name is
+    an error: it would be a misspelt one.
+    """
 
     _current: DataContext | None = None
+    execution_options: ExecutionOptions
 
     def __init__(self) -> None:
+        vars(self)["_config"] = {}
         self.execution_options = ExecutionOptions()
 
     @classmethod
@@ -109,11 +162,47 @@ class DataContext:
             DataContext._current = cls()
         return DataContext._current
 
+    def get_config(self, key: str, default: Any = None) -> Any:
+        """A value of your own that ``set_config`` has stored."""
+        return self._config.get(key, default)
+
+    def set_config(self, key: str, value: Any) -> None:
+        """Store a value of your own, under any name."""
+        self._config[key] = value
+
+    def remove_config(self, key: str) -> None:
+        """Forget a value of your own."""
+        self._config.pop(key, None)
+
+    def copy(self) -> DataContext:
+        """A copy with the same settings."""
+        new = DataContext()
+        vars(new).update({**vars(self), "_config": dict(self._config)})
+        return new
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"DataContext has no attribute {name!r}.")
-        return None
+        if name in _SETTINGS:
+            return _SETTINGS[name]
+        raise AttributeError(_unknown(name))
 
-    if TYPE_CHECKING:  # any name may be set
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SETTINGS and name != "execution_options":
+            raise AttributeError(_unknown(name))
+        if name in _INSTEAD and value != _SETTINGS[name]:
+            warnings.warn(
+                f"DataContext.{name} = {value!r} has no effect: {_INSTEAD[name]}.",
+                UserWarning,
+                stacklevel=2,
+            )
+        super().__setattr__(name, value)
 
-        def __setattr__(self, name: str, value: Any) -> None: ...
+
+def _unknown(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, [*_SETTINGS, "execution_options"], 3)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    return (
+        f"DataContext has no setting {name!r}{meant or '.'} It has Ray's settings, which have no "
+        "effect here; keep values of your own with set_config()."
+    )
