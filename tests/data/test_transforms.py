@@ -45,7 +45,7 @@ class TestMapBatches:
             blocks(20).map_batches(note, batch_size=0)
         for size in (None, "auto", "default"):
             del seen[:]
-            assert blocks(20, 2).map_batches(note, batch_size=size).count() == 20
+            assert blocks(20, 2).map_batches(note, batch_size=size).to_arrow().num_rows == 20
             assert seen == [10, 10]
 
     def test_arguments(self) -> None:
@@ -143,9 +143,47 @@ class TestMapBatches:
         table = pa.table({"id": np.arange(3)})
         dataset = lockstep.data.from_arrow(table)
         with pytest.raises(ValueError, match="read-only"):
-            dataset.map_batches(in_place).take_all()
-        assert column(dataset.map_batches(in_place, zero_copy_batch=False)) == [0, 2, 4]
+            dataset.map_batches(in_place, zero_copy_batch=True).take_all()
+        assert column(dataset.map_batches(in_place)) == [0, 2, 4]
+        assert column(dataset.map_batches(in_place, batch_format="torch")) == [0, 2, 4]
+        assert column(dataset.map_batches(in_place, batch_format="pandas")) == [0, 2, 4]
         assert column(dataset) == [0, 1, 2]
+        # The same block is read once for several slices: neither sees what the other has written.
+        halves = [blocks(6, 1).split(2)[part].map_batches(in_place) for part in (0, 1)]
+        assert column(halves[0].union(halves[1])) == [0, 2, 4, 6, 8, 10]
+
+    def test_arrays_in_rows_can_be_written_to(self) -> None:
+        def add(row: dict[str, Any]) -> dict[str, Any]:
+            row["x"] += 1
+            return row
+
+        def add_each(batch: dict[str, Any]) -> dict[str, Any]:
+            for array in batch["x"]:
+                array += 1
+            return batch
+
+        for arrays in ([np.zeros(2)] * 2, [np.zeros((2, 1))] * 2, [np.zeros(1), np.zeros(2)]):
+            dataset = lockstep.data.from_items([{"x": array} for array in arrays])
+            changes = [dataset.map_batches(add_each)]
+            if arrays[0].shape == arrays[1].shape:  # otherwise rows have lists
+                changes.append(dataset.map(add))
+            for changed in changes:
+                assert {float(np.ravel(row["x"])[0]) for row in changed.take_all()} == {1.0}
+            assert {float(np.ravel(row["x"])[0]) for row in dataset.take_all()} == {0.0}
+
+    def test_data_from_files_is_not_copied_to_be_writable(self, tmp_path: Path) -> None:
+        addresses = []
+
+        def in_place(batch: dict[str, Any]) -> dict[str, Any]:
+            addresses.append(batch["id"].ctypes.data)
+            batch["id"] += 1
+            return batch
+
+        pq.write_table(pa.table({"id": np.arange(1000)}), tmp_path / "a.parquet")
+        dataset = lockstep.data.read_parquet(tmp_path).map_batches(in_place)
+        (batch,) = dataset.iter_batches(batch_size=1000, prefetch_batches=0)
+        assert batch["id"].tolist() == list(range(1, 1001))
+        assert batch["id"].ctypes.data == addresses[0]
 
     @pytest.mark.parametrize(
         ("result", "message"),
@@ -177,14 +215,30 @@ class TestMapBatches:
         notes = getattr(caught.value, "__notes__", None)
         assert notes is None or notes == [f"(in rows of {tmp_path / 'a.parquet'})"]
 
+    def test_counting_does_not_run_it(self) -> None:
+        calls = []
+
+        def same(batch: dict[str, Any]) -> dict[str, Any]:
+            calls.append(len(batch["id"]))
+            return batch
+
+        for keeps in (None, True):
+            assert blocks(20).map_batches(same, preserves_rows=keeps).count() == 20
+        assert calls == []
+        assert blocks(20).map_batches(same, preserves_rows=False).count() == 20
+        assert sum(calls) == 20
+
     def test_a_number_of_rows_that_changes(self) -> None:
         def half(batch: dict[str, Any]) -> dict[str, Any]:
             return {"id": batch["id"][::2]}
 
         dataset = blocks(20).map_batches(half)
         expected = [0, 2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19]
-        assert column(dataset) == expected  # only looked at: any number is fine
+        with pytest.warns(UserWarning, match=r"returned 3 rows for 5, but count\(\) and shards"):
+            assert column(dataset) == expected  # only looked at: any number is fine
         assert dataset.count() == 12
+        with pytest.raises(ValueError, match="returned 3 rows for 5; give map_batches"):
+            blocks(20).map_batches(half, preserves_rows=True).take_all()
         assert [i for b in dataset.iter_batches(batch_size=5) for i in b["id"].tolist()] == expected
         message = r"returned 3 rows for 5; give map_batches preserves_rows=False"
         with pytest.raises(ValueError, match=message):

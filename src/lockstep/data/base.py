@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from lockstep.data.iterate.batching import locally_shuffled
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lockstep.data.dataset import Dataset
 
-__all__ = ["DatasetBase", "with_operation"]
+__all__ = ["DatasetBase", "Step", "with_operation"]
 
 _MAX_COUNT_THREADS = 8
 """A counting thread holds one block in memory."""
@@ -31,29 +31,46 @@ Make = Callable[[], Sequence[Group]]
 """Creates the groups of a dataset, on first use."""
 
 
+@dataclass(frozen=True)
+class Step:
+    """How a dataset was made, for ``print``: a source, or a call on other datasets."""
+
+    text: str
+    inputs: tuple[Step, ...] = ()
+
+    def lines(self, indent: str = "") -> Iterator[str]:
+        """The call, and indented below it those that it was made on."""
+        yield f"{indent}+- {self.text}"
+        for step in self.inputs:
+            yield from step.lines(indent + "   ")
+
+
 class DatasetBase(DataIterator):
     """A lazy, immutable dataset: nothing is read before rows, counts or a schema are requested."""
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: Make, step: Step, free: Callable[[], bool]) -> None:
+        """``free`` says whether ``make`` reads and computes nothing: its result can be shown."""
         super().__init__()
         self._make: Make | None = make
+        self._free: Callable[[], bool] | None = free
+        self._step = step
         self._known_groups: list[Group] | None = None
         self._lock = threading.RLock()
         self._epoch = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"groups": self._groups()}
+        return {"groups": self._groups(), "step": self._step}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         groups = state["groups"]
-        DatasetBase.__init__(self, lambda: groups)
+        DatasetBase.__init__(self, lambda: groups, state["step"], lambda: True)
 
     def _groups(self) -> list[Group]:
         with self._lock:
             if self._known_groups is None:
                 assert self._make is not None
                 self._known_groups = list(self._make())
-                self._make = None  # frees the datasets it was derived from
+                self._make = self._free = None  # frees the datasets it was derived from
             return self._known_groups
 
     def _counted(self) -> list[Group]:
@@ -74,21 +91,33 @@ class DatasetBase(DataIterator):
     def _units(self) -> list[Unit]:
         return [unit for group in self._groups() for unit in group.units]
 
-    def _derive(self, change: Callable[[list[Group]], Sequence[Group]]) -> Dataset:
-        """A dataset of this one's groups, changed on first use."""
-        return self._new(lambda: change(self._groups()))
+    def _is_free(self) -> bool:
+        """Whether finding the groups reads nothing, because it is done or needs no file."""
+        return self._free is None or self._free()
 
-    def _derive_counted(self, change: Callable[[list[Group]], Sequence[Group]]) -> Dataset:
+    def _is_counted(self) -> bool:
+        return self._is_free() and all(unit.rows is not None for unit in self._units())
+
+    def _derive(self, text: str, change: Callable[[list[Group]], Sequence[Group]]) -> Dataset:
+        """A dataset of this one's groups, changed on first use; ``text`` is the user's call."""
+        return self._new(text, (self,), lambda: change(self._groups()), self._is_free)
+
+    def _derive_counted(
+        self, text: str, change: Callable[[list[Group]], Sequence[Group]]
+    ) -> Dataset:
         """A dataset of this one's counted groups, changed on first use."""
-        return self._new(lambda: change(self._counted()))
+        return self._new(text, (self,), lambda: change(self._counted()), self._is_counted)
 
-    def _new(self, make: Make) -> Dataset:
+    def _new(
+        self, text: str, parents: Sequence[DatasetBase], make: Make, free: Callable[[], bool]
+    ) -> Dataset:
         """Another dataset of this one's class: ``Dataset``, which this module cannot import."""
-        return cast("Dataset", type(self)(make))
+        step = Step(text, tuple(parent._step for parent in parents))
+        return cast("Dataset", type(self)(make, step, free))
 
     def _with_operation(self, operation: Operation) -> Dataset:
         """A dataset with one more operation on each block."""
-        return self._derive(lambda groups: with_operation(groups, operation))
+        return self._derive(operation.text, lambda groups: with_operation(groups, operation))
 
     def _pieces(self, epoch: int = 0) -> Iterator[Piece]:
         """All rows of an epoch, in order."""

@@ -11,9 +11,11 @@ from lockstep.checks import check_int, check_seed
 from lockstep.data.aggregates import Aggregates
 from lockstep.data.arrow.formats import check_format, to_format, to_rows
 from lockstep.data.arrow.views import without_views
+from lockstep.data.base import Step
 from lockstep.data.iterate.shard import DataShard, ShardPlan
 from lockstep.data.outputs import Outputs
 from lockstep.data.plan.position import Cut
+from lockstep.data.plan.schema import inferred_schema, known_schema
 from lockstep.data.reordering import Reordering, source_groups
 from lockstep.data.sources.base import MemorySource, Source
 from lockstep.data.transforms import Transforms
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Dataset", "from_source", "from_table"]
+
+_SHOWN_COLUMNS = 20
 
 
 class Dataset(Transforms, Reordering, Aggregates, Outputs):
@@ -32,8 +36,12 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
     """
 
     def count(self) -> int:
-        """The number of rows; reads no more data than the count needs."""
-        if any(unit.guessed for unit in self._units()):
+        """The number of rows; reads no more data than the count needs.
+
+        A ``map_batches`` is not run unless it has ``preserves_rows=False``, or its function was
+        seen to change the number of rows.
+        """
+        if any(unit.seen_to_change_rows for unit in self._units()):
             return sum(table.num_rows for table in self._tables())
         return sum(unit.rows or 0 for group in self._counted() for unit in group.units)
 
@@ -82,8 +90,6 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
         """
         schema = self._schema()
         if schema is None and fetch_if_missing:
-            from lockstep.data.plan.schema import inferred_schema
-
             schema = inferred_schema(self._groups())
         return schema
 
@@ -114,7 +120,9 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
 
     def materialize(self) -> Dataset:
         """Read and transform all rows now; the result holds them in memory."""
-        return from_table(self.to_arrow())
+        made = from_table(self.to_arrow())
+        made._step = Step("materialize()", (self._step,))
+        return made
 
     def iterator(self) -> DataShard:
         """The rows as one shard: an iterator whose position can be saved and restored."""
@@ -174,21 +182,28 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
             raise AttributeError(f"A dataset has no {name!r}.")
 
     def __repr__(self) -> str:
-        from lockstep.data.plan.schema import known_schema
+        """The rows and columns, as far as they are known without reading, and how it was made."""
+        rows, columns = "?", "?"
+        if self._is_free():
+            counts = [unit.rows for unit in self._units()]
+            rows = "?" if None in counts else str(sum(count or 0 for count in counts))
+            if all(unit.source.is_ready() for unit in self._units()):
+                columns = _shown(known_schema(self._groups()))
+        first = f"Dataset(rows={rows}, schema={columns})"
+        return "\n".join([first, *self._step.lines()])
 
-        groups = self._known_groups
-        if groups is None:
-            return "Dataset(not read yet)"
-        schema = known_schema(groups)
-        names = "?" if schema is None else ", ".join(schema.names)
-        rows = [unit.rows for group in groups for unit in group.units]
-        total = "?" if None in rows else sum(row or 0 for row in rows)
-        return f"Dataset(rows={total}, columns=[{names}])"
+
+def _shown(schema: pa.Schema | None) -> str:
+    if schema is None:
+        return "?"  # a user's function decides it
+    shown = [f"{field.name}: {field.type}" for field in schema][:_SHOWN_COLUMNS]
+    more = len(schema) - len(shown)
+    return f"{{{', '.join(shown)}{f', … {more} more' if more else ''}}}"
 
 
 def from_source(source: Source) -> Dataset:
     """A source's rows as a dataset."""
-    return Dataset(lambda: source_groups(source))
+    return Dataset(lambda: source_groups(source), Step(source.text), source.is_ready)
 
 
 def from_table(table: pa.Table, num_blocks: int | None = None) -> Dataset:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,12 @@ class Reordering(DatasetBase):
     def limit(self, limit: int) -> Dataset:
         """The first ``limit`` rows."""
         rows = check_int(f"limit({limit!r})", limit)
-        return self._derive(lambda groups: _first_rows(self, groups, rows))
+
+        def free() -> bool:
+            return self._is_counted() and all(g.shuffle is None for g in self._groups())
+
+        make = partial(_first_rows, self, rows)
+        return self._new(f"limit({rows})", (self,), make, free)
 
     def union(self, *other: Dataset) -> Dataset:
         """The rows of this dataset, then the rows of the others.
@@ -47,7 +52,12 @@ class Reordering(DatasetBase):
         """
         _check_datasets("union", other)
         parts: list[DatasetBase] = [self, *other]
-        return self._new(lambda: _union([part._groups() for part in parts]))
+        return self._new(
+            "union()",
+            parts,
+            lambda: _union([part._groups() for part in parts]),
+            lambda: all(part._is_free() for part in parts),
+        )
 
     def zip(self, *other: Dataset) -> Dataset:
         """The columns of several datasets side by side; all must have the same number of rows."""
@@ -74,7 +84,7 @@ class Reordering(DatasetBase):
                     columns[unique] = column
             return table_groups(pa.table(columns))
 
-        return self._new(make)
+        return self._new("zip()", (self, *other), make, lambda: False)
 
     def sort(self, key: str | Sequence[str], descending: bool | Sequence[bool] = False) -> Dataset:
         """The rows sorted by one or more columns; holds all rows in memory."""
@@ -97,7 +107,7 @@ class Reordering(DatasetBase):
             ]
             return table_groups(table.sort_by(order))
 
-        return self._new(make)
+        return self._new(f"sort({key!r})", (self,), make, lambda: False)
 
     def repartition(
         self,
@@ -126,7 +136,7 @@ class Reordering(DatasetBase):
                 size = max(1, -(-total_rows(groups) // number))
             return [replace(group, units=_resized(group.units, size)) for group in groups]
 
-        resized = self._derive_counted(change)
+        resized = self._derive_counted(f"repartition({given})", change)
         return resized.random_shuffle() if shuffle else resized
 
     def random_shuffle(
@@ -166,22 +176,32 @@ class Reordering(DatasetBase):
         else:
             rows = check_int(f"random_shuffle(window={window!r})", window, 1)
         dataset = self if num_blocks is None else self.repartition(num_blocks)
-        return dataset._shuffled(_seed("random_shuffle", seed), rows, True, seed is None)
+        number = _seed("random_shuffle", seed)
+        return dataset._shuffled("random_shuffle", number, rows, True, seed is None)
 
     def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
         """The blocks in a random order, a different one in each epoch; rows stay in their block."""
-        return self._shuffled(_seed("randomize_block_order", seed), None, False, seed is None)
+        number = _seed("randomize_block_order", seed)
+        return self._shuffled("randomize_block_order", number, None, False, seed is None)
 
-    def _shuffled(self, seed: int, window: int | None, rows: bool, drawn: bool) -> Dataset:
+    def _shuffled(
+        self, doing: str, seed: int, window: int | None, rows: bool, drawn: bool
+    ) -> Dataset:
         shuffle = EpochShuffle(seed, window, rows, drawn)
-        return self._derive(lambda groups: [Group([u for g in groups for u in g.units], shuffle)])
+        return self._derive(
+            f"{doing}({'' if drawn else f'seed={seed}'})",
+            lambda groups: [Group([u for g in groups for u in g.units], shuffle)],
+        )
 
     def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:
         """About that fraction of the rows, chosen at random; the same rows in each epoch."""
         if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
             raise ValueError(f"random_sample({fraction!r}): give a fraction from 0 to 1.")
         key = key_of(_seed("random_sample", seed))
-        return self._derive_counted(lambda groups: _sampled(groups, key, 0, int(fraction * 2**64)))
+        return self._derive_counted(
+            f"random_sample({fraction})",
+            lambda groups: _sampled(groups, key, 0, int(fraction * 2**64)),
+        )
 
     def train_test_split(
         self, test_size: int | float, *, shuffle: bool = False, seed: int | None = None
@@ -196,16 +216,22 @@ class Reordering(DatasetBase):
         """
         total = self._check_test_size(test_size)
         test_rows = int(total * test_size) if isinstance(test_size, float) else test_size
+        text = f"train_test_split({test_size})"
         if not shuffle:
-            return self._slice(0, total - test_rows), self._slice(total - test_rows, total)
+            bounds = (0, total - test_rows, total)
+            train, test = (self._slice(text, start, stop) for start, stop in pairwise(bounds))
+            return train, test
         drawn = seed is None
         seed = _seed("train_test_split", seed)
         key = key_of(seed)
         # The rows with the smallest hashes are the test rows: no list of them is needed.
         bound = _order_statistic(key, total, test_rows)
-        test = self._derive_counted(lambda groups: _sampled(groups, key, 0, bound))
-        train = self._derive_counted(lambda groups: _sampled(groups, key, bound, 1 << 64))
-        return train._shuffled(seed, None, True, drawn), test._shuffled(seed, None, True, drawn)
+        test = self._derive_counted(text, lambda groups: _sampled(groups, key, 0, bound))
+        train = self._derive_counted(text, lambda groups: _sampled(groups, key, bound, 1 << 64))
+        train, test = (
+            part._shuffled("random_shuffle", seed, None, True, drawn) for part in (train, test)
+        )
+        return train, test
 
     def _check_test_size(self, test_size: int | float) -> int:
         """The number of rows of the dataset, after a check that ``test_size`` fits."""
@@ -232,7 +258,7 @@ class Reordering(DatasetBase):
         if equal:
             total -= total % n
         bounds = [total * part // n for part in range(n + 1)]
-        return [self._slice(start, stop) for start, stop in pairwise(bounds)]
+        return [self._slice(f"split({n})", start, stop) for start, stop in pairwise(bounds)]
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
         """Cut before each of these positions; returns one dataset more than there are positions."""
@@ -243,7 +269,8 @@ class Reordering(DatasetBase):
             )
         total = total_rows(self._counted())
         bounds = [0, *(min(position, total) for position in positions), total]
-        return [self._slice(start, stop) for start, stop in pairwise(bounds)]
+        text = f"split_at_indices({positions})"
+        return [self._slice(text, start, stop) for start, stop in pairwise(bounds)]
 
     def split_proportionately(self, proportions: Sequence[float]) -> list[Dataset]:
         """A dataset for each of these fractions of the rows, and one with the remaining rows."""
@@ -256,8 +283,10 @@ class Reordering(DatasetBase):
         total = total_rows(self._counted())
         return self.split_at_indices([int(total * end) for end in accumulate(fractions)])
 
-    def _slice(self, start: int, stop: int) -> Dataset:
-        return self._derive_counted(lambda groups: _slice_groups(groups, start, stop))
+    def _slice(self, text: str, start: int, stop: int) -> Dataset:
+        """Rows ``start`` to ``stop``, one of the datasets that a call returned."""
+        text = f"{text}: rows {start} to {stop}"
+        return self._derive_counted(text, lambda groups: _slice_groups(groups, start, stop))
 
 
 def _check_datasets(doing: str, given: Sequence[Any]) -> None:
@@ -316,10 +345,11 @@ def _join_unshuffled(groups: list[Group]) -> list[Group]:
     return joined
 
 
-def _first_rows(dataset: DatasetBase, groups: list[Group], limit: int) -> list[Group]:
+def _first_rows(dataset: DatasetBase, limit: int) -> list[Group]:
     """The first ``limit`` rows; counts no more units than needed, unless rows are shuffled."""
     from lockstep.data.plan.unit import count_rows
 
+    groups = dataset._groups()
     if any(group.shuffle is not None for group in groups):
         counted = dataset._counted()
         return _slice_groups(counted, 0, min(limit, total_rows(counted)))

@@ -59,7 +59,7 @@ class Transforms(DatasetBase):
         batch_size: int | str | None = None,
         compute: Any = None,
         batch_format: str | None = "default",
-        zero_copy_batch: bool = True,
+        zero_copy_batch: bool = False,
         fn_args: Iterable[Any] | None = None,
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Iterable[Any] | None = None,
@@ -83,13 +83,16 @@ class Transforms(DatasetBase):
             batch_format: the type of batch that ``fn`` gets: ``"numpy"`` (a dict of arrays),
                 ``"pandas"``, ``"pyarrow"`` or ``"torch"``. ``fn`` may return any of these types, or
                 a generator of batches.
-            zero_copy_batch: False gives ``fn`` writable arrays.
+            zero_copy_batch: True gives ``fn`` arrays that share the dataset's memory and are
+                read-only. By default ``fn`` may write to them; data from files is not copied for
+                that, data in memory is.
             fn_args, fn_kwargs: passed to ``fn`` after the batch.
             fn_constructor_args, fn_constructor_kwargs: passed to the class.
             concurrency: the number of threads that call ``fn`` at once.
-            preserves_rows: whether output row i is made of input row i. None assumes so where
-                shards or slices depend on it, and accepts any number of rows elsewhere. Give False
-                where ``fn`` changes the number of rows; equal shards then need a count first.
+            preserves_rows: whether output row i is made of input row i. None assumes so: shards,
+                slices and ``count()`` depend on it. Where only rows are asked for, any number is
+                accepted, with a warning. Give False where ``fn`` changes the number of rows;
+                shards and ``count()`` then run it first.
             udf_modifying_row_count: Ray's name for the opposite of ``preserves_rows``.
             hints: for Ray's scheduler; accepted and ignored.
         """
@@ -107,8 +110,8 @@ class Transforms(DatasetBase):
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, compute, concurrency
         )
         name = check_format(batch_format)
-        copy = not zero_copy_batch
-        return self._with_operation(ops.MapBatches(call, rows, name, preserves_rows, copy))
+        write = not zero_copy_batch
+        return self._with_operation(ops.MapBatches(call, rows, name, preserves_rows, write))
 
     def map(
         self,

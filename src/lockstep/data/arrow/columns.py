@@ -151,7 +151,10 @@ def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """A column's values as Python objects, and as numpy arrays where a row holds an array."""
+    """A column's values as Python objects, and as numpy arrays where a row holds an array.
+
+    The arrays can be written to.
+    """
     import numpy as np
     import pyarrow.types as types
 
@@ -159,12 +162,12 @@ def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     kind = array.type
     if is_tensor(kind):
         if array.null_count == 0:
-            return list(to_numpy(array))
+            return list(writable(to_numpy(array), owned=False))
         rows = array.storage.to_pylist()
         dtype = kind.value_type.to_pandas_dtype()
         return [r if r is None else np.array(r, dtype).reshape(kind.shape) for r in rows]
     if types.is_fixed_size_list(kind) and array.null_count == 0:
-        return list(to_numpy(array))
+        return list(writable(to_numpy(array), owned=False))
     if is_ragged(kind):
         numbers, shapes = array.flatten()
         dtype = kind.field(0).type.value_type.to_pandas_dtype()
@@ -254,7 +257,11 @@ def writable(array: np.ndarray[Any, Any], owned: bool) -> np.ndarray[Any, Any]:
     """The same values in writable memory; without a copy if the memory is ``owned``."""
     import numpy as np
 
-    if array.flags.writeable and owned:
+    if array.dtype == object:
+        if isinstance(next((v for v in array if v is not None), None), np.ndarray):
+            return _objects([None if value is None else value.copy() for value in array])
+        return array
+    if array.flags.writeable:  # a view of Arrow's memory never is: this is a copy already
         return array
     if owned and array.size and array.dtype.kind in "iufcb":
         return np.asarray(_Memory(array))

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.arrow.columns import to_arrow, to_numpy, to_values
+from lockstep.data.arrow.columns import to_arrow, to_numpy, to_values, writable
 from lockstep.data.arrow.unify import concatenated
 
 if TYPE_CHECKING:
@@ -38,23 +38,24 @@ def check_format(name: str | None, allowed: Sequence[str] = FORMATS) -> str:
     return "numpy" if name == "default" else name
 
 
-def to_format(table: pa.Table, name: str, copy: bool = False) -> Any:
+def to_format(table: pa.Table, name: str, write: bool = False, owned: bool = False) -> Any:
     """A table as ``"numpy"``, ``"pandas"``, ``"pyarrow"`` or ``"torch"``.
 
     Args:
         table: the rows.
         name: what ``check_format`` returned.
-        copy: whether the arrays must be writable.
+        write: the arrays must be writable.
+        owned: no one else uses the table's memory, so writable arrays need no copy.
     """
     if name == "pyarrow":
         return table
     if name == "pandas":
         return to_pandas(table)
     arrays = {n: to_numpy(c) for n, c in zip(table.column_names, table.columns, strict=True)}
+    if write or name == "torch":  # torch has no tensors that cannot be written to
+        arrays = {key: writable(array, owned) for key, array in arrays.items()}
     if name == "torch":
-        return {key: to_tensor(key, array.copy()) for key, array in arrays.items()}
-    if copy:
-        return {key: a if a.flags.writeable else a.copy() for key, a in arrays.items()}
+        return {key: to_tensor(key, array) for key, array in arrays.items()}
     return arrays
 
 

@@ -123,7 +123,7 @@ class _Columns:
                 self.arrays.append((name, one_array(column), True))
                 continue
             array = to_numpy(column)
-            if write and array.dtype != object:
+            if write:
                 array = writable(array, piece.owned)
             self.arrays.append((name, array, False))
 
@@ -139,7 +139,7 @@ class _Columns:
 
     def _lists(self, values: pa.Array, start: int, stop: int) -> np.ndarray[Any, Any]:
         array = to_numpy(values.slice(start, stop - start))
-        return writable(array, self.owned) if self.write and array.dtype != object else array
+        return writable(array, self.owned) if self.write else array
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

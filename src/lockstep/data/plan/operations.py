@@ -9,9 +9,11 @@ from __future__ import annotations
 import queue
 import re
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import check_int
@@ -46,12 +48,22 @@ class Operation(ABC):
 
     keeps_rows = True
     runs_user_code = False
-    guessed = False
-    """Whether ``keeps_rows`` is assumed, because the user did not state it."""
+    seen_to_change_rows = False
+    """Whether ``keeps_rows`` was assumed, and found to be wrong."""
 
     @abstractmethod
-    def apply(self, table: pa.Table) -> pa.Table:
-        """The rows after this step."""
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+        """The rows after this step.
+
+        Args:
+            table: the rows before it.
+            owned: no one else uses the table's memory, so a user's function may write to it.
+        """
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The call that added it, as a user would write it."""
 
 
 class Call:
@@ -142,38 +154,55 @@ class MapBatches(Operation):
     batch_size: int | None
     batch_format: str
     keeps: bool | None
-    copy: bool
+    write: bool
     runs_user_code = True
+    _seen: list[str] = field(default_factory=list, init=False)
+
+    @property
+    def text(self) -> str:
+        """With the function's name."""
+        return f"map_batches({self.call.name})"
+
+    def changes_rows(self, before: int, after: int) -> None:
+        """Note that an assumption was wrong, and tell the user so, once."""
+        if not self._seen:
+            self._seen.append(f"{after} rows for {before}")
+            warnings.warn(
+                f"{self.text} returned {after} rows for {before}, but count() and shards take a "
+                "function to keep the rows; give map_batches preserves_rows=False.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def seen_to_change_rows(self) -> bool:  # type: ignore[override]
+        """Whether the function was seen to change the number of rows, which was not declared."""
+        return bool(self._seen)
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
         """Whether rows are kept; assumed unless the user denied it."""
         return self.keeps is not False
 
-    @property
-    def guessed(self) -> bool:  # type: ignore[override]
-        """Whether the user did not state it."""
-        return self.keeps is None
-
-    def apply(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Cut into batches, call the function on each, concatenate the results."""
         rows = table.num_rows
         size = self.batch_size or max(1, -(-rows // self.call.threads))
         if rows <= size:
-            return self._one(table)
+            return self._one(table, owned)
         batches = [table.slice(start, size) for start in range(0, rows, size)]
         if self.call.threads == 1:
-            done = [self._one(batch) for batch in batches]
+            done = [self._one(batch, owned) for batch in batches]
         else:
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(self.call.threads, "lockstep-data-map") as pool:
-                done = list(pool.map(self._one, batches))
+                done = list(pool.map(partial(self._one, owned=owned), batches))
         return concatenated(done)
 
-    def _one(self, table: pa.Table) -> pa.Table:
-        batch = to_format(table, self.batch_format, copy=self.copy)
-        return to_table(self.call(batch), f"map_batches({self.call.name})")
+    def _one(self, table: pa.Table, owned: bool) -> pa.Table:
+        batch = to_format(table, self.batch_format, write=self.write, owned=owned)
+        return to_table(self.call(batch), self.text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,16 +212,21 @@ class MapRows(Operation):
     call: Call
     runs_user_code = True
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Row by row."""
         rows = [self._one(row) for row in to_rows(table)]
-        return from_rows(rows, table.schema, f"map({self.call.name})")
+        return from_rows(rows, table.schema, self.text)
+
+    @property
+    def text(self) -> str:
+        """With the function's name."""
+        return f"map({self.call.name})"
 
     def _one(self, row: dict[str, Any]) -> Mapping[str, Any]:
         new = self.call(row)
         if not isinstance(new, Mapping):
             raise TypeError(
-                f"map({self.call.name}) returned {new!r}; return a dict of column names and values."
+                f"{self.text} returned {new!r}; return a dict of column names and values."
             )
         return new
 
@@ -205,17 +239,20 @@ class FlatMap(Operation):
     keeps_rows = False
     runs_user_code = True
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Row by row."""
         rows: list[Mapping[str, Any]] = []
         for row in to_rows(table):
             new = self.call(row)
             if isinstance(new, Mapping) or not isinstance(new, Iterable):
-                raise TypeError(
-                    f"flat_map({self.call.name}) returned {new!r}; return a list of dicts."
-                )
+                raise TypeError(f"{self.text} returned {new!r}; return a list of dicts.")
             rows.extend(new)
-        return from_rows(rows, table.schema, f"flat_map({self.call.name})")
+        return from_rows(rows, table.schema, self.text)
+
+    @property
+    def text(self) -> str:
+        """With the function's name."""
+        return f"flat_map({self.call.name})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,12 +263,17 @@ class FilterRows(Operation):
     keeps_rows = False
     runs_user_code = True
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Row by row; the values do not change."""
         import pyarrow as pa
 
         kept = [bool(self.call(row)) for row in to_rows(table)]
         return table.filter(pa.array(kept, pa.bool_()))
+
+    @property
+    def text(self) -> str:
+        """With the function's name."""
+        return f"filter({self.call.name})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +282,12 @@ class FilterExpression(Operation):
 
     expression: Any
     keeps_rows = False
+
+    @property
+    def text(self) -> str:
+        """As Arrow writes the expression."""
+        return f"filter({self.expression})"
+
     _needs: dict[tuple[str, ...], list[str] | None] = field(default_factory=dict, init=False)
 
     def needs(self, schema: pa.Schema) -> list[str] | None:
@@ -268,7 +316,7 @@ class FilterExpression(Operation):
                     return None
                 found.append(missed[1])
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Filter in Arrow; null counts as false."""
         import pyarrow as pa
 
@@ -290,10 +338,15 @@ class AddColumn(Operation):
     batch_format: str
     runs_user_code = True
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    @property
+    def text(self) -> str:
+        """With the column and the function's name."""
+        return f"add_column({self.name!r}, {self.call.name})"
+
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Append the column, or replace the one of that name."""
-        doing = f"add_column({self.name!r}, {self.call.name})"
-        values = self.call(to_format(table, self.batch_format))
+        doing = self.text
+        values = self.call(to_format(table, self.batch_format, write=True, owned=owned))
         if isinstance(values, (int, float, str, bool)):
             values = [values] * table.num_rows
         column = to_table({self.name: values}, doing).column(0)
@@ -314,7 +367,12 @@ class SelectColumns(Operation):
     names: tuple[str, ...]
     doing: str = "select_columns"
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    @property
+    def text(self) -> str:
+        """With the columns."""
+        return f"select_columns({list(self.names)})"
+
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Without a copy."""
         return table.select(check_columns(self.names, table.column_names, self.doing))
 
@@ -325,7 +383,12 @@ class DropColumns(Operation):
 
     names: tuple[str, ...]
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    @property
+    def text(self) -> str:
+        """With the columns."""
+        return f"drop_columns({list(self.names)})"
+
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Without a copy."""
         return table.drop_columns(check_columns(self.names, table.column_names, "drop_columns"))
 
@@ -336,7 +399,13 @@ class RenameColumns(Operation):
 
     names: Mapping[str, str] | tuple[str, ...]
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    @property
+    def text(self) -> str:
+        """With the names."""
+        names = dict(self.names) if isinstance(self.names, Mapping) else list(self.names)
+        return f"rename_columns({names})"
+
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Without a copy."""
         return table.rename_columns(self.renamed(table.column_names))
 
@@ -365,8 +434,9 @@ class ConformColumns(Operation):
     """The columns and types of a union; a column that this part lacks becomes null."""
 
     schema: Any
+    text = "union()"
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Copy the columns whose type changes."""
         return conformed(table, self.schema)
 
@@ -395,8 +465,9 @@ class Sample(Operation):
     low: int
     high: int
     keeps_rows = False
+    text = "random_sample()"
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Filter by the mask; the order stays."""
         import pyarrow as pa
 
@@ -424,7 +495,8 @@ class SliceRows(Operation):
     start: int
     stop: int
     keeps_rows = False
+    text = "limit()"
 
-    def apply(self, table: pa.Table) -> pa.Table:
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Without a copy."""
         return table.slice(self.start, self.stop - self.start)

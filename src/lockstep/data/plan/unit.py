@@ -10,6 +10,7 @@ from lockstep.data.arrow.columns import take
 from lockstep.data.plan.operations import (
     DropColumns,
     FilterExpression,
+    MapBatches,
     Operation,
     RenameColumns,
     Sample,
@@ -48,9 +49,9 @@ class Unit:
         return all(operation.keeps_rows for operation in self.operations)
 
     @property
-    def guessed(self) -> bool:
-        """Whether the number of rows is assumed, since the user did not state it."""
-        return any(operation.guessed for operation in self.operations)
+    def seen_to_change_rows(self) -> bool:
+        """Whether a function that should keep the rows was seen not to."""
+        return any(operation.seen_to_change_rows for operation in self.operations)
 
     @property
     def raw_rows(self) -> int | None:
@@ -167,17 +168,19 @@ class Reader:
             if before == 0:
                 break
             try:
-                table = operation.apply(table)
+                table = operation.apply(table, owned)
             except Exception as error:
                 if unit.block.name and hasattr(error, "add_note"):
                     error.add_note(f"(in rows of {unit.block.name})")
                 raise
-            if exact and operation.keeps_rows and table.num_rows != before:
-                raise ValueError(
-                    f"map_batches({getattr(getattr(operation, 'call', None), 'name', operation)}) "
-                    f"returned {table.num_rows} rows for {before}; give map_batches "
-                    "preserves_rows=False where a function changes the number of rows."
-                )
+            if operation.keeps_rows and table.num_rows != before:
+                if exact or not isinstance(operation, MapBatches) or operation.keeps:
+                    raise ValueError(
+                        f"{operation.text} returned {table.num_rows} rows for {before}; give "
+                        "map_batches preserves_rows=False where a function changes the number of "
+                        "rows."
+                    )
+                operation.changes_rows(before, table.num_rows)
             # A user's function may keep the memory it returns.
             owned = owned and not operation.runs_user_code
         return Piece(table, owned)

@@ -42,6 +42,8 @@ class Source(ABC):
     from several threads. Files are opened for each read and not kept open.
     """
 
+    text = "a source"
+    """What it reads, for ``print(dataset)``."""
     in_memory = False
     """Whether reading costs nothing. The memory is then shared with others: do not write to it."""
 
@@ -60,6 +62,10 @@ class Source(ABC):
     def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
         """A block's rows in one or more tables, for blocks too large to hold in memory."""
         yield self.read(block, columns, threads)
+
+    def is_ready(self) -> bool:
+        """Whether ``index`` and ``schema`` read nothing (any more)."""
+        return False
 
     def count(self, block: Block) -> int:
         """The number of rows in a block."""
@@ -112,6 +118,15 @@ class MemorySource(Source):
             for start in range(0, rows, step)
         ]
 
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """The table's size."""
+        return f"{self.table.num_rows} rows in memory"
+
+    def is_ready(self) -> bool:
+        """Always."""
+        return True
+
     def memory_bytes(self) -> int:
         """The table's size."""
         return int(self.table.nbytes)
@@ -139,6 +154,15 @@ class RangeSource(Source):
         self.column = column
         self.shape = shape
         self.blocks = blocks
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """The call."""
+        return f"range({self.n})" if self.shape is None else f"range_tensor({self.n})"
+
+    def is_ready(self) -> bool:
+        """Always."""
+        return True
 
     def index(self) -> list[Block]:
         """Ranges of equal length."""

@@ -29,6 +29,8 @@ class CsvSource(LineSource):
         read_options, parse_options, convert_options: Arrow's, or None.
     """
 
+    reader = "read_csv"
+
     def __init__(
         self,
         files: Sequence[File],

@@ -24,6 +24,8 @@ class FileSource(Source):
     """Rows of one or more files. The schema and the blocks are found once, then remembered."""
 
     not_pickled: tuple[str, ...] = ("_lock",)
+    reader: str
+    """The function that makes datasets of it."""
 
     def __init__(self, files: Sequence[File]) -> None:
         self._files = list(files)
@@ -42,6 +44,17 @@ class FileSource(Source):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._reset()
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """The call, with the first file."""
+        more = len(self._files) - 1
+        files = f", {more} more file{'s' * (more > 1)}" if more else ""
+        return f"{self.reader}({self._files[0].path!r}{files})"
+
+    def is_ready(self) -> bool:
+        """Whether it has looked at the files."""
+        return self._schema is not None and self._blocks is not None
 
     def files(self) -> list[str]:
         """The files' paths."""

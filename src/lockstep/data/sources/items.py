@@ -24,6 +24,15 @@ class ItemSource(Source):
         self.items = items
         self._schema: pa.Schema | None = None
 
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """With the class of the object."""
+        return f"from_torch({type(self.items).__name__})"
+
+    def is_ready(self) -> bool:
+        """Whether an item was read."""
+        return self._schema is not None
+
     def index(self) -> list[Block]:
         """Ranges of items."""
         total, step = len(self.items), _ITEMS_OF_A_BLOCK

@@ -28,6 +28,8 @@ class JsonSource(LineSource):
         read_options, parse_options: Arrow's, or None.
     """
 
+    reader = "read_json"
+
     def __init__(
         self,
         files: Sequence[File],

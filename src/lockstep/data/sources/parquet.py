@@ -29,6 +29,7 @@ class ParquetSource(FileSource):
         expression: a filter. Row groups whose statistics rule out a match are left out.
     """
 
+    reader = "read_parquet"
     not_pickled = ("_lock", "_footers", "_scanned")
 
     def __init__(
@@ -44,6 +45,10 @@ class ParquetSource(FileSource):
         super()._reset()
         self._footers: dict[int, Any] = {}
         self._scanned: list[tuple[Any, pa.Schema]] | None = None
+
+    def is_ready(self) -> bool:
+        """Whether it has read the footers."""
+        return super().is_ready() or self._scanned is not None
 
     def _find_schema(self) -> pa.Schema:
         """The columns of all files, from their footers; the blocks are found in the same ones."""

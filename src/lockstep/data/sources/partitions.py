@@ -119,6 +119,15 @@ class PartitionedSource(Source):
         self._rows = {file.path: place for place, file in enumerate(files)}
         self._partitions = partitions
 
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """As of the files."""
+        return self._source.text
+
+    def is_ready(self) -> bool:
+        """As of the files."""
+        return self._source.is_ready()
+
     def index(self) -> list[Block]:
         """The files' blocks."""
         return self._source.index()

@@ -18,6 +18,8 @@ __all__ = ["TextSource"]
 class TextSource(LineSource):
     """The lines of text files, in a column ``"text"``."""
 
+    reader = "read_text"
+
     def __init__(self, files: Sequence[File], encoding: str, drop_empty_lines: bool) -> None:
         # In these encodings bytes 10 and 13 may be half of a letter.
         wide = "utf-16" in encoding.lower() or "utf-32" in encoding.lower()

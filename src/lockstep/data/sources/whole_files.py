@@ -70,6 +70,8 @@ class _FileRows(FileSource):
 class BinarySource(_FileRows):
     """Each file's bytes, in a column ``"bytes"``."""
 
+    reader = "read_binary_files"
+
     column = "bytes"
 
     def row(self, file: File) -> bytes:
@@ -87,6 +89,8 @@ class ImageSource(_FileRows):
         size: (height, width) to scale each to, or None.
         mode: Pillow's name of the colours to convert to, such as ``"RGB"``, or None.
     """
+
+    reader = "read_images"
 
     column = "image"
     inflated = _INFLATED
@@ -123,6 +127,8 @@ class ImageSource(_FileRows):
 
 class NumpySource(FileSource):
     """The rows of ``.npy`` files, in a column ``"data"``; a block is a file."""
+
+    reader = "read_numpy"
 
     def __init__(self, files: Sequence[File], allow_pickle: bool, include_paths: bool) -> None:
         super().__init__(files)
