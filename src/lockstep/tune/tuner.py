@@ -26,13 +26,25 @@ from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.drive import driver_signals, install_quiet_excepthook
 from lockstep.train.record.run import experiment_storage
 from lockstep.train.trainer import DataParallelTrainer
-from lockstep.tune.execution.launch import Launcher, check_space, check_trainable, plain_space
+from lockstep.tune.execution.launch import (
+    Launcher,
+    check_space,
+    check_trainable,
+    describe_trainable,
+    plain_space,
+)
 from lockstep.tune.execution.loop import TuneLoop
 from lockstep.tune.execution.resources import ResourcePool
 from lockstep.tune.experiment.experiment import Experiment
 from lockstep.tune.experiment.records import ExperimentRecords, grid_of, read_grid
 from lockstep.tune.experiment.replay import RestoredTrials, Resumption, restore_trials
 from lockstep.tune.experiment.saved_tuner import load_tuner, pack_tuner
+from lockstep.tune.experiment.subject import (
+    changed_constants,
+    check_same_space,
+    check_same_trainable,
+    describe_space,
+)
 from lockstep.tune.experiment.trial import TrialSnapshots
 from lockstep.tune.registry import registered_trainable
 from lockstep.tune.reporting.progress import ExperimentProgress
@@ -109,8 +121,9 @@ class Tuner:
         """
         with ExitStack() as cleanup:
             experiment, past = self._reopen_experiment()
-            if experiment is not None:
+            if experiment is not None and past is not None:
                 cleanup.callback(experiment.close)
+                self._check_same(past)
             pool = _resource_pool()
             scheduler = self._tune_config.scheduler or FIFOScheduler()
             run_config = _with_fresh_stopper(self._run_config)
@@ -127,7 +140,9 @@ class Tuner:
             total = searcher.num_trials(self._tune_config.num_samples)
             self._prepare_scheduler(scheduler, total)
             if experiment is None:
-                experiment = self._create_experiment(launcher.name, seed, total, saved)
+                experiment = self._create_experiment(
+                    launcher.kind, launcher.name, seed, total, saved
+                )
                 cleanup.callback(experiment.close)
             else:
                 assert past is not None
@@ -148,6 +163,7 @@ class Tuner:
                     metric=self._tune_config.first_metric,
                     resumption=self._resumption,
                 )
+                restored.problems += changed_constants(past.header, self._space)
             for text in restored.problems:
                 display.message(text, "warning")
             loop = EventLoop()
@@ -236,7 +252,8 @@ class Tuner:
 
         Args:
             path: the experiment's directory.
-            trainable: replaces the experiment's own, which is stored with the experiment.
+            trainable: replaces the experiment's own, which is stored with the experiment; the same
+                trainable by its kind and name, with other code.
             resume_unfinished: resume the trials that were not over.
             resume_errored: resume failed trials, from their newest checkpoints.
             restart_errored: restart failed trials, from the beginning.
@@ -248,7 +265,7 @@ class Tuner:
         Raises:
             FileNotFoundError: there is no experiment.
             ValueError: an argument could not be stored, or cannot be loaded here, and has to be
-                given.
+                given; or the trainable or the space is not the experiment's.
         """
         if resume_errored and restart_errored:
             raise ValueError(
@@ -267,6 +284,7 @@ class Tuner:
         tuner._restored = records.storage
         tuner._resumption = Resumption(resume_unfinished, resume_errored, restart_errored)
         tuner._replace_saved = bool(given)
+        tuner._check_same(records)
         return tuner
 
     def resume_with(self, resumption: Resumption) -> None:
@@ -308,6 +326,14 @@ class Tuner:
             )
         return None, None
 
+    def _check_same(self, past: ExperimentRecords) -> None:
+        """Raise unless this tuner searches what the experiment has searched."""
+        caller = f"RunConfig(name={self._run_config.name!r}, resume={self._run_config.resume!r})"
+        if self._restored is not None:
+            caller = f"Tuner.restore({past.storage.uri!r})"
+        check_same_trainable(caller, past.header, *describe_trainable(self._trainable))
+        check_same_space(caller, past.header, self._space)
+
     def _make_searcher(self, seed: int) -> tuple[Searcher, dict[str, Any]]:
         """The searcher, and the constants that are merged under its suggestions."""
         config = self._tune_config
@@ -346,7 +372,7 @@ class Tuner:
             )
 
     def _create_experiment(
-        self, trainable: str, seed: int, total: int | None, saved: bytes | None
+        self, kind: str, trainable: str, seed: int, total: int | None, saved: bytes | None
     ) -> Experiment:
         date = time.strftime("%Y-%m-%d_%H-%M-%S")
         name = self._run_config.name or f"{trainable}_{date}"
@@ -354,6 +380,8 @@ class Tuner:
         header = {
             "name": name,
             "trainable": trainable,
+            "trainable_kind": kind,
+            "space": describe_space(self._space),
             "metric": self._tune_config.metric,
             "mode": self._tune_config.mode,
             "num_samples": self._tune_config.num_samples,

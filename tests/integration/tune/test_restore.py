@@ -454,3 +454,32 @@ def test_an_experiment_is_read_under_its_lock(tmp_path: Path) -> None:
     assert len(searcher.refused) == 1
     assert "still being driven by another process" in searcher.refused[0]
     assert len(grid) == 1
+
+
+class Steps(tune.Trainable):
+    def step(self) -> dict[str, Any]:
+        return {"x": 1, "done": True}
+
+
+def test_a_restore_with_something_else_is_refused(tmp_path: Path) -> None:
+    def trial(config: dict[str, Any]) -> None:
+        tune.report({"x": config["x"]})
+
+    def other(config: dict[str, Any]) -> None:
+        tune.report({"y": 1})
+
+    run = {"storage_path": tmp_path, "name": "e"}
+    space = {"x": tune.grid_search([1, 2])}
+    fit(trial, space, run=run)
+    where = tmp_path / "e"
+    for wrong, what in ((other, "function other"), (Steps, "class Steps")):
+        with pytest.raises(ValueError, match=f"is the {what}, but .* ran the function trial"):
+            Tuner.restore(where, wrong)
+    with pytest.raises(ValueError, match=r"'x' was grid_search\(\[1, 2\]\) and is grid_search"):
+        Tuner.restore(where, param_space={"x": tune.grid_search([1, 2, 3])})
+    journal = where / "experiment.jsonl"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:-1]))  # unfinished
+    with pytest.raises(ValueError, match=r"resume='auto'\): the trainable is the function other"):
+        fit(other, space, run={**run, "resume": "auto"})
+    assert len(fit(trial, space, run={**run, "resume": "auto"})) == 2
+    assert len(Tuner.restore(where, trial, param_space=space).fit()) == 2

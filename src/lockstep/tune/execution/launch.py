@@ -33,7 +33,14 @@ from lockstep.tune.search.sample import Categorical
 from lockstep.tune.search.space import is_grid, merge
 from lockstep.tune.trainable import Trainable, TrainableFunction
 
-__all__ = ["Launcher", "PreparedTrial", "check_space", "check_trainable", "plain_space"]
+__all__ = [
+    "Launcher",
+    "PreparedTrial",
+    "check_space",
+    "check_trainable",
+    "describe_trainable",
+    "plain_space",
+]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "sklearn", "torch", "torchvision")
@@ -76,6 +83,14 @@ def check_trainable(trainable: Any) -> None:
         )
     if not isinstance(trainable, type):
         takes_config(trainable)
+
+
+def describe_trainable(trainable: Any) -> tuple[str, str]:
+    """What kind of trainable it is, in one word, and a name for it that fits a directory."""
+    if isinstance(trainable, DataParallelTrainer):
+        return "trainer", type(trainable).__name__
+    kind = "class" if isinstance(trainable, type) else "function"
+    return kind, _file_name(_Function(trainable).__name__)
 
 
 class _Function:
@@ -129,6 +144,9 @@ class Launcher:
         run_config: the experiment's.
         pool: bounds the size of elastic trials.
         scheduler: says how often ``Trainable`` classes have to save for it.
+
+    Attributes:
+        kind, name: as ``describe_trainable`` returns them.
     """
 
     def __init__(
@@ -139,9 +157,9 @@ class Launcher:
         self._pool = pool
         self.over_trainer = isinstance(trainable, DataParallelTrainer)
         run_config = replace(run_config, name=None, resume="never")
+        self.kind, self.name = describe_trainable(trainable)
         if isinstance(trainable, DataParallelTrainer):
             self._template = trainable.with_changes(run_config=run_config)
-            self.name = type(trainable).__name__
         else:
             if isinstance(trainable, type):
                 kept = run_config.checkpoint_config
@@ -161,7 +179,6 @@ class Launcher:
             self._template = _FunctionTrainer(
                 function, scaling_config=scaling, run_config=run_config
             )
-            self.name = _file_name(function.__name__)
         self._shared_payload: TrainerPayload | None = None
         self._preload = _libraries_in_use()
 
