@@ -26,7 +26,9 @@ with suppress(ImportError):  # the environments of single frameworks do not have
     hypothesis.settings.load_profile("lockstep")
 
 # Processes that may outlive a test: they are started once and serve the whole session.
-KEPT_PROCESSES = ("lockstep.engine.forkserver", "multiprocessing.resource_tracker")
+# A fork server is the child of its keeper; both have the same words in their titles.
+FORK_SERVER = ("lockstep fork server", "lockstep.engine.forkserver")
+KEPT_PROCESSES = (*FORK_SERVER, "multiprocessing.resource_tracker")
 # Set by pytest for each phase, or by a library when it is first imported.
 UNOWNED_VARIABLES = {
     "CRC32C_SW_MODE",
@@ -52,14 +54,15 @@ _lazy_files: dict[str, set[int]] = {}
 def descendants() -> dict[int, str]:
     """pid → command line of every process below this one; a kept process is not in it."""
     found: dict[int, str] = {}
+    keepers = kept_processes()
     pending = [os.getpid()]
     while pending:
         parent = pending.pop()
         for pid in _children(parent):
             pending.append(pid)
             command = _command(pid)
-            # A forked worker has the command line of its fork server: only a direct child is one.
-            if parent != os.getpid() or not any(name in command for name in KEPT_PROCESSES):
+            server = parent in keepers and any(name in command for name in FORK_SERVER)
+            if pid not in keepers and not server:
                 found[pid] = command
     return found
 
@@ -218,7 +221,9 @@ def session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
             lockstep.shutdown()
         leaks = settled_leaks(before)
-        forkservers = [pid for pid in kept_processes() if KEPT_PROCESSES[0] in _command(pid)]
+        forkservers = [
+            pid for pid in kept_processes() if any(name in _command(pid) for name in FORK_SERVER)
+        ]
     assert not leaks, "left at the end of the session: " + "; ".join(leaks)
     assert not forkservers, f"lockstep.shutdown() left fork servers: {forkservers}"
 

@@ -36,7 +36,8 @@ with contextlib.ExitStack() as stack:
             time.sleep(3600)
             os._exit(0)
     pids = [pid for t in told for pid in t["pids"]]
-    print(json.dumps({"server": told[0]["server"], "pids": pids, "child": child}), flush=True)
+    servers = {name: told[0][name] for name in ("server", "keeper")}
+    print(json.dumps({**servers, "pids": pids, "child": child}), flush=True)
     if ending == "sys.exit":
         sys.exit(3)
     if ending == "os._exit":
@@ -93,7 +94,7 @@ def test_nothing_outlives_the_driver(ending: str, worker: str, forks: str) -> No
                 driver.send_signal(signal.Signals[ending])
             driver.wait(timeout=20)
             wait_until(lambda: not any(map(lives, [*told["pids"], told["server"]])))
-            assert members(told["server"]) == []
+            wait_until(lambda: members(told["keeper"]) == [])
         finally:
             if told["child"] is not None:
                 os.kill(told["child"], signal.SIGKILL)
@@ -102,18 +103,29 @@ def test_nothing_outlives_the_driver(ending: str, worker: str, forks: str) -> No
                     os.kill(pid, signal.SIGKILL)
 
 
-def test_driver_and_server_are_killed_together() -> None:
-    with script(DRIVER, "SIGKILL", "plain", "no") as driver:
+@pytest.mark.parametrize(
+    ("worker", "others"),
+    [
+        ("plain", ["server"]),
+        ("gil", ["server"]),
+        ("gil", ["keeper"]),
+        ("plain", ["server", "keeper"]),
+    ],
+)
+def test_others_are_killed_together_with_the_driver(worker: str, others: list[str]) -> None:
+    with script(DRIVER, "SIGKILL", worker, "no") as driver:
         assert driver.stdout is not None
         told = json.loads(driver.stdout.readline())
-        own = told["pids"][::4]
-        os.kill(told["server"], signal.SIGKILL)
+        for name in others:
+            os.kill(told[name], signal.SIGKILL)
         driver.kill()
         driver.wait()
-        wait_until(lambda: not any(map(lives, own)) and members(told["server"]) == [])
-        for pid in told["pids"]:  # those in sessions of their own are out of reach
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        try:
+            wait_until(lambda: not any(map(lives, [*told["pids"], *members(told["keeper"])])))
+        finally:
+            for pid in told["pids"]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 FITS = """

@@ -16,7 +16,7 @@ import pytest
 
 from lockstep.engine import GroupSpec
 from lockstep.engine.base import Engine
-from lockstep.engine.forkserver import CLOSE_SIGNAL
+from lockstep.engine.keeper import CLOSE_SIGNAL
 from lockstep.engine.local import LocalEngine
 from lockstep.errors import EngineError, InsufficientResourcesError
 from lockstep.settings import THREAD_VARIABLES
@@ -78,6 +78,37 @@ def test_a_path_that_is_no_string_does_not_matter(
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     with driven(fresh, "facts") as run:
         assert run.until_ended() == [0]
+
+
+def test_a_path_longer_than_a_command_line(
+    fresh: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [f"/nowhere/{'x' * 200}/{number}" for number in range(3000)]
+    monkeypatch.setattr(sys, "path", [*sys.path, *long])
+    with driven(fresh, "facts") as run:
+        assert run.until_ended() == [0]
+        assert run.messages[0][0]["path"] == sys.path
+
+
+def test_processes_have_titles(fresh: LocalEngine) -> None:
+    with driven(fresh, "family", size=2, payload=b"plain", title="nächster \tVersuch") as run:
+        run.until_told()
+        told = run.messages[1][0]
+        forked = told["pids"][1]
+        titles = {
+            name: Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+            for name, pid in [("worker", told["pids"][0]), ("fork", forked), *told.items()]
+            if isinstance(pid, int)
+        }
+        names = [Path(f"/proc/{pid}/comm").read_text() for pid in (told["pids"][0], told["server"])]
+    me = os.getpid()
+    assert titles == {
+        "worker": "nächster  Versuch: rank 1 of 2 (lockstep worker)",
+        "fork": "nächster  Versuch: rank 1 of 2 (lockstep worker), child",
+        "server": f"lockstep fork server of process {me}",
+        "keeper": f"lockstep fork server of process {me}: keeper",
+    }
+    assert names == ["nächster  Ve:1\n", "lockstep-server\n"]
 
 
 def test_the_environment_is_there_before_the_first_import(
@@ -211,6 +242,33 @@ def test_what_a_finished_worker_left_behind_ends(engine: Engine) -> None:
         assert run.until_ended() == [0], run.text()
         (pids,) = run.messages[0]
         wait_until(lambda: not any(map(lives, pids)))
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "crash", "os._exit", "kill", "close"])
+def test_processes_in_sessions_of_their_own_end_with_their_worker(engine: Engine, how: str) -> None:
+    stays = how in ("kill", "close")
+    with driven(engine, "leave_apart", payload=b"wait" if stays else how.encode()) as run:
+        run.until_told()
+        (pids,) = run.messages[0]
+        if stays:
+            assert all(map(lives, pids))
+            getattr(run.group, how)()
+        if how != "close":
+            run.until_ended()
+        wait_until(lambda: not any(map(lives, pids)))
+    with driven(engine, "facts") as run:  # and the other workers do not
+        assert run.until_ended() == [0]
+
+
+def test_the_keeper_is_killed(fresh: LocalEngine) -> None:
+    with driven(fresh, "family", size=2, payload=b"gil") as run:
+        run.until_told()
+        os.kill(run.messages[0][0]["keeper"], signal.SIGKILL)
+        run.until_ended()
+        pids = [pid for messages in run.messages for pid in messages[0]["pids"]]
+        wait_until(lambda: not any(map(lives, [*pids, run.messages[0][0]["server"]])))
+    with driven(fresh, "facts") as run:
+        assert run.until_ended() == [0]
 
 
 def test_exit_handlers_and_threads_run_at_the_end(engine: Engine) -> None:
@@ -414,7 +472,7 @@ def test_closing_does_not_wait_for_a_slow_import(
         (server,) = fresh._servers.values()
     fresh.close()
     # Had it not listened, it would have been killed in the end.
-    assert server.ending() == f"killed by signal {int(CLOSE_SIGNAL)}"
+    assert server.ending() in ("exit code 0", f"killed by signal {int(CLOSE_SIGNAL)}")
 
 
 @pytest.mark.parametrize(("how", "code"), [("interrupt", 130), ("kill", -9)])
@@ -432,8 +490,8 @@ def test_stopping_does_not_wait_for_a_slow_import(
             pass
     with driven(fresh, "facts", size=2, preload=("slow_import",)) as run:
         assert run.until_ended() == [0, 0]
-        server = run.messages[0][0]["server"]
-    wait_until(lambda: members(server) == [server])
+        server, keeper = (run.messages[0][0][name] for name in ("server", "keeper"))
+    wait_until(lambda: sorted(members(keeper)) == sorted([keeper, server]))
 
 
 def test_groups_from_several_threads(engine: Engine) -> None:

@@ -32,7 +32,7 @@ def family(channel: Channel) -> int:
     plain = subprocess.Popen(SLEEP)
     apart = subprocess.Popen(SLEEP, start_new_session=True)
     pids = [os.getpid(), forked.pid, plain.pid, apart.pid]
-    channel.send({"server": os.getppid(), "pids": pids})
+    channel.send({"server": os.getppid(), "keeper": os.getsid(0), "pids": pids})
     if how == "gil":
         time.sleep(0.1)  # the message is on its way
         ctypes.PyDLL(None).sleep(FOREVER_S)
@@ -48,6 +48,7 @@ def facts(channel: Channel) -> int:
             "pid": os.getpid(),
             "group": os.getpgid(0),
             "server": os.getppid(),
+            "keeper": os.getsid(0),
             "cwd": os.getcwd(),
             "path": sys.path,
             "argv": sys.argv,
@@ -124,6 +125,31 @@ def leave_behind(channel: Channel) -> int:
     channel.send([first.pid, second.pid])
     for process in (first, second):
         process.returncode = 0  # no complaint that it is not waited for
+    return 0
+
+
+def leave_apart(channel: Channel) -> int:
+    """Leave processes that are out of this worker's group, and end as the payload says."""
+    how = channel.receive().decode()
+    apart = subprocess.Popen(SLEEP, start_new_session=True)
+    apart.returncode = 0  # no complaint that it is not waited for
+    reading, writing = os.pipe()
+    if os.fork() == 0:  # as a daemon is started: its parent ends at once
+        os.setsid()
+        daemon = os.fork()
+        if daemon == 0:
+            time.sleep(FOREVER_S)
+        os.write(writing, str(daemon).encode())
+        os._exit(0)
+    channel.send([apart.pid, int(os.read(reading, 100))])
+    if how == "wait":
+        time.sleep(FOREVER_S)
+    if how == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "os._exit":
+        os._exit(3)
+    if how == "raise":
+        raise RuntimeError("it fails")
     return 0
 
 

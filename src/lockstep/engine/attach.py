@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from lockstep.engine.titles import SERVER_TITLE
 from lockstep.errors import EngineError
 
 __all__ = ["ATTACH_SIGNAL", "StackRequest", "answer_requests", "is_worker"]
@@ -25,7 +26,8 @@ ATTACH_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.S
 
 _FILE = "lockstep-stacks"
 _MAX_BYTES = 1 << 20
-_SERVER = b"lockstep.engine.forkserver"
+_SERVER = (SERVER_TITLE.encode(), b"lockstep.engine.forkserver")
+"""In the command line of a fork server: its title, or its program where it has no title."""
 _CLOCK_S = 2.0
 """How far the times in the run's journal and the kernel's times may differ."""
 
@@ -125,7 +127,7 @@ def _check(pid: int, recorded: float) -> None:
         raise EngineError(f"the worker has ended, and process {pid} is another process now")
     # A worker may have changed its own command line; its parent, the server, has not.
     commands = [(Path("/proc", str(number)) / "cmdline").read_bytes() for number in (pid, parent)]
-    if not any(_SERVER in command for command in commands):
+    if not any(name in command for name in _SERVER for command in commands):
         raise EngineError(f"process {pid} is not a worker's own process")
     status = (process / "status").read_text(encoding="utf-8", errors="replace")
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)

@@ -61,6 +61,8 @@ class GroupSpec:
     gpus_per_worker: int = 0
     gpus: tuple[str, ...] | None = None
     """The devices to divide among these workers; None: all visible ones."""
+    title: str = "lockstep"
+    """What the workers' processes are called, followed by their rank."""
 
 
 class WorkerInfo(NamedTuple):

@@ -1,14 +1,19 @@
 """The warm fork server: a small process that has imported the framework and forks workers.
 
 The server runs no user code, has no second thread and never uses a GPU. So a fork of it is safe,
-and takes milliseconds. The server is the parent of every worker: it sees how each worker ends, and
-it kills all workers when the driver is gone, however the driver died.
+and takes milliseconds. The server is the parent of every worker: it sees how each worker ends.
 
     driver ── control socket ──▶ server      one: passes a session socket for each worker group
+    driver ◀─ control socket ─── server      Preloaded, once
     driver ◀─ session socket ──▶ server      Spawn (with the worker's socket and log pipe) / Ended
     driver ◀─ worker socket ───▶ worker      everything else
 
-Each worker leads a process group of its own. Killing the group ends what the worker has started.
+    driver ─▶ keeper ─▶ server ─▶ worker ─▶ the processes that it starts
+
+Each worker leads a process group of its own, and becomes the parent of every descendant whose own
+parent ends. So all of its descendants can be found, also those in sessions of their own. When the
+worker ends, they become children of the server, which ends them. When the server ends, the keeper
+(``keeper.py``) does that; when the keeper ends, the server ends with all workers.
 """
 
 from __future__ import annotations
@@ -34,8 +39,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from lockstep.engine.attach import answer_requests
 from lockstep.engine.base import OUT_OF_MEMORY
+from lockstep.engine.keeper import PARENT_CHECK_S, fork_server
 from lockstep.engine.processes import (
     STACK_SIGNAL,
+    adopt_orphans,
+    children,
+    descendants,
+    end_own_family,
     group_exists,
     kill_children,
     kill_family,
@@ -44,11 +54,11 @@ from lockstep.engine.processes import (
     process_handle,
 )
 from lockstep.engine.resources import BlasThreads
+from lockstep.engine.titles import SERVER_TITLE, set_title
 from lockstep.engine.wakeup import Wakeup
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
 
 __all__ = [
-    "CLOSE_SIGNAL",
     "DumpStacks",
     "Ended",
     "Interrupt",
@@ -64,20 +74,14 @@ LEFTOVER_GRACE_S = 1.0
 THREADS_LATE_S = 3.0
 """How long a worker waits silently for the user's threads when its function has ended."""
 
-PARENT_CHECK_S = 1.0
-"""How often to check that the driver runs, where the system has no process handles."""
-
-CLOSE_SIGNAL = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
-"""Ends the server. Not SIGTERM: a batch system sends one to every process of a job, and then the
-workers must have time to save."""
-
-_BLOCKED_AT_FORK = {signal.SIGINT, signal.SIGTERM, CLOSE_SIGNAL}
+_BLOCKED_AT_FORK = {signal.SIGINT, signal.SIGTERM}
 
 
 class Spawn(NamedTuple):
     """Fork one worker. Its socket and the pipe for its output are sent along."""
 
     rank: int
+    title: str
     entry: str
     environment: dict[str, str]
     sys_path: list[str]
@@ -115,6 +119,12 @@ class Ended(NamedTuple):
 
 def main(control_fd: int, driver_pid: int, preload: list[str]) -> None:
     """Serve until the driver is gone."""
+    of_driver = f"of process {driver_pid}"
+    set_title(f"{SERVER_TITLE} {of_driver}: keeper", "lockstep-keeper")
+    adopt_orphans()
+    fork_server(driver_pid, control_fd)
+    adopt_orphans()
+    set_title(f"{SERVER_TITLE} {of_driver}", "lockstep-server")
     for name in preload:
         try:
             importlib.import_module(name)
@@ -126,55 +136,47 @@ def main(control_fd: int, driver_pid: int, preload: list[str]) -> None:
             stream.flush()  # a fork copies the buffer: every worker would print it again
     gc.collect()
     gc.freeze()  # a collection in a worker would write to these pages, and so copy them
-    _adopt_orphans()
-    _Server(socket.socket(fileno=control_fd), driver_pid).run()
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of the processes that workers leave behind, so that they are reaped."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_child_subreaper = 36
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+    _Server(socket.socket(fileno=control_fd)).run()
 
 
 class _Server:
-    def __init__(self, control: socket.socket, driver_pid: int) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._blas_threads = BlasThreads()
         self._control = control
-        self._driver_pid = driver_pid
+        self._keeper_pid = os.getppid()
         self._selector = selectors.DefaultSelector()
         self._sessions: dict[socket.socket, dict[int, int]] = {}  # session → pid → rank
         self._oom_kills: dict[int, int] = {}  # pid → the kernel's count when it was forked
         self._killed: set[int] = set()
         self._leftovers: list[tuple[float, int]] = []  # when to kill, process group
+        self._strays: dict[int, float] = {}  # a process that lost its worker → when to kill it
         self._wakeup = Wakeup()
         self._selector.register(control, selectors.EVENT_READ, self._new_session)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._children_ended)
-        self._driver_fd = process_handle(driver_pid)
-        if self._driver_fd is not None:
-            self._selector.register(self._driver_fd, selectors.EVENT_READ, self._shut_down)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(CLOSE_SIGNAL, lambda *_: self._shut_down())
+        self._keeper_fd = process_handle(self._keeper_pid)
+        if self._keeper_fd is not None:
+            self._selector.register(self._keeper_fd, selectors.EVENT_READ, self._shut_down)
         # Python writes to the wake-up pipe only for signals that have a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup.signal_fd, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
         while True:
-            # The driver is the parent. If it died before its handle was opened, only this shows it.
-            if os.getppid() != self._driver_pid:
+            # If the keeper died before its handle was opened, only this shows it.
+            if os.getppid() != self._keeper_pid:
                 self._shut_down()
-            timeout = None if self._driver_fd is not None else PARENT_CHECK_S
-            if self._leftovers:
-                timeout = max(0.0, self._leftovers[0][0] - time.monotonic())
+            timeout = None if self._keeper_fd is not None else PARENT_CHECK_S
+            if self._leftovers or self._strays:
+                due = min([late for late, _ in self._leftovers] + [*self._strays.values()])
+                timeout = max(0.0, due - time.monotonic())
             for key, _ in self._selector.select(timeout):
                 key.data()
-            while self._leftovers and self._leftovers[0][0] <= time.monotonic():
+            now = time.monotonic()
+            while self._leftovers and self._leftovers[0][0] <= now:
                 kill_group(self._leftovers.pop(0)[1])
+            for pid in [pid for pid, late in self._strays.items() if late <= now]:
+                del self._strays[pid]
+                kill_family(pid)
 
     def _shut_down(self) -> NoReturn:
         for session in list(self._sessions):
@@ -248,15 +250,15 @@ class _Server:
     def forget(self) -> None:
         """In a worker: release every handler and file that belongs to the server."""
         signal.set_wakeup_fd(-1)
-        for name in (signal.SIGTERM, signal.SIGCHLD, CLOSE_SIGNAL):
+        for name in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(name, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._selector.close()
         self._wakeup.close()
         for sock in (self._control, *self._sessions):
             sock.close()
-        if self._driver_fd is not None:
-            os.close(self._driver_fd)
+        if self._keeper_fd is not None:
+            os.close(self._keeper_fd)
 
     def _children_ended(self) -> None:
         self._wakeup.drain()
@@ -274,8 +276,9 @@ class _Server:
 
     def _child_ended(self, pid: int, exitcode: int) -> None:
         session = next((s for s, workers in self._sessions.items() if pid in workers), None)
-        if session is None:
-            os.waitpid(pid, 0)  # a process that some worker left behind
+        if session is None:  # a process that some worker left behind
+            os.waitpid(pid, 0)
+            self._end_strays(self._strays.pop(pid, None))  # its children have come here
             return
         clean = exitcode == 0
         # After a clean exit the processes left behind get time to end; after a crash they do not.
@@ -285,8 +288,31 @@ class _Server:
         if clean and group_exists(pid):
             self._leftovers.append((time.monotonic() + LEFTOVER_GRACE_S, pid))
         rank = self._sessions[session].pop(pid)
+        self._end_strays(time.monotonic() + LEFTOVER_GRACE_S if clean else None, pid)
         detail = OUT_OF_MEMORY if self._ran_out_of_memory(pid, exitcode) else ""
         self._notify(session, Ended(rank, exitcode, detail))
+
+    def _end_strays(self, deadline: float | None, group: int = 0) -> None:
+        """End the children of this process that are no workers: their worker has ended.
+
+        Those that have left its process group were not reached with it.
+
+        Args:
+            deadline: they get a SIGTERM now and a SIGKILL then; None: they are killed now.
+            group: the members of this group have got the SIGTERM already.
+        """
+        workers = {pid for pids in self._sessions.values() for pid in pids}
+        for pid in children(os.getpid()):
+            if pid in workers or pid in self._strays:
+                continue
+            if deadline is None:
+                kill_family(pid)
+                continue
+            self._strays[pid] = deadline
+            for member in (pid, *descendants(pid)):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    if os.getpgid(member) != group:
+                        os.kill(member, signal.SIGTERM)
 
     def _ran_out_of_memory(self, pid: int, exitcode: int) -> bool:
         known = self._oom_kills.pop(pid)
@@ -319,7 +345,7 @@ def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -
         _become_worker(spawn, output_fd)
         sock = socket.socket(fileno=socket_fd)
         # Without its driver a worker ends, with every process it has started.
-        channel = SocketChannel(spawn.rank, sock, lambda: os.killpg(os.getpid(), signal.SIGKILL))
+        channel = SocketChannel(spawn.rank, sock, end_own_family)
         _handle_signals(channel)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_AT_FORK)
@@ -337,6 +363,8 @@ def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -
 def _become_worker(spawn: Spawn, output_fd: int) -> None:
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
+    adopt_orphans()
+    _set_worker_title(spawn)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (output_fd, 1), (output_fd, 2)):
         os.dup2(source, target)
@@ -359,6 +387,13 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def _set_worker_title(spawn: Spawn) -> None:
+    name, _, _ = spawn.title.partition(": rank")
+    set_title(spawn.title, name, f":{spawn.rank}")
+    # What the worker forks (a loader of data) would otherwise be called like the worker itself.
+    os.register_at_fork(after_in_child=lambda: set_title(f"{spawn.title}, child", name, "-child"))
 
 
 def _handle_signals(channel: SocketChannel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import marshal
 import os
 import signal
 import socket
@@ -26,7 +27,6 @@ from lockstep.engine.base import (
     WorkerPreempted,
 )
 from lockstep.engine.forkserver import (
-    CLOSE_SIGNAL,
     DumpStacks,
     Ended,
     Interrupt,
@@ -34,9 +34,10 @@ from lockstep.engine.forkserver import (
     Spawn,
     Started,
 )
+from lockstep.engine.keeper import CLOSE_SIGNAL
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.output_pump import OutputPump
-from lockstep.engine.processes import current_directory, kill_family, process_state
+from lockstep.engine.processes import children, current_directory, kill_family, process_state
 from lockstep.engine.resources import (
     check_fits,
     room_for,
@@ -133,18 +134,22 @@ class _ForkServer:
         # their numbers, and Popen would replace it.
         remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         remote.close()
+        # Through a pipe: sys.path may be too long for a command line.
+        setup = marshal.dumps((_import_path(), list(spec.preload)))
+        setup_fd, write_fd = os.pipe()
         code = (
             # SIGTERM is ignored before anything is imported, which may take seconds.
-            "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-            f"sys.path[:] = {_import_path()!r}; "
+            "import marshal, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            f"file = open({setup_fd}, 'rb'); "
+            f"sys.path[:], preload = marshal.loads(file.read({len(setup)})); file.close(); "
             "from lockstep.engine.forkserver import main; "
-            f"main({remote_fd}, {os.getpid()}, {list(spec.preload)!r})"
+            f"main({remote_fd}, {os.getpid()}, preload)"
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
             self._process = subprocess.Popen(
                 [sys.executable or "python", *flags, "-c", code],
-                pass_fds=[remote_fd],
+                pass_fds=[remote_fd, setup_fd],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
                 stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
@@ -153,13 +158,19 @@ class _ForkServer:
             )
         except OSError as error:
             self._control.close()
+            os.close(write_fd)
             raise EngineError(f"could not start {sys.executable}: {error}.") from error
         finally:
             os.close(remote_fd)
+            os.close(setup_fd)
+        with contextlib.suppress(BrokenPipeError), open(write_fd, "wb") as pipe:
+            pipe.write(setup)  # if the process has ended, its first session shows it
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """The server's own process, the only child of its keeper."""
+        keeper = self._process.pid
+        return next(iter(children(keeper)), keeper)
 
     def running(self) -> bool:
         return self._process.poll() is None
@@ -230,6 +241,7 @@ class _LocalGroup(WorkerGroup):
                     try:
                         spawn = Spawn(
                             rank=rank,
+                            title=f"{spec.title}: rank {rank} of {spec.size} (lockstep worker)",
                             entry=spec.entry,
                             environment=settings.child_environment(worker_environment(spec, rank)),
                             sys_path=_import_path(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from typing import Literal
 
@@ -12,8 +13,11 @@ from lockstep.errors import EngineError
 
 __all__ = [
     "STACK_SIGNAL",
+    "adopt_orphans",
+    "children",
     "current_directory",
     "descendants",
+    "end_own_family",
     "group_exists",
     "kill_children",
     "kill_family",
@@ -74,6 +78,23 @@ def process_state(pid: int) -> Literal["running", "stopped", "ended"]:
     return "stopped" if state in b"Tt" else "ended" if state in b"ZX" else "running"
 
 
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends. Linux only."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER; a fork does not inherit it
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+def end_own_family() -> None:
+    """SIGKILL to the descendants of this process, then to its group and to itself."""
+    for descendant in descendants(os.getpid()):
+        _kill(descendant)
+    kill_group(os.getpid())
+
+
 def kill_family(pid: int) -> None:
     """SIGKILL to a process, its group, and its descendants that have left the group."""
     family = descendants(pid)
@@ -85,8 +106,8 @@ def kill_family(pid: int) -> None:
 def kill_children() -> None:
     """SIGKILL to every descendant of this process, until none is left."""
     deadline = time.monotonic() + KILL_TIMEOUT_S
-    while (children := descendants(os.getpid())) and time.monotonic() < deadline:
-        for pid in children:
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in left:
             _kill(pid)
         # The children of a killed process become children of this one: look again.
         with contextlib.suppress(ChildProcessError):
@@ -100,15 +121,19 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     pending = [pid]
     while pending:
-        parent = pending.pop()
-        try:
-            for task in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{task}/children", "rb") as file:
-                    children = [int(child) for child in file.read().split()]
-                found += children
-                pending += children
-        except OSError:  # it has ended, or there is no such file on this system
-            continue
+        below = children(pending.pop())
+        found += below
+        pending += below
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The children of ``pid``; empty if it has ended, and on a system that does not list them."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
     return found
 
 

@@ -295,7 +295,7 @@ class DataParallelTrainer(BaseTrainer):
         )
         return RunPlan(
             engine=payload.engine,
-            group=replace(payload.group, payload=pickle.dumps(setup, 5)),
+            group=replace(payload.group, payload=pickle.dumps(setup, 5), title=run.title),
             scaling=payload.scaling,
             run_config=self.run_config,
             run_context=self._run_context(run),

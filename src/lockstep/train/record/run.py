@@ -90,6 +90,12 @@ class Run:
             self._begin(header, RunRecords(storage) if restored else None)
             self._resources = undo.pop_all()
 
+    @property
+    def title(self) -> str:
+        """What its processes are called: the user's name of the run, of a trial also its own."""
+        of_trial = self.header.get("name")
+        return f"{self.experiment_name} {of_trial}" if of_trial else self.experiment_name
+
     def _begin(self, header: dict[str, Any], past: RunRecords | None) -> None:
         self.header = {**(past.run if past else {}), **header}
         self.trial_id: str = self.header["trial_id"]
