@@ -38,6 +38,7 @@ LAYERS = [
     "retention",
     "storage",
     "checkpoint_dict",
+    "checkpoint_plain",
     "checkpoint",
     "lock",
     "journal",

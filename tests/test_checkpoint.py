@@ -20,7 +20,7 @@ import pytest
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError
-from lockstep.run_layout import DICT_FILE, MANIFEST, METADATA_FILE
+from lockstep.run_layout import DICT_FILE, MANIFEST, METADATA_FILE, PICKLED_DICT_FILE
 from lockstep.storage import Storage, open_storage
 from tests.storage.test_storage import run_python
 
@@ -197,12 +197,21 @@ class TestDict:
         checkpoint = Checkpoint.from_dict({"epoch": 1})
         with checkpoint.as_directory() as folder:
             assert os.listdir(folder) == [DICT_FILE]
-            assert pickle.loads((Path(folder) / DICT_FILE).read_bytes()) == {"epoch": 1}
+            assert b'"epoch":1' in (Path(folder) / DICT_FILE).read_bytes()
             assert Checkpoint(folder).to_dict() == {"epoch": 1}
         assert not os.path.exists(folder)
         path = checkpoint.to_directory(tmp_path / "there")
         assert path == str(tmp_path / "there")
         assert Checkpoint(path).is_dict
+
+    def test_a_pickle_as_a_directory(self, tmp_path: Path) -> None:
+        Checkpoint.from_dict({"epoch": 1}).to_directory(tmp_path)
+        Checkpoint.from_dict({"path": tmp_path}).to_directory(tmp_path)
+        assert os.listdir(tmp_path) == [PICKLED_DICT_FILE]  # of the dict before, nothing is left
+        assert pickle.loads((tmp_path / PICKLED_DICT_FILE).read_bytes()) == {"path": tmp_path}
+        assert Checkpoint(tmp_path).to_dict() == {"path": tmp_path}
+        Checkpoint(Checkpoint.from_dict({"epoch": 2}).to_directory()).to_directory(tmp_path)
+        assert Checkpoint(tmp_path).to_dict() == {"epoch": 2}
 
     def test_equality_and_hash(self) -> None:
         one, same, other = (Checkpoint.from_dict({"a": value}) for value in (1, 1, 2))
@@ -223,7 +232,7 @@ class TestDict:
         assert copy.dict_value("a/b") == 2.0
 
     def test_a_class_that_is_not_there_any_more(self, tmp_path: Path) -> None:
-        (tmp_path / DICT_FILE).write_bytes(b"cno_such_module\nThing\n.")
+        (tmp_path / PICKLED_DICT_FILE).write_bytes(b"cno_such_module\nThing\n.")
         with pytest.raises(CheckpointError, match="no_such_module") as caught:
             Checkpoint(tmp_path).to_dict()
         assert str(tmp_path) in str(caught.value)
@@ -233,7 +242,7 @@ class TestDict:
         "damaged", [b"", b"\x80\x05X\x01\x00\x00\x00\xff.", b"cbuiltins\nint\n(S'x'\ntR."]
     )
     def test_a_damaged_pickle_is_named(self, tmp_path: Path, damaged: bytes) -> None:
-        (tmp_path / DICT_FILE).write_bytes(damaged)
+        (tmp_path / PICKLED_DICT_FILE).write_bytes(damaged)
         with pytest.raises(CheckpointError, match=f"{tmp_path.name}.*cannot be unpickled"):
             Checkpoint(tmp_path).to_dict()
 
@@ -307,7 +316,7 @@ class TestStoredDict:
         stored = stored_in(storage, made, {"id": 0, "timestamp": 1})
         values = [stored.dict_value(key) for key in ("eval/loss", "name", "no")]
         assert values == [2.0, None, None]
-        storage.write(f"c/{DICT_FILE}", b"cno_such_module\nThing\n.")
+        storage.write(f"c/{DICT_FILE}", b"damaged")
         assert stored.dict_value("eval/loss") is None
 
     def test_it_can_be_stored_again(self, storage: Storage, tmp_path: Path) -> None:
@@ -521,10 +530,10 @@ def test_dict_value() -> None:
 
 
 def test_a_pickle_that_is_no_dict(tmp_path: Path) -> None:
-    (tmp_path / DICT_FILE).write_bytes(pickle.dumps([1]))
+    (tmp_path / PICKLED_DICT_FILE).write_bytes(pickle.dumps([1]))
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.dict_value("loss") is None
-    with pytest.raises(CheckpointError, match=f"has a list in its {DICT_FILE}"):
+    with pytest.raises(CheckpointError, match=f"has a list in its {PICKLED_DICT_FILE}"):
         checkpoint.to_dict()
 
 

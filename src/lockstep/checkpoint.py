@@ -16,9 +16,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint_dict import number_at, numbers_in, only_tensors, pickle_dict
-from lockstep.errors import CheckpointError
+from lockstep.checkpoint_plain import decode_plain, encode_plain
+from lockstep.errors import CheckpointError, StorageError
 from lockstep.redact import redact
-from lockstep.run_layout import DICT_FILE, MANIFEST, METADATA_FILE
+from lockstep.run_layout import (
+    DICT_FILE,
+    DICT_FILES,
+    MANIFEST,
+    METADATA_FILE,
+    PICKLED_DICT_FILE,
+)
 from lockstep.storage import Storage, open_storage
 
 if TYPE_CHECKING:
@@ -39,6 +46,8 @@ _SUBCLASSES = {
 
 class Checkpoint:
     """A directory on any filesystem, or a dict; each can be read as the other.
+
+    A dict may be stored as a pickle. Reading that executes what is in it: see ``to_dict``.
 
     Creating one reads nothing: a missing directory is reported, with its path, at the first use.
     A checkpoint is pickled by path; a dict that is not stored yet, by value. Two are equal if they
@@ -91,6 +100,9 @@ class Checkpoint:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """A checkpoint of the dict as it is now, without later changes. Tensors move to the CPU.
+
+        Plain Python values, numpy's and torch's, in dicts, lists, tuples and sets, are stored as
+        data; a dict with anything else is pickled.
 
         Raises:
             TypeError: not a dict, or a value in it cannot be pickled.
@@ -152,7 +164,8 @@ class Checkpoint:
         ``_current_checkpoint_id``. A dict of tensors only, such as a state dict, gets none:
         ``model.load_state_dict(checkpoint.to_dict())`` works.
 
-        A stored dict is a pickle, and loading it can execute code: load only what you trust.
+        A dict of plain values, arrays and tensors is stored as such, and reading it executes
+        nothing. Any other dict is stored as a pickle: call this only if you trust its origin.
         """
         if not self.is_dict:
             return {_TAR_KEY: self._tar()}
@@ -263,18 +276,23 @@ class Checkpoint:
 
     def given_dict(self) -> dict[str, Any]:
         """A new copy of the dict of a dict checkpoint, without the keys that ``to_dict`` adds."""
-        content = b"".join(self._chunks(DICT_FILE))
+        name = self._dict_file()
+        assert name is not None
+        chunks = self._chunks(name)
         try:
-            data: Any = pickle.loads(content)
-        except MemoryError:
-            raise  # the checkpoint is good, this machine is too small
-        except Exception as error:  # a damaged pickle may raise anything
+            if name == DICT_FILE:
+                return decode_plain(chunks)
+            data: Any = pickle.loads(b"".join(chunks))
+        except (MemoryError, OSError, StorageError):
+            raise  # the checkpoint is good, but this machine is too small or storage fails
+        except Exception as error:  # damaged content may raise anything
+            verb = "read" if name == DICT_FILE else "unpickled"
             raise CheckpointError(
-                f"{self!r} cannot be unpickled here: {type(error).__name__}: {error}."
+                f"{self!r} cannot be {verb} here: {type(error).__name__}: {error}."
             ) from error
         if not isinstance(data, dict):
             raise CheckpointError(
-                f"{self!r} has a {type(data).__name__} in its {DICT_FILE}; write a dict to it, or "
+                f"{self!r} has a {type(data).__name__} in its {name}; write a dict to it, or "
                 "call the file something else."
             )
         return data
@@ -282,8 +300,7 @@ class Checkpoint:
     @property
     def is_dict(self) -> bool:
         """Whether the checkpoint was created by ``from_dict``, stored or not."""
-        storage = self._directory()
-        return DICT_FILE in self._files if storage is None else storage.exists(DICT_FILE)
+        return self._dict_file() is not None
 
     @property
     def current_id(self) -> int | None:
@@ -389,7 +406,11 @@ class Checkpoint:
             if unpacked is not None:
                 self._files = unpacked
                 return
-        self._files = {DICT_FILE: pickle_dict(dict(data))}
+        plain = encode_plain(data)
+        if plain is None:
+            self._files = {PICKLED_DICT_FILE: pickle_dict(dict(data))}
+        else:
+            self._files = {DICT_FILE: plain}
         self._numbers = numbers_in(data)
 
     def _content(self) -> dict[str, bytes]:
@@ -398,11 +419,24 @@ class Checkpoint:
     def _chunks(self, name: str) -> Iterable[bytes]:
         return (self._files[name],) if self._storage is None else self._storage.read_chunks(name)
 
+    def _dict_file(self) -> str | None:
+        """The name of the file that has the dict; None if this is not a dict."""
+        storage = self._directory()
+        has = self._files.__contains__ if storage is None else storage.exists
+        return next(filter(has, DICT_FILES), None)
+
     def _copy_to(self, target: str) -> None:
         if self._storage is None:
             self.save_files(open_storage(target), "", self._files, flush=False)
-        elif not (self._storage.is_local and os.path.realpath(target) == self._real_path()):
+        elif self._storage.is_local and os.path.realpath(target) == self._real_path():
+            return
+        else:
             self._storage.get("", target)
+        own = self._dict_file()
+        for other in DICT_FILES:
+            if own not in (None, other):  # of a dict that was there before
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(target, other))
 
     def _real_path(self) -> str:
         assert self._storage is not None

@@ -96,9 +96,9 @@ def test_checkpoints_are_uploaded_on_request(trackers: dict[str, Tracker]) -> No
     result = begin(trackers, save=True).fit()
     files = [
         "checkpoint_000000/.lockstep_checkpoint.json",
-        "checkpoint_000000/dict_checkpoint.pkl",
+        "checkpoint_000000/dict_checkpoint.bin",
         "checkpoint_000001/.lockstep_checkpoint.json",
-        "checkpoint_000001/dict_checkpoint.pkl",
+        "checkpoint_000001/dict_checkpoint.bin",
     ]
     trial_id = result.metrics["trial_id"]
     uploaded = {

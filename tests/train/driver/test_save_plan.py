@@ -38,8 +38,8 @@ def test_the_lowest_rank_writes_what_several_have() -> None:
 
 
 def test_dicts_are_not_compared() -> None:
-    plan = plan_save({0: part("dict_checkpoint.pkl"), 1: part("dict_checkpoint.pkl", "a")})
-    assert plan.write == {0: ("dict_checkpoint.pkl",), 1: ("a",)}
+    plan = plan_save({0: part("dict_checkpoint.bin"), 1: part("dict_checkpoint.pkl", "a")})
+    assert plan.write == {0: ("dict_checkpoint.bin",), 1: ("a",)}
     assert plan.compare == {0: (), 1: ()}
 
 

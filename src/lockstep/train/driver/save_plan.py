@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lockstep.errors import CheckpointError
-from lockstep.run_layout import DICT_FILE
+from lockstep.run_layout import DICT_FILE, DICT_FILES
 from lockstep.train.protocol import CheckpointReport
 
 __all__ = [
@@ -62,15 +62,21 @@ def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:
     owners: dict[str, list[int]] = {}
     for rank in sorted(parts):
         for name in parts[rank].files:
-            owners.setdefault(name, []).append(rank)
+            owners.setdefault(_slot(name), []).append(rank)
     _check_clashes(owners)
     write = {
-        rank: tuple(name for name in parts[rank].files if owners[name][0] == rank) for rank in parts
+        rank: tuple(name for name in parts[rank].files if owners[_slot(name)][0] == rank)
+        for rank in parts
     }
     # Equal dicts make unequal pickles (torch writes addresses into them), and rank 0's counts.
     compared = {name for name in owners if len(owners[name]) > 1 and name != DICT_FILE}
     compare = {rank: tuple(filter(compared.__contains__, parts[rank].files)) for rank in parts}
     return SavePlan(write, compare)
+
+
+def _slot(name: str) -> str:
+    """One rank's dict may be plain and another's a pickle: still there is one dict."""
+    return DICT_FILE if name in DICT_FILES else name
 
 
 def _check_clashes(owners: Mapping[str, list[int]]) -> None:
