@@ -55,6 +55,16 @@ def test_what_json_cannot_hold_is_kept_as_text(path: Path) -> None:
     assert events(path) == [{"event": "run", "config": {"path": "PosixPath('x')"}}]
 
 
+def test_what_json_refuses_is_one_sentence(path: Path) -> None:
+    journal = Journal(str(path))
+    journal.append("run")
+    with pytest.raises(StorageError, match=r"could not write 'trial' to the run's journal .*JSON"):
+        journal.append("trial", config={"n": 10**5000})
+    journal.append("end")
+    journal.close()
+    assert [event["event"] for event in events(path)] == ["run", "end"]
+
+
 def test_log_rows_are_one_line(path: Path) -> None:
     journal = Journal(str(path))
     journal.append_logs(1, 2, [json.dumps({"step": step}) for step in (0, 1)])

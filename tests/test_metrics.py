@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 from typing import Any
 
@@ -98,6 +99,48 @@ class TestNormalise:
         words = rf"'loss' is a {root} tensor of shape \(2, 3\).* such as loss\.{cure}\(\)"
         with pytest.raises(ValueError, match=words):
             normalise({"loss": kind()})
+
+
+def _nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
+
+UNREADABLE = [
+    ({"steps": 10**5000}, "metric 'steps' is an integer of more than 600 digits"),
+    ({"x": {"steps": -(10**600)}}, "metric 'x/steps' is an integer of more than 600 digits"),
+    ({"deep": _nested(1000)}, "metric 'deep' is nested more than 100 levels deep"),
+    ({"itself": ITSELF}, "metric 'itself' is nested more than 100 levels deep"),
+    ({"name": "a\ud800b"}, "metric 'name' has half of a surrogate pair"),
+    ({"list": ["a", "\udfff"]}, r"metric 'list\[1\]' has half of a surrogate pair"),
+    ({"\ud800": 1}, r"the metric's name '\\ud800' has half of a surrogate pair"),
+    ({"x": {"\ud800": 1}}, r"the metric's name '\\ud800' has half of a surrogate pair"),
+]
+
+
+@pytest.mark.parametrize(("metrics", "said"), UNREADABLE)
+def test_what_no_reader_takes_is_refused_with_its_key(metrics: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        normalise(metrics)
+
+
+def test_a_config_with_what_no_reader_takes_is_described() -> None:
+    config = {
+        "n": 10**5000,
+        "deep": _nested(1000),
+        "text": "a\ud800",
+        "\ud800": 1,
+        "itself": ITSELF,
+    }
+    text = json.dumps(describable(config))
+    assert json.loads(text)["text"] == "a?"
+    assert json.loads(text)["n"] == "<int>"
+    text.encode()
 
 
 def test_a_config_is_described() -> None:

@@ -60,7 +60,14 @@ class Journal:
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
         """Write one event. Once this returns, the event survives the driver's death."""
         record = {"event": event, **fields}
-        self._write(_encode(record) + "\n")
+        try:
+            line = _encode(record)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise StorageError(
+                f"could not write {event!r} to the run's journal {self._path}: it contains a value "
+                f"that JSON cannot hold ({error})."
+            ) from error
+        self._write(line + "\n")
         return record
 
     def append_logs(self, rank: int, attempt: int, rows: list[str]) -> None:

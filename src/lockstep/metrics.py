@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -55,6 +56,12 @@ CHARTED_KEYS = frozenset(
 """The automatic keys that trackers draw as charts."""
 
 _PLAIN = frozenset((float, int, str, bool, type(None)))
+_ALWAYS_PLAIN = frozenset((float, bool, type(None)))
+_DIGITS = 600
+"""How many digits an integer may have: every Python reads this many, however it is configured."""
+_LARGEST = 10**_DIGITS
+_DEPTH = 100
+"""How many levels a value may be nested. Readers of JSON refuse what is nested too deeply."""
 _BIG_ARRAY = 1000
 """A larger array in a config is recorded as its repr."""
 
@@ -64,7 +71,8 @@ def normalise(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         TypeError: ``metrics`` is not a dict, or a value cannot be kept as JSON; names the key.
-        ValueError: a value is a tensor; names the key and suggests ``.item()``.
+        ValueError: a value is a tensor, or no reader takes it: too many digits or levels, or a text
+            that cannot be encoded; names the key and the fix.
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(
@@ -72,8 +80,17 @@ def normalise(metrics: Mapping[str, Any]) -> dict[str, Any]:
         )
     plain = {}
     for key, value in metrics.items():
-        name = key if type(key) is str else _text(key)
-        plain[name] = value if type(value) in _PLAIN else _plain_value(value, name)
+        name = key if type(key) is str and key.isascii() else _name(key)
+        # The usual values first: this runs at every report.
+        kind = type(value)
+        if (
+            kind in _ALWAYS_PLAIN
+            or (kind is int and -_LARGEST < value < _LARGEST)
+            or (kind is str and value.isascii())
+        ):
+            plain[name] = value
+        else:
+            plain[name] = _plain_value(value, name, 1)
     return plain
 
 
@@ -84,25 +101,38 @@ def describable(config: Mapping[Any, Any]) -> dict[str, Any]:
     """
     plain = {}
     for key, value in config.items():
-        name = _text(key)
+        name = _encodable(_text(key))
         try:
-            plain[name] = _described(value, name)
-        except RecursionError:  # the value contains itself
-            plain[name] = repr(value)
+            plain[name] = _described(value, name, 1)
+        except RecursionError:  # the value contains itself, or nearly
+            plain[name] = _shown(value)
     return plain
 
 
-def _described(value: Any, key: str) -> Any:
+def _described(value: Any, key: str, depth: int) -> Any:
+    if depth > _DEPTH:
+        raise RecursionError
     if isinstance(value, Mapping):
-        return {_text(k): _described(v, key) for k, v in value.items()}
+        return {_encodable(_text(k)): _described(v, key, depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_described(v, key) for v in value]
-    if type(value) is str:
-        return redact(value)
+        return [_described(v, key, depth + 1) for v in value]
+    if isinstance(value, str):
+        return redact(_encodable(_text(value)))
     try:
-        return repr(value) if _is_big_array(value) else _plain_value(value, key)
+        return _shown(value) if _is_big_array(value) else _plain_value(value, key, depth)
     except (TypeError, ValueError):
-        return repr(value)
+        return _shown(value)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _encodable(repr(value))
+    except (ValueError, RecursionError):  # an integer of many digits; a value that contains itself
+        return f"<{type(value).__qualname__}>"
+
+
+def _encodable(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _is_big_array(value: Any) -> bool:
@@ -115,24 +145,54 @@ def _text(key: Any) -> str:
     return str.__str__(key) if isinstance(key, str) else str(key)
 
 
-def _plain_value(value: Any, key: str) -> Any:
+def _name(key: Any) -> str:
+    text = _text(key)
+    if not _is_encodable(text):
+        raise ValueError(
+            f"the metric's name {text!r} has half of a surrogate pair, which no file can hold; "
+            "give the metric another name."
+        )
+    return text
+
+
+def _is_encodable(text: str) -> bool:
+    return text.isascii() or text == _encodable(text)
+
+
+def _plain_value(value: Any, key: str, depth: int) -> Any:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _ALWAYS_PLAIN:
         return value
-    if isinstance(value, Mapping):
-        return {_text(k): _plain_value(v, f"{key}/{_text(k)}") for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain_value(v, f"{key}[{i}]") for i, v in enumerate(value)]
     if isinstance(value, str):
+        if not _is_encodable(value):
+            raise ValueError(
+                f"metric {key!r} has half of a surrogate pair in its text, which no file can hold; "
+                "report text.encode('utf-8', 'replace').decode()."
+            )
         return _text(value)
-    for plain in (bool, int, float):  # subclasses, such as an IntEnum or numpy.float64
+    if isinstance(value, (Mapping, list, tuple)):
+        if depth >= _DEPTH:
+            raise ValueError(
+                f"metric {re.split('[/[]', key)[0]!r} is nested more than {_DEPTH} levels deep, or "
+                "contains itself; report fewer levels."
+            )
+        if isinstance(value, Mapping):
+            items = ((_name(k), v) for k, v in value.items())
+            return {k: _plain_value(v, f"{key}/{k}", depth + 1) for k, v in items}
+        return [_plain_value(v, f"{key}[{i}]", depth + 1) for i, v in enumerate(value)]
+    for plain in (bool, int, float):  # subclasses, too, such as an IntEnum or numpy.float64
         if isinstance(value, plain):
+            if plain is int and not -_LARGEST < value < _LARGEST:
+                raise ValueError(
+                    f"metric {key!r} is an integer of more than {_DIGITS} digits, which not every "
+                    "program can read; report its logarithm, or hex() of it."
+                )
             return plain(value)
     root = kind.__module__.partition(".")[0]
     if root == "numpy" and hasattr(value, "tolist"):
         converted = value.tolist()
         if type(converted) is not kind:
-            return _plain_value(converted, key)
+            return _plain_value(converted, key, depth)
         if isinstance(value, Real):  # item() of a long double returns a long double
             return float(value)
     if root in ("torch", "tensorflow", "jax", "jaxlib") and hasattr(value, "shape"):

@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,29 @@ def test_an_exception_of_imported_code_comes_back_in_its_type(tmp_path: Path) ->
         assert done.stdout.startswith(kind), done.stdout
     assert done.stdout.endswith(" 7\n")
     assert not isinstance(error.__cause__, RemoteError)
+
+
+def bad_value(kind: str) -> Any:
+    if kind == "nesting":
+        value: Any = 1
+        for _ in range(1000):
+            value = [value]
+        return value
+    return 10**5000 if kind == "integer" else "a\ud800"
+
+
+@pytest.mark.parametrize("kind", ["integer", "text", "nesting"])
+@pytest.mark.parametrize("call", [train.report, train.log])
+def test_a_metric_that_no_reader_takes_fails_its_rank_and_nothing_else(
+    kind: str, call: Callable[[Any], None]
+) -> None:
+    def function() -> None:
+        train.report({"loss": 1.0})
+        rank = train.get_context().get_world_rank()
+        call({"fine": 1, "bad": bad_value(kind) if rank == 1 else 0})
+        train.report({"loss": 2.0})
+
+    error = failure(function, workers=2)
+    assert str(error).startswith("Rank 1 of 2 failed with ValueError: metric 'bad"), error
+    result = train.Result.from_path(error.result.path)  # type: ignore[union-attr]
+    assert list(result.metrics_dataframe["loss"])[:1] == [1.0]
