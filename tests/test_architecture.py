@@ -35,6 +35,7 @@ LAYERS = [
     "runtime",
     "config",
     "metrics",
+    "early_stopping",
     "retention",
     "storage",
     "checkpoint_dict",

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.checkpoint import Checkpoint
+from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig
 from lockstep.error_record import unpack_error, with_live
 from lockstep.journal import parse_line
-from lockstep.metrics import flatten, look_up
+from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
 from lockstep.records import (
     RunRecords,
     existing_checkpoints,
@@ -129,7 +130,10 @@ class Result:
     def get_best_checkpoint(self, metric: str, mode: Literal["max", "min"]) -> Checkpoint | None:
         """The kept checkpoint whose row has the largest or smallest ``metric``.
 
-        Of two equal ones, the later. None if no row has the metric.
+        Of two equal ones, the later. None if no checkpoint is kept.
+
+        Raises:
+            RuntimeError: no row of a kept checkpoint has such a number; names those they have.
         """
         if mode not in ("max", "min"):
             raise ValueError(f"get_best_checkpoint(mode={mode!r}): expected 'max' or 'min'.")
@@ -138,8 +142,13 @@ class Result:
             for record in reversed(self._checkpoints)
             if isinstance(value := look_up(record.metrics, metric), (int, float)) and value == value
         ]
-        if not scored:
+        if not self._checkpoints:
             return None
+        if not scored:
+            raise RuntimeError(
+                f"get_best_checkpoint(metric={metric!r}): the report of no kept checkpoint has "
+                f"such a number; it has {_numbers(self._checkpoints[-1].metrics)}."
+            )
         pick = max if mode == "max" else min
         return self._open(pick(scored, key=lambda pair: pair[0])[1])
 
@@ -220,6 +229,12 @@ class Result:
 
     def _open(self, record: CheckpointRecord) -> Checkpoint:
         return open_checkpoint(self._storage, record)
+
+
+def _numbers(metrics: dict[str, Any]) -> str:
+    flat = flatten(metrics)
+    own = [repr(key) for key in flat if key not in AUTOMATIC_KEYS and is_number(flat[key])]
+    return ", ".join(own) or "none of its own"
 
 
 def _metric_columns(own: Container[str], metrics: dict[str, Any]) -> dict[str, Any]:

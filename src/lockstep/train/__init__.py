@@ -15,6 +15,7 @@ from lockstep.config import (
     ScalingConfig,
     SyncConfig,
 )
+from lockstep.early_stopping import EarlyStopping
 from lockstep.errors import TrainingFailedError, WorkerGroupError
 from lockstep.result import Result
 from lockstep.train.api import (
@@ -52,6 +53,7 @@ __all__ = [
     "DataConfig",
     "DataParallelTrainer",
     "DatasetConfig",
+    "EarlyStopping",
     "FailureConfig",
     "PreemptionInfo",
     "ReportedCheckpoint",

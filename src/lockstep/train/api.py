@@ -65,8 +65,11 @@ def report(
     delete_local_checkpoint_after_upload: bool = False,
     reduce: str | Mapping[str, str] | None = None,
     **legacy_metrics: Any,
-) -> None:
+) -> dict[str, Any] | None:
     """Report metrics and optionally a checkpoint. A barrier: every rank must call it.
+
+    With ``reduce`` the row's metrics are returned, combined from all ranks and the same on every
+    rank; else None.
 
     Args:
         metrics: names to plain values; numpy scalars are converted. The result has rank 0's
@@ -108,7 +111,7 @@ def report(
             f"report(checkpoint_upload_mode={checkpoint_upload_mode!r}): expected "
             "CheckpointUploadMode.SYNC, ASYNC or NO_UPLOAD."
         ) from None
-    _session("report()").report(
+    return _session("report()").report(
         {} if metrics is None else metrics,
         checkpoint,
         dir_name=checkpoint_dir_name,

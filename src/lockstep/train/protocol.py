@@ -178,6 +178,8 @@ class Answer(NamedTuple):
     """Checkpoints committed since the last answer, with their metrics."""
     notice: tuple[str, int | None, float | None] | None = None
     """Save soon, the group will stop: the notice's kind, the rank that must go, the deadline."""
+    reduced: dict[str, Any] | None = None
+    """The metrics of the row, where the report has ``reduce``."""
 
 
 class LogRow(NamedTuple):

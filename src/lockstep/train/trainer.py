@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import pickle
 import sys
@@ -135,7 +136,8 @@ class DataParallelTrainer(BaseTrainer):
             lockstep, Ray Data, Hugging Face or torch, pandas frames, Arrow tables, or functions
             that return one, which ``fit`` calls.
         dataset_config: how datasets are sharded: a ``DataConfig``, or a ``DatasetConfig`` by name.
-        metadata: returned by ``get_context().get_metadata()``.
+        metadata: returned by ``get_context().get_metadata()`` and, what JSON can hold of it, by
+            ``get_metadata()`` of every checkpoint that the run uploads.
         resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
@@ -281,6 +283,7 @@ class DataParallelTrainer(BaseTrainer):
         Raises:
             ValueError: ``run`` stopped inside an epoch of a dataset, and this is another dataset.
         """
+        run.metadata = {name: value for name, value in self.metadata.items() if _is_json(value)}
         newest = run.newest_checkpoint()
         check_positions(payload.setup["datasets"], newest.positions if newest else None)
         setup = WorkerSetup(
@@ -529,6 +532,14 @@ class DataParallelTrainer(BaseTrainer):
             print(text, file=sys.stderr)
             raise TrainingPreempted(text, result)
         return result
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _checked(value: Any, kind: type, name: str) -> Any:

@@ -122,8 +122,8 @@ class ResultGrid(Sequence[Result]):
         if best is None:
             raise ValueError(
                 f"get_best_result(metric={metric!r}): none of {len(self)} trial(s) has reported "
-                "a finite number of that name; look at .errors and at the names in .metrics, or "
-                "give filter_nan_and_inf=False."
+                f"a finite number of that name. {self._reported()}; look at .errors, too, or give "
+                "filter_nan_and_inf=False."
             )
         return self[best[1]]
 
@@ -133,6 +133,9 @@ class ResultGrid(Sequence[Result]):
         """One row a trial: the last report, or with a metric and a mode the best one.
 
         Configs are in ``config/…`` columns; ``logdir`` is the trial's directory.
+
+        Raises:
+            ValueError: no trial has reported ``filter_metric``; names what trials have reported.
         """
         import pandas as pd
 
@@ -146,11 +149,18 @@ class ResultGrid(Sequence[Result]):
                 f"get_dataframe(filter_mode={filter_mode!r}): expected 'min' or 'max'."
             )
         rows = []
+        scored = filter_metric is None or not self._directories
         for index, name in enumerate(self._directories):
             row = self._row(index, filter_metric, filter_mode)
+            scored = scored or look_up(row, str(filter_metric)) is not None
             flat = flatten({key: value for key, value in row.items() if key != "config"})
             config = flatten({"config": row["config"]})
             rows.append({**flat, **config, "logdir": self._experiment.path(name)})
+        if not scored:
+            raise ValueError(
+                f"get_dataframe(filter_metric={filter_metric!r}): no trial has reported it. "
+                f"{self._reported()}."
+            )
         return pd.DataFrame(rows)
 
     def plot_history(self, metric: str | None = None, mode: str | None = None) -> Any:
@@ -194,6 +204,13 @@ class ResultGrid(Sequence[Result]):
         if mode not in ("min", "max"):
             raise ValueError(f"{caller}(mode={mode!r}): expected 'min' or 'max'.")
         return metric, mode
+
+    def _reported(self) -> str:
+        """Which metrics there are, for an error."""
+        found: dict[str, None] = {}
+        for result in self:
+            found |= dict.fromkeys(flatten(result.reported_metrics))
+        return f"Reported were {', '.join(map(repr, found)) or 'no metrics'}"
 
     def _records(self, index: int) -> RunRecords:
         return RunRecords(self._experiment.child(self._directories[index]))

@@ -106,6 +106,24 @@ def test_what_is_not_a_checkpoint() -> None:
     assert isinstance(error.__cause__, TypeError)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_trainers_metadata_is_in_its_checkpoints(workers: int, tmp_path: Path) -> None:
+    def train_func() -> None:
+        train.report({}, checkpoint=Checkpoint.from_dict({}))
+        own = Checkpoint.from_dict({})
+        own.set_metadata({"who": "the function"})
+        train.report({}, checkpoint=own)
+
+    def unpicklable_by_json(x: int) -> int:
+        return x
+
+    metadata = {"who": "the trainer", "classes": ["a", "b"], "function": unpicklable_by_json}
+    result = trainer(train_func, workers=workers).with_changes(metadata=metadata).fit()
+    first, second = [checkpoint for checkpoint, _ in result.best_checkpoints]
+    assert first.get_metadata() == {"who": "the trainer", "classes": ["a", "b"]}
+    assert second.get_metadata() == {"who": "the function", "classes": ["a", "b"]}
+
+
 def test_metadata_travels_along(tmp_path: Path) -> None:
     def train_func() -> None:
         checkpoint = Checkpoint.from_dict({})

@@ -249,6 +249,29 @@ def test_a_reduction_that_cannot_be_done(
     assert all(word in str(error) for word in words), str(error)
 
 
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_report_returns_the_reduced_metrics(workers: int) -> None:
+    def train_func() -> None:
+        rank = train.get_context().get_world_rank()
+        assert train.report({"loss": rank}) is None
+        checkpoint = Checkpoint.from_dict({"rank": rank})
+        first = train.report({"loss": rank, "who": rank}, checkpoint, reduce={"loss": "sum"})
+        second = train.report({"loss": rank * 1.0, "nested": {"n": 1}}, reduce="mean")
+        assert second is not None
+        second["nested"]["n"] = "changed"  # the caller's own
+        assert train.report({"loss": rank}) is None
+        train.log({"first": first, "second": train.report({"loss": rank}, reduce="max")})
+
+    result = fit(train_func, workers=workers)
+    ranks = range(max(workers, 1))
+    first = {"loss": sum(ranks), "who": 0}
+    rows = result.log_dataframe
+    assert rows["first/loss"].tolist() == [first["loss"]] * len(ranks)
+    assert rows["first/who"].tolist() == [0] * len(ranks)
+    assert rows["second/loss"].tolist() == [max(ranks)] * len(ranks)
+    assert result.metrics_dataframe["nested/n"].dropna().tolist() == [1]
+
+
 def test_a_misspelt_key_of_reduce_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
     def train_func() -> None:
         for _ in range(2):

@@ -11,6 +11,7 @@ How a report travels:
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections import deque
@@ -125,6 +126,7 @@ class Controller:
         self._started_at = 0.0
         self._reported: list[tuple[Checkpoint, dict[str, Any]]] = []
         self._known_to: list[int] = []
+        self._reduced: dict[str, Any] | None = None
         past = run.past()
         if not run.restored and plan.start_from is not None:
             past["next_checkpoint_id"] = plan.start_from.current_id or 0
@@ -333,6 +335,8 @@ class Controller:
 
     def _record(self, action: e.Record) -> None:
         row = self._run.record_report(action.reports, action.checkpoint)
+        reduces = action.reports[0].reduce is not None
+        self._reduced = copy.deepcopy(self._run.last_metrics) if reduces else None
         stop: m.Stop = False
         if self._decide is not None:
             try:
@@ -406,6 +410,8 @@ class Controller:
         answer = _CONTINUE
         if action.stop or action.notice is not None:
             answer = m.Answer(action.stop, [], action.notice)
+        if self._reduced is not None:  # every rank waits at this report: the answer is for all
+            answer, self._reduced = answer._replace(reduced=self._reduced), None
         for rank in action.ranks:
             if self._known_to[rank] < known:
                 news = self._reported[self._known_to[rank] :]

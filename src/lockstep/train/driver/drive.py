@@ -14,11 +14,13 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from lockstep.config import RunConfig
+from lockstep.config import RunConfig, StopCondition
 from lockstep.console import Display
+from lockstep.early_stopping import EarlyStopping
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import StorageError, TrainingInterrupted
 from lockstep.jobs import JobThread
+from lockstep.records import RunRecords
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
@@ -43,6 +45,8 @@ def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Displ
     """Drive a run to its end in this thread, and release everything whatever happens."""
     stop = plan.run_config.stop
     checked = False
+    if run.restored:
+        _replay(stop, run)
 
     def decide(row: dict[str, Any]) -> bool:
         nonlocal checked
@@ -79,6 +83,14 @@ def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Displ
         finally:  # Ctrl-C may end the wait for a slow callback: the run's end is recorded anyway
             _finish(run, controller.state.phase, display, plan.run_config)
         return controller.state
+
+
+def _replay(stop: StopCondition | None, run: Run) -> None:
+    """Show the stop condition of a restored run what the run has reported before."""
+    if isinstance(stop, EarlyStopping):
+        records = RunRecords(run.storage)
+        for report in records.reports():
+            stop(run.trial_id, records.row(report))
 
 
 def _finish(run: Run, phase: Phase, display: Display, config: RunConfig) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.config import StopCondition
+from lockstep.early_stopping import EarlyStopping
 from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
 from lockstep.train.driver.events import ExplainHang
 from lockstep.train.driver.failure import name_ranks
@@ -97,10 +98,11 @@ def missing_score_note(attribute: str, row: Mapping[str, Any]) -> str:
 
 
 def missing_stop_note(stop: StopCondition | None, row: Mapping[str, Any]) -> str | None:
-    """``RunConfig(stop={…})`` names what the first row does not have; None if the row has it."""
-    if not isinstance(stop, Mapping):
+    """``RunConfig(stop=…)`` names what the first row does not have; None if the row has it."""
+    named = [stop.metric] if isinstance(stop, EarlyStopping) else stop
+    if not isinstance(named, (Mapping, list)):
         return None
-    missing = [key for key in stop if look_up(row, key) is None]
+    missing = [key for key in named if look_up(row, key) is None]
     if not missing:
         return None
     return (

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from lockstep.run_layout import (
     FORMAT_VERSION,
     JOURNAL_FILE,
     LOG_DIRECTORY,
+    METADATA_FILE,
     TRAINER_FILE,
     date_name,
     entry_of,
@@ -67,12 +68,14 @@ class Run:
         data_wait: the largest share of time that a rank waited for data, at the last report.
         checkpoints: those that exist, oldest first.
         is_protected: whether another trial will start from a checkpoint, so it must stay.
+        metadata: what ``get_metadata()`` of the run's checkpoints has, JSON values by name.
     """
 
     def __init__(self, storage: Storage, header: dict[str, Any], *, restored: bool) -> None:
         self.storage = storage
         self.restored = restored
         self.is_protected: Callable[[CheckpointRecord], bool] = lambda _: False
+        self.metadata: Mapping[str, Any] = {}
         self._unfinished_stages: set[str] = set()
         self._mirror: Mirror | None = None
         self._unreachable: StorageError | None = None
@@ -352,8 +355,18 @@ class Run:
         if self._mirror is not None:
             self._mirror.sync_journal()
         if record.uploaded:
+            self._add_metadata(self.storage.stage(record.name))
             manifest = json.dumps(asdict(record), default=repr).encode()
             self.storage.publish(record.name, manifest)
+
+    def _add_metadata(self, directory: str) -> None:
+        """Add the trainer's metadata to a checkpoint's own, which counts for names in both."""
+        if not self.metadata:
+            return
+        file, own = f"{directory}/{METADATA_FILE}", {}
+        with suppress(FileNotFoundError):
+            own = json.loads(self.storage.read(file))
+        self.storage.put_bytes(file, json.dumps({**self.metadata, **own}).encode())
 
     def record_checkpoint(self, record: CheckpointRecord) -> list[CheckpointRecord]:
         """Journal a published checkpoint; returns those that may be deleted now."""

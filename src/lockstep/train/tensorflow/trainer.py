@@ -39,7 +39,8 @@ class TensorflowTrainer(DataParallelTrainer):
         run_config: the run's storage, name, failure handling and callbacks.
         datasets: by name; ``get_dataset_shard(name)`` returns a worker's shard.
         dataset_config: how datasets are sharded: a ``DataConfig``, or a ``DatasetConfig`` by name.
-        metadata: returned by ``get_context().get_metadata()``.
+        metadata: returned by ``get_context().get_metadata()`` and, what JSON can hold of it, by
+            ``get_metadata()`` of every checkpoint that the run uploads.
         resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """

@@ -96,8 +96,11 @@ class Session:
         mode: CheckpointUploadMode,
         take_over: bool,
         reduce: str | Mapping[str, str] | None,
-    ) -> None:
-        """Meet the other ranks at this report; return when all are there and it is kept."""
+    ) -> dict[str, Any] | None:
+        """Meet the other ranks at this report; return when all are there and it is kept.
+
+        Returns the reduced metrics of all ranks; None without ``reduce``.
+        """
         self._check_process("report()")
         plain = normalise(metrics)
         check_reduce(reduce, plain)
@@ -113,7 +116,7 @@ class Session:
             data = None if self.shards is None else self.shards.progress(elapsed)
             report = Report(self._number, plain, part, reduce, now, elapsed, data)
             self._last_time = now
-            self._exchange(report, checkpoint, take_over)
+            return self._exchange(report, checkpoint, take_over)
 
     def save_checkpoint(self, checkpoint: Checkpoint, *, of_last_report: bool = False) -> None:
         """Keep a checkpoint without a report. Only rank 0's counts, and it waits for no other rank.
@@ -233,7 +236,9 @@ class Session:
         check_moved_files(directory, files)
         return files
 
-    def _exchange(self, report: Report, checkpoint: Checkpoint | None, take_over: bool) -> None:
+    def _exchange(
+        self, report: Report, checkpoint: Checkpoint | None, take_over: bool
+    ) -> dict[str, Any] | None:
         self._channel.send(report)
         answer = self._channel.receive()
         if isinstance(answer, SaveOrder):
@@ -257,6 +262,7 @@ class Session:
             self._stopped = True
             self.pausing = answer.stop == "pause"
             raise StopTraining("this run has been told to stop")
+        return answer.reduced
 
     def _let_go(self) -> None:
         """Another rank has failed: close the trackers. The driver then kills this process."""

@@ -39,6 +39,7 @@ class ReportDecision:
         self._progress.trial_reported(trial)
         self._notices.check_metric(self._metric, row)
         condition = running.stop_condition
+        self._notices.check_stop(condition, row)
         # First, because a stopper may raise: then the trial fails, and nobody has counted the row.
         stop = running.stopped or bool(row.get("done")) or reaches(condition, trial.trial_id, row)
         decision = self._calls.trial_reported(trial, row)

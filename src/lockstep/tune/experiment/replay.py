@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lockstep.early_stopping import EarlyStopping
 from lockstep.hooks import call_hook
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
@@ -189,7 +190,7 @@ class _Replay:
         self._metric = metric
         self._searcher = searcher
         self._scheduler = scheduler
-        self._stopper = stopper if isinstance(stopper, Stopper) else None
+        self._stopper = stopper if isinstance(stopper, (Stopper, EarlyStopping)) else None
         self._restored = restored
         self._added: dict[str, Trial] = {}
 

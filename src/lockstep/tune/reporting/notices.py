@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.config import StopCondition
 from lockstep.console import Display
 from lockstep.console.warn_once import WarnOnce
 from lockstep.metrics import AUTOMATIC_KEYS, look_up
+from lockstep.train.driver.notes import missing_stop_note
 from lockstep.tune.experiment.trial import Trial
 
 __all__ = ["Notices"]
@@ -24,6 +26,7 @@ class Notices:
         self._display = display
         self.once = WarnOnce(display)
         self._metric_checked = False
+        self._stop_checked = False
 
     def problem(self, trial: Trial, text: str | None) -> None:
         """Show what went wrong with a trial's files; None: nothing did."""
@@ -62,6 +65,14 @@ class Notices:
             f"A trial needs {request}, more than the {cpus:g} CPU(s) and {gpus} GPU(s) there are: "
             "such trials run one at a time.",
         )
+
+    def check_stop(self, stop: StopCondition | None, row: Mapping[str, Any]) -> None:
+        """Warn if the first report lacks what ``RunConfig(stop=…)`` names."""
+        if not self._stop_checked:
+            self._stop_checked = True
+            note = missing_stop_note(stop, row)
+            if note is not None:
+                self._display.message(note, "warning")
 
     def check_metric(self, metric: str | Sequence[str] | None, row: Mapping[str, Any]) -> None:
         """Warn if the first report lacks the metric that is searched for."""
