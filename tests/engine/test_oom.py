@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.engine.base import OUT_OF_MEMORY
-from lockstep.engine.processes import oom_kills
+from lockstep.engine.processes import describe_memory, oom_kills
 from lockstep.train.driver.failure import describe, died
 from tests.repository import SRC
 
@@ -78,6 +78,30 @@ def test_a_counter_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> Non
 
 def test_this_machine_can_be_asked() -> None:
     assert oom_kills() >= 0
+
+
+MEMORY = "its memory peaked at 1.5 GB; its cgroup may use 2 GB"
+
+
+def test_the_peak_of_memory_beside_what_there_is(tmp_path: Path) -> None:
+    assert describe_memory(1_500_000_000, str(tmp_path)) == "its memory peaked at 1.5 GB"
+    root = system(tmp_path, proc__meminfo="MemTotal:       16000000 kB\nMemFree: 1 kB\n")
+    assert describe_memory(12_345_678, root) == (
+        "its memory peaked at 12.3 MB; this machine has 16.4 GB"
+    )
+    system(tmp_path, proc__self__cgroup="0::/a\n", sys__fs__cgroup__a__events="")
+    limit = tmp_path / "sys/fs/cgroup/a/memory.max"
+    limit.write_text("max\n")
+    assert describe_memory(1_500_000_000, root).endswith("this machine has 16.4 GB")
+    limit.write_text("2000000000\n")
+    assert describe_memory(1_500_000_000, root) == MEMORY
+    assert describe((died(1, -9, f"{OUT_OF_MEMORY}; {MEMORY}"),), 1, 2) == (
+        f"Rank 1 of 2 was killed because the machine ran out of memory ({MEMORY}); use fewer "
+        "workers or smaller batches."
+    )
+    assert (
+        describe((died(1, -9, MEMORY),), 1, 2) == f"Rank 1 of 2 was killed by SIGKILL ({MEMORY})."
+    )
 
 
 def test_the_sentence_says_what_to_do() -> None:
@@ -175,7 +199,8 @@ def test_a_worker_that_the_kernel_kills_for_its_memory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (starved, starved_code), (killed, killed_code) = json.loads(done.stdout)
     assert starved_code == killed_code == -9
-    assert starved.startswith("Rank 1 of 2 was killed because the machine ran out of memory; ")
+    ran_out = "Rank 1 of 2 was killed because the machine ran out of memory (its memory peaked at "
+    assert starved.startswith(ran_out)
     assert "about to load everything" in starved
     # A kill after that is not the kernel's.
-    assert killed.startswith("Rank 1 of 2 was killed by SIGKILL. ")
+    assert killed.startswith("Rank 1 of 2 was killed by SIGKILL (its memory peaked at ")

@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from lockstep.engine.base import Channel
+from lockstep.engine.wire import make_frame
 
 FOREVER_S = 3600
 SLEEP = [sys.executable, "-c", f"import time; time.sleep({FOREVER_S})"]
@@ -257,4 +258,21 @@ def post_and_wait(channel: Channel) -> int:
         thread.join()
     channel.post("last")
     channel.receive()
+    return 0
+
+
+def write_garbage(channel: Channel) -> int:
+    """On rank 0, write to the channel's socket past the channel; on others, wait for a message."""
+    how = channel.receive()
+    channel.send(os.getpid())
+    if channel.rank > 0:
+        channel.receive()
+        return 0
+    sock = channel._sock  # type: ignore[attr-defined]
+    if how == b"noise":
+        sock.sendall(b"a line that belongs into a log\n" * 5)
+    else:
+        body = b"cno_such_module_anywhere\nName\n."
+        sock.sendall(make_frame(None)[:2] + len(body).to_bytes(6, "big") + body)
+    time.sleep(FOREVER_S)
     return 0

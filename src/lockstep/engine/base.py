@@ -88,7 +88,7 @@ class WorkerExited(NamedTuple):
     exitcode: int | None
     """The exit code, or minus the signal number; None when it cannot be known."""
     detail: str = ""
-    """What else the engine knows about the end, as text; or ``OUT_OF_MEMORY``."""
+    """What else the engine knows about the end, as text. ``OUT_OF_MEMORY`` comes first in it."""
 
 
 class WorkerPreempted(NamedTuple):

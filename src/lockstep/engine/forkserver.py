@@ -45,6 +45,7 @@ from lockstep.engine.processes import (
     adopt_orphans,
     children,
     descendants,
+    describe_memory,
     end_own_family,
     group_exists,
     kill_children,
@@ -57,6 +58,7 @@ from lockstep.engine.resources import BlasThreads
 from lockstep.engine.titles import SERVER_TITLE, set_title
 from lockstep.engine.wakeup import Wakeup
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
+from lockstep.errors import EngineError
 
 __all__ = [
     "DumpStacks",
@@ -100,7 +102,9 @@ class DumpStacks(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """SIGKILL to every worker of this session, and to the processes they started."""
+    """SIGKILL to the workers of this session, or to one, and to the processes they started."""
+
+    rank: int | None = None
 
 
 class Started(NamedTuple):
@@ -217,12 +221,13 @@ class _Server:
                 if rank == message.rank:
                     os.kill(pid, STACK_SIGNAL)
         elif isinstance(message, Kill):
-            self._kill_session(session)
+            self._kill_session(session, message.rank)
 
-    def _kill_session(self, session: socket.socket) -> None:
-        for pid in self._sessions[session]:
-            self._killed.add(pid)  # so that its SIGKILL is not taken for the kernel's
-            kill_family(pid)
+    def _kill_session(self, session: socket.socket, only: int | None = None) -> None:
+        for pid, rank in self._sessions[session].items():
+            if only is None or rank == only:
+                self._killed.add(pid)  # so that its SIGKILL is not taken for the kernel's
+                kill_family(pid)
 
     def _spawn(self, session: socket.socket, spawn: Spawn, files: list[int]) -> None:
         known_oom_kills = oom_kills()
@@ -284,13 +289,22 @@ class _Server:
         # After a clean exit the processes left behind get time to end; after a crash they do not.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGTERM if clean else signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _, _, usage = os.wait4(pid, 0)
         if clean and group_exists(pid):
             self._leftovers.append((time.monotonic() + LEFTOVER_GRACE_S, pid))
         rank = self._sessions[session].pop(pid)
         self._end_strays(time.monotonic() + LEFTOVER_GRACE_S if clean else None, pid)
-        detail = OUT_OF_MEMORY if self._ran_out_of_memory(pid, exitcode) else ""
-        self._notify(session, Ended(rank, exitcode, detail))
+        self._notify(session, Ended(rank, exitcode, self._detail(pid, exitcode, usage.ru_maxrss)))
+
+    def _detail(self, pid: int, exitcode: int, peak: int) -> str:
+        """What else is known about a SIGKILL that is not this server's."""
+        out_of_memory = self._ran_out_of_memory(pid, exitcode)
+        killed_here = pid in self._killed
+        self._killed.discard(pid)
+        if exitcode != -signal.SIGKILL or killed_here:
+            return ""
+        memory = describe_memory(peak * (1 if sys.platform == "darwin" else 1024))
+        return f"{OUT_OF_MEMORY}; {memory}" if out_of_memory else memory
 
     def _end_strays(self, deadline: float | None, group: int = 0) -> None:
         """End the children of this process that are no workers: their worker has ended.
@@ -316,9 +330,7 @@ class _Server:
 
     def _ran_out_of_memory(self, pid: int, exitcode: int) -> bool:
         known = self._oom_kills.pop(pid)
-        killed_here = pid in self._killed
-        self._killed.discard(pid)
-        if exitcode != -signal.SIGKILL or killed_here or oom_kills() <= known:
+        if exitcode != -signal.SIGKILL or pid in self._killed or oom_kills() <= known:
             return False
         # This kill is accounted for: it must not explain the end of another worker, too.
         for other in self._oom_kills:
@@ -333,7 +345,7 @@ class _Server:
 def _receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     try:
         return receive_with_files(sock)
-    except (OSError, EOFError):
+    except (OSError, EOFError, EngineError):
         return None
 
 
@@ -375,6 +387,7 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
     sys.stderr = sys.__stderr__ = _open_stream(2, "backslashreplace")  # type: ignore[misc]
     # The handler is in C, so it works while the interpreter is stuck.
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+    faulthandler.enable(file=2, all_threads=False)  # a crash leaves its stack in the log
     answer_requests()
     os.environ.clear()
     os.environ.update(spawn.environment)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lockstep import runtime, settings
@@ -225,6 +226,7 @@ class _LocalGroup(WorkerGroup):
         self._alive = set(range(spec.size))
         self._pids: dict[int, int] = {}
         self._workers: list[Connection] = []
+        self._garbage: dict[int, str] = {}
         self._packed: tuple[Any, bytes] = (object(), b"")
         pipes: list[int] = []
         payload = make_frame(spec.payload)
@@ -234,7 +236,13 @@ class _LocalGroup(WorkerGroup):
             for rank in range(spec.size):
                 driver_end, worker_end = socket.socketpair()
                 with worker_end:
-                    connection = Connection(driver_end, loop, self._forward(rank), lambda: None)
+                    connection = Connection(
+                        driver_end,
+                        loop,
+                        self._forward(rank),
+                        lambda: None,
+                        partial(self._got_garbage, rank),
+                    )
                     undo.callback(connection.close)
                     read_end, write_end = os.pipe()
                     undo.callback(os.close, read_end)
@@ -256,7 +264,9 @@ class _LocalGroup(WorkerGroup):
                 self._workers.append(connection)
             self._output = OutputPump(pipes, output)
             undo.pop_all()
-        self._session = Connection(session, loop, self._ended, self._server_gone)
+        self._session = Connection(
+            session, loop, self._ended, self._server_gone, lambda _: self._server_gone()
+        )
 
     def send(self, rank: int, message: Any) -> None:
         # The same answer goes to every rank, one after the other: it is pickled once.
@@ -328,7 +338,18 @@ class _LocalGroup(WorkerGroup):
         # First the last messages of the worker: they may contain the reason.
         self._workers[message.rank].drain()
         self._alive.discard(message.rank)
-        self._emit(WorkerExited(*message))
+        if message.rank in self._garbage:
+            # The signal is this engine's own, and says nothing.
+            self._emit(WorkerExited(message.rank, None, self._garbage[message.rank]))
+        else:
+            self._emit(WorkerExited(*message))
+
+    def _got_garbage(self, rank: int, what: str) -> None:
+        self._garbage[rank] = (
+            f"its connection to the driver carried {what}; a process that it forked may have "
+            "written to a file that is not its own"
+        )
+        self._session.send(Kill(rank))
 
     def _server_gone(self) -> None:
         detail = f"the fork server that owns it is gone ({self._server.ending()})"

@@ -17,6 +17,7 @@ __all__ = [
     "children",
     "current_directory",
     "descendants",
+    "describe_memory",
     "end_own_family",
     "group_exists",
     "kill_children",
@@ -162,7 +163,8 @@ def oom_kills(root: str = "/") -> int:
 
     Where cgroups do not count that, of the whole machine. ``root``: where proc and sys are mounted.
     """
-    for path in (*_cgroup_files(root), os.path.join(root, "proc/vmstat")):
+    files = _cgroup_files(root, "memory.events", "memory.oom_control")
+    for path in (*files, os.path.join(root, "proc/vmstat")):
         try:
             with open(path, encoding="ascii") as file:
                 counts = dict(line.split()[:2] for line in file if " " in line)
@@ -172,8 +174,35 @@ def oom_kills(root: str = "/") -> int:
     return 0
 
 
-def _cgroup_files(root: str) -> list[str]:
-    """The files with this cgroup's counts, by the machine's path and by a container's."""
+def describe_memory(peak: int, root: str = "/") -> str:
+    """The most memory that a process had, in bytes, beside what there is, as text."""
+    text = f"its memory peaked at {_size(peak)}"
+    machine = limit = 0
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+        with open(os.path.join(root, "proc/meminfo"), encoding="ascii") as file:
+            facts = dict(line.split(":", 1) for line in file)
+        machine = int(facts["MemTotal"].split()[0]) * 1024
+    for path in _cgroup_files(root, "memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            limit = int(file.read())  # "max" where there is none
+            break
+    if limit and (not machine or limit < machine):
+        return f"{text}; its cgroup may use {_size(limit)}"
+    return f"{text}; this machine has {_size(machine)}" if machine else text
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+
+
+def _cgroup_files(root: str, second: str, first: str) -> list[str]:
+    """Files of this cgroup, by the machine's path and by a container's.
+
+    Args:
+        root: where proc and sys are mounted.
+        second: the file's name in the second version of cgroups.
+        first: its name in the first version.
+    """
     try:
         with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8") as file:
             entries = [line.rstrip("\n").split(":", 2) for line in file]
@@ -182,9 +211,9 @@ def _cgroup_files(root: str) -> list[str]:
     found = []
     for number, controllers, place in (entry for entry in entries if len(entry) == 3):
         if number == "0":
-            mount, name = "sys/fs/cgroup", "memory.events"
+            mount, name = "sys/fs/cgroup", second
         elif "memory" in controllers.split(","):
-            mount, name = "sys/fs/cgroup/memory", "memory.oom_control"
+            mount, name = "sys/fs/cgroup/memory", first
         else:
             continue
         found += [os.path.join(root, mount, part, name) for part in (place.lstrip("/"), "")]

@@ -1,7 +1,8 @@
 """Messages on a socket, used by both ends of the local engine.
 
-A message on the wire is a frame: the length of the body (8 bytes, big-endian), then the body, a
-pickle. A socket is a stream: one read may return part of a frame, or several frames.
+A message on the wire is a frame: a mark and the length of the body (8 bytes, big-endian), then the
+body, a pickle. A socket is a stream: one read may return part of a frame, or several frames. Data
+that is no frame (a process that a worker forked has written to the wrong file) ends the connection.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from lockstep.engine.base import Channel, Posted
 from lockstep.engine.loop import EventLoop, SpinThenBlock
 from lockstep.engine.wakeup import Wakeup
+from lockstep.errors import EngineError
 
 __all__ = [
     "Connection",
@@ -32,6 +34,10 @@ __all__ = [
 ]
 
 _LENGTH = struct.Struct("!Q")
+_MARK = 0x4C53 << 48
+"""In the first two bytes of every frame; the length has the other six."""
+_LONGEST = 1 << 40
+_REASON = 500
 # Small enough that the allocator does not map and unmap memory for each read.
 _CHUNK = 1 << 16
 _MAX_FILES = 8
@@ -43,7 +49,22 @@ POST_DELAY_S = 0.05
 def make_frame(message: Any) -> bytes:
     """A message as a frame."""
     body = pickle.dumps(message, 5)
-    return _LENGTH.pack(len(body)) + body
+    return _LENGTH.pack(_MARK | len(body)) + body
+
+
+def _read_message(body: memoryview | bytearray) -> Any:
+    try:
+        return pickle.loads(body)
+    except Exception as error:
+        text = f"a message that cannot be read ({type(error).__name__}: {error})"
+        raise EngineError(text[:_REASON]) from error
+
+
+def _body_size(word: int) -> int:
+    size = word ^ _MARK
+    if size > _LONGEST:
+        raise EngineError("data that is no message")
+    return size
 
 
 def send_with_files(sock: socket.socket, message: Any, files: list[int]) -> None:
@@ -63,8 +84,8 @@ def receive_with_files(sock: socket.socket) -> tuple[Any, list[int]] | None:
         os.set_inheritable(fd, False)
     if len(head) < _LENGTH.size:
         head += _receive_exactly(sock, _LENGTH.size - len(head))
-    (size,) = _LENGTH.unpack(head)
-    return pickle.loads(_receive_exactly(sock, size)), files
+    size = _body_size(*_LENGTH.unpack(head))
+    return _read_message(_receive_exactly(sock, size)), files
 
 
 def _receive_exactly(sock: socket.socket, size: int) -> bytearray:
@@ -86,7 +107,8 @@ class Terminating(NamedTuple):
 class Connection:
     """The driver's end. It never blocks, and belongs to the loop's thread.
 
-    ``on_close`` is called once, when the peer has closed its end.
+    ``on_close`` is called once, when the peer has closed its end. ``on_garbage`` is called once
+    if the peer has sent what is no message, with what that was; the connection is closed then.
     """
 
     def __init__(
@@ -95,12 +117,14 @@ class Connection:
         loop: EventLoop,
         on_message: Callable[[Any], None],
         on_close: Callable[[], None],
+        on_garbage: Callable[[str], None],
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._loop = loop
         self._on_message = on_message
         self._on_close = on_close
+        self._on_garbage = on_garbage
         self._incoming = bytearray()
         self._outgoing: list[memoryview] = []
         self.closed = False
@@ -181,23 +205,35 @@ class Connection:
             return False
         incoming = self._incoming
         if not incoming and len(data) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(data)
-            if len(data) == _LENGTH.size + size:  # exactly one message, the usual case: no copy
-                self._on_message(pickle.loads(memoryview(data)[_LENGTH.size :]))
+            (word,) = _LENGTH.unpack_from(data)
+            if len(data) == _LENGTH.size + (word ^ _MARK):  # one message, the usual case: no copy
+                try:
+                    message = _read_message(memoryview(data)[_LENGTH.size :])
+                except EngineError as error:
+                    return self._spoiled(error)
+                self._on_message(message)
                 return True
         incoming += data
         start, have = 0, len(incoming)
         while have - start >= _LENGTH.size and not self.closed:
-            (size,) = _LENGTH.unpack_from(incoming, start)
-            end = start + _LENGTH.size + size
-            if end > have:
-                break
-            message = pickle.loads(memoryview(incoming)[start + _LENGTH.size : end])
+            try:
+                end = start + _LENGTH.size + _body_size(*_LENGTH.unpack_from(incoming, start))
+                if end > have:
+                    break
+                with memoryview(incoming) as view:
+                    message = _read_message(view[start + _LENGTH.size : end])
+            except EngineError as error:
+                return self._spoiled(error)
             start = end
             self._on_message(message)
         if start:
             del incoming[:start]
         return True
+
+    def _spoiled(self, error: EngineError) -> bool:
+        self.hang_up()  # a worker that sees this ends by itself
+        self._on_garbage(str(error))
+        return False
 
 
 class SocketChannel(Channel):
@@ -314,16 +350,18 @@ class SocketChannel(Channel):
             while True:
                 if len(data) < head:
                     data += _receive_exactly(self._sock, head - len(data))
-                end = head + _LENGTH.unpack_from(data)[0]
+                end = head + _body_size(*_LENGTH.unpack_from(data))
                 if len(data) < end:
                     data += _receive_exactly(self._sock, end - len(data))
-                self._unread.append(pickle.loads(memoryview(data)[head:end]))
+                self._unread.append(_read_message(memoryview(data)[head:end]))
                 data = data[end:]
                 if not data:
                     return
         except (EOFError, ConnectionError):
             self._on_driver_gone()
             raise
+        except EngineError as error:
+            raise EngineError(f"the driver sent {error}.") from error
 
     def _flush(self) -> None:
         posted = self._posted

@@ -23,6 +23,7 @@ from lockstep import settings
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
 from lockstep.console import Display, RunStatus
+from lockstep.console.text import shorten
 from lockstep.engine import WorkerGroup
 from lockstep.engine.base import (
     EngineEvent,
@@ -268,7 +269,9 @@ class Controller:
             if not self.state.interrupted:
                 self._feed(e.Interrupt())
         else:
-            raise LockstepError(f"rank {rank} sent {message!r}, which nobody expects.")
+            what = shorten(repr(message), 200)
+            error = LockstepError(f"rank {rank} sent {what}, which nobody expects.")
+            self._feed(e.Raised(rank, pack_error(error)))
 
     # ----------------------------------------------------------------------------------- actions
 
