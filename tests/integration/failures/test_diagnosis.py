@@ -99,6 +99,57 @@ def test_the_rank_that_broke_the_group_is_named(ending: str, ddp: bool, words: s
     assert seconds < 30
 
 
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGFPE"])
+def test_a_crash_shows_its_stack(name: str) -> None:
+    def inner(rank: int) -> None:
+        if rank == 1:
+            print("nearly there")
+            os.kill(os.getpid(), signal.Signals[name])
+        time.sleep(100)
+
+    def train_func() -> None:
+        inner(train.get_context().get_world_rank())
+
+    error = failure(train_func, workers=2)
+    text, _, crash = str(error).partition("\nWhere rank 1 crashed:\n")
+    assert text.startswith("Rank 1 of 2 crashed (")
+    assert text.endswith("The last lines of rank 1's log:\n    nearly there")
+    lines = crash.splitlines()
+    assert lines[0].strip() == "Stack (most recent call last):"
+    assert [line.rpartition(" ")[2] for line in lines[1:]] == ["train_func", "inner"]
+    assert all(HERE in line for line in lines[1:])
+    assert error.result is not None
+    log = Path(error.result.path, "logs", "rank_1.log").read_text()
+    assert "Fatal Python error: " in log
+
+
+def test_a_kill_shows_the_peak_of_memory() -> None:
+    def train_func() -> None:
+        held = b"x" * 300_000_000
+        os.kill(os.getpid(), signal.SIGKILL if held else 0)
+
+    found = re.match(
+        r"Rank 0 was killed by SIGKILL \(its memory peaked at ([\d.]+) ([MG])B; "
+        r"(this machine has|its cgroup may use) [\d.]+ [MG]B\)\. ",
+        str(failure(train_func, workers=1)),
+    )
+    assert found is not None
+    assert float(found[1]) * {"M": 1, "G": 1000}[found[2]] > 300
+
+
+def test_an_unexpected_message_fails_its_rank() -> None:
+    def train_func() -> None:
+        from lockstep.train.worker import session
+
+        current = session.current()
+        assert current is not None
+        current._channel.send("nonsense")
+        time.sleep(100)
+
+    text = str(failure(train_func, workers=1))
+    assert text.startswith("Rank 0 sent 'nonsense', which nobody expects")
+
+
 def test_consequences_on_several_ranks_are_collapsed() -> None:
     error, _ = torch_failure("kill", culprit=1, workers=3)
     assert str(error).startswith("Rank 1 of 3 was killed by SIGKILL")

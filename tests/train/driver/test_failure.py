@@ -113,10 +113,37 @@ def test_lockstep_errors_speak_for_themselves(kind: type[Exception]) -> None:
 
 def test_the_attempt_is_named_when_it_is_not_the_first() -> None:
     assert describe((died(1, -9, ""),), 3, 2) == "Rank 1 of 2 was killed by SIGKILL (in attempt 3)."
-    both = (raised(1, ValueError("bad")), raised(0, KeyError("k")))
+    both = (raised(1, ValueError("bad")), raised(0, ValueError("bad")))
     assert describe(both, 2, 2) == (
         "Rank 1 of 2 failed with ValueError: bad (in attempt 2; rank 0 failed, too)."
     )
+
+
+def test_another_error_of_another_rank_is_shown() -> None:
+    cause = raised(1, ValueError("bad"))
+    both = (cause, raised(0, KeyError("k")))
+    assert describe(both, 1, 2) == (
+        "Rank 1 of 2 failed with ValueError: bad (rank 0 failed, too, with KeyError: 'k')."
+    )
+    full = [raised(rank, OSError("full.")) for rank in (0, 2)]
+    alike = (cause, *full, raised(3, ValueError("bad")))
+    assert describe(alike, 1, 4) == (
+        "Rank 1 of 4 failed with ValueError: bad "
+        "(rank 3 failed, too; ranks 0 and 2 failed, too, with OSError: full)."
+    )
+    dead = (died(0, -9, ""), died(1, -signal.SIGSEGV, ""))
+    assert describe(dead, 1, 2) == (
+        "Rank 0 of 2 was killed by SIGKILL "
+        "(rank 1 failed, too: crashed (segmentation fault, SIGSEGV))."
+    )
+
+
+def test_many_different_errors_are_bounded() -> None:
+    failures = [raised(rank, ValueError(f"rank {rank}: {'x' * 9999}")) for rank in range(64)]
+    text = describe(tuple(failures), 1, 64)
+    assert text.count("failed, too, with") == 3
+    assert "52 more failed in other ways" in text
+    assert len(text) < 4000
 
 
 def test_a_novel_of_a_message_is_cut() -> None:
@@ -197,12 +224,12 @@ def test_consequences_are_collapsed_and_failures_of_their_own_are_not() -> None:
     failures = (gloo(3), gloo(0), died(1, -9, ""), gloo(2), raised(4, KeyError("k")))
     assert describe(failures, 1, 5) == (
         "Rank 1 of 5 was killed by SIGKILL "
-        "(rank 4 failed, too; ranks 0, 2 and 3 lost their connection to it)."
+        "(rank 4 failed, too, with KeyError: 'k'; ranks 0, 2 and 3 lost their connection to it)."
     )
 
 
 def test_where_every_rank_lost_its_connection_the_first_is_named() -> None:
-    failures = (gloo(1), gloo(0))
+    failures = (gloo(1), gloo(0))  # alike
     assert first_cause(failures) is failures[0]
     text = describe(failures, 1, 2)
     assert text.startswith("Rank 1 of 2 failed with RuntimeError: [/pytorch")

@@ -29,7 +29,7 @@ from lockstep.train.driver.notes import missing_stop_note, repeats_note, unanswe
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.state import RunState
 from lockstep.train.driver.stop_condition import reaches
-from lockstep.train.driver.worker_logs import log_tail
+from lockstep.train.driver.worker_logs import log_end
 from lockstep.train.record.run import Run
 
 __all__ = [
@@ -153,16 +153,24 @@ def driver_signals(interrupt: Callable[[], None], preempt: Callable[[], None]) -
 
 
 def failure_text(run: Run, state: RunState) -> str:
-    """Why a run failed: one sentence, and the last log lines of a rank whose process died."""
+    """Why a run failed: one sentence, and the last log lines of a rank whose process died.
+
+    Of a crash also its stack.
+    """
     text = describe(state.failures, state.attempt, state.world_size)
     if state.repeats > 1:
         text = f"{text} {repeats_note(state.repeats)}"
     text = f"{text} The run is in {run.storage.uri}."
     cause = first_cause(state.failures)
-    tail = log_tail(run.directory, cause.rank) if cause.died else []
-    if tail:
-        lines = "\n".join(f"    {line}" for line in tail)
-        text += f"\nThe last lines of rank {cause.rank}'s log:\n{lines}"
+    if not cause.died:
+        return text
+    tail, stack = log_end(run.directory, cause.rank)
+    for what, lines in (
+        (f"The last lines of rank {cause.rank}'s log", tail),
+        (f"Where rank {cause.rank} crashed", stack),
+    ):
+        if lines:
+            text += f"\n{what}:\n" + "\n".join(f"    {line}" for line in lines)
     return text
 
 

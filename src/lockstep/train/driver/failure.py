@@ -31,6 +31,8 @@ _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 60.0
 _MAX_RANKS = 8
 _MAX_TEXT = 2000
+_MAX_OTHERS = 3
+_MAX_OTHER_TEXT = 300
 
 _OWN_TYPES = frozenset(errors.__all__)
 """Errors of lockstep: their messages need no type name before them."""
@@ -113,9 +115,12 @@ def _within(count: int, limit: int) -> Literal["retry", "raise"]:
 
 def died(rank: int, exitcode: int | None, detail: str) -> WorkerFailure:
     """The failure of a worker whose process ended by itself."""
-    if detail == OUT_OF_MEMORY:
-        ending = (
-            "was killed because the machine ran out of memory; use fewer workers or smaller batches"
+    if detail.startswith(OUT_OF_MEMORY):
+        memory = detail.removeprefix(OUT_OF_MEMORY).removeprefix("; ")
+        ending = "was killed because the machine ran out of memory" + (
+            f" ({memory}); use fewer workers or smaller batches"
+            if memory
+            else "; use fewer workers or smaller batches"
         )
     else:
         ending = _ending(exitcode) + (f" ({detail})" if detail else "")
@@ -190,15 +195,36 @@ def describe(failures: tuple[WorkerFailure, ...], attempt: int, world_size: int)
     others = {failure.rank: failure for failure in reversed(failures)}
     del others[cause.rank]
     cut_off = [] if lost_connection(cause) else [r for r in others if lost_connection(others[r])]
-    failed = [rank for rank in others if rank not in cut_off]
-    if failed:
-        notes.append(f"{name_ranks(failed)} failed, too")
+    notes += _other_failures(cause, [others[r] for r in others if r not in cut_off])
     if cut_off:
         notes.append(
             f"{name_ranks(cut_off)} lost {'its' if len(cut_off) == 1 else 'their'} connection to it"
         )
     text = _sentence(cause, world_size)
     return f"{text} ({'; '.join(notes)})." if notes else f"{text}."
+
+
+def _other_failures(cause: WorkerFailure, others: Sequence[WorkerFailure]) -> list[str]:
+    """Who else failed, and with what, where that differs from the cause."""
+    groups: dict[str, list[int]] = {}
+    for failure in others:
+        groups.setdefault(_difference(cause, failure), []).append(failure.rank)
+    shown = list(groups.items())[:_MAX_OTHERS]
+    notes = [f"{name_ranks(ranks)} failed, too{what}" for what, ranks in shown]
+    left = [rank for ranks in list(groups.values())[_MAX_OTHERS:] for rank in ranks]
+    return [*notes, f"{name_ranks(left)} failed in other ways"] if left else notes
+
+
+def _difference(cause: WorkerFailure, failure: WorkerFailure) -> str:
+    if failure.died:
+        text = failure.error["message"].removeprefix(_subject(failure.rank)).removeprefix("was ")
+        return f": {shorten(text.rstrip('.'), _MAX_OTHER_TEXT)}"
+    if (failure.error["type"], failure.error["message"]) == (
+        cause.error["type"],
+        cause.error["message"],
+    ):
+        return ""
+    return f", with {shorten(summarise_error(failure.error), _MAX_OTHER_TEXT).rstrip('.')}"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -12,12 +12,12 @@ from typing import BinaryIO
 from lockstep.console import Display
 from lockstep.console.logs import Line, LineCollapser, LineSplitter
 from lockstep.console.source_lines import source_line
-from lockstep.console.stacks import StackCollector
+from lockstep.console.stacks import StackCollector, first_dump, parse_stacks, tidy_stacks
 from lockstep.console.text import shorten, without_controls
 from lockstep.run_layout import LOG_DIRECTORY, log_file
 from lockstep.storage.local import open_private
 
-__all__ = ["OutputRouter", "log_tail"]
+__all__ = ["OutputRouter", "log_end"]
 
 _TOGETHER_S = 1.0
 """Lines that are due so soon are shown with the one that is: alike on all ranks, they are one."""
@@ -25,13 +25,36 @@ _TOGETHER_S = 1.0
 
 _TAIL_BYTES = 1 << 16
 _TAIL_WIDTH = 400
+_TAIL_LINES = 10
+_STACK_LINES = 40
+_CRASH = "Fatal Python error: "
+_STACK = "Stack (most recent call first):"
+_THREAD = "Current thread 0x0 (most recent call first):"
 
 
-def log_tail(directory: str, rank: int, lines: int = 10) -> list[str]:
-    """The last lines that a rank of the run in ``directory`` printed.
+def log_end(directory: str, rank: int) -> tuple[list[str], list[str]]:
+    """The last lines that a rank printed, and its stack if its process crashed after them.
 
-    Of a progress bar it is what it showed last.
+    Of a progress bar it is what it showed last. The stack is what faulthandler has written: tidied,
+    without lines of source.
     """
+    printed = _last_printed(directory, rank)
+    crashes = [number for number, line in enumerate(printed) if line.startswith(_CRASH)]
+    if not crashes:
+        return _shown(printed)[-_TAIL_LINES:], []
+    # Of the thread that crashed alone, faulthandler does not say which it is.
+    dump = first_dump([_THREAD if line == _STACK else line for line in printed[crashes[-1] :]])
+    stack = _shown(tidy_stacks(parse_stacks(dump)))
+    if len(stack) > _STACK_LINES:
+        stack[1 : 1 - _STACK_LINES] = ["  …"]
+    return _shown(printed[: crashes[-1]])[-_TAIL_LINES:], stack
+
+
+def _shown(lines: list[str]) -> list[str]:
+    return [shorten(without_controls(line), _TAIL_WIDTH) for line in lines if line.strip()]
+
+
+def _last_printed(directory: str, rank: int) -> list[str]:
     try:
         with open(os.path.join(directory, log_file(rank)), "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -42,9 +65,7 @@ def log_tail(directory: str, rank: int, lines: int = 10) -> list[str]:
     if size > _TAIL_BYTES and b"\n" in data:
         data = data.partition(b"\n")[2]  # the first line is cut
     splitter = LineSplitter()
-    printed = [*splitter.feed(data), *splitter.close()]
-    shown = [shorten(without_controls(line), _TAIL_WIDTH) for line in printed if line.strip()]
-    return shown[-lines:]
+    return [*splitter.feed(data), *splitter.close()]
 
 
 class OutputRouter:
