@@ -3,7 +3,8 @@
 ``train/driver/callbacks.py`` calls the hooks, each callback from a thread of its own in the driver
 process, in this order:
 
-    setup → on_trial_start → (on_trial_restore) → on_trial_result | on_trial_save, on_checkpoint …
+    setup → on_trial_start → (on_trial_restore) → (on_trial_recover)
+          → on_step_begin, on_trial_result, on_step_end | on_trial_save, on_checkpoint …
           → on_trial_complete | on_trial_error → on_experiment_end
     after_report … after_exception                       (UserCallback)
 
@@ -122,6 +123,17 @@ class Callback:
         self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
     ) -> None:
         """After ``on_trial_start``, when the trial resumes from ``trial.checkpoint``."""
+
+    def on_trial_recover(
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
+    ) -> None:
+        """When a trial's workers have failed and are started again."""
+
+    def on_step_begin(self, iteration: int, trials: Sequence[TrialSnapshot], **info: Any) -> None:
+        """Before ``on_trial_result``. ``iteration`` counts the reports of all trials, from 1."""
+
+    def on_step_end(self, iteration: int, trials: Sequence[TrialSnapshot], **info: Any) -> None:
+        """After ``on_trial_result``, with the values of ``on_step_begin``."""
 
     def on_trial_result(
         self,

@@ -16,6 +16,7 @@ __all__ = [
     "BackendConfig",
     "Place",
     "Wiring",
+    "check_backend",
     "loopback_interface",
     "machine_gpus",
     "only_config",
@@ -75,6 +76,27 @@ class BackendConfig:
     def make_backend(self) -> Backend:
         """The backend to send to the workers."""
         return Backend()
+
+
+_RAYS_HOOKS = ("on_start", "on_training_start", "on_shutdown")
+_RAYS_PROPERTIES = ("backend_cls", "train_func_context")
+
+
+def check_backend(given: BackendConfig | Backend) -> None:
+    """Raise if the config, or the backend that it makes, has hooks of Ray's that nobody calls.
+
+    Raises:
+        TypeError: names the class, what it has, and what to implement.
+    """
+    unused = _RAYS_PROPERTIES if isinstance(given, BackendConfig) else _RAYS_HOOKS
+    found = [name for name in unused if hasattr(type(given), name)]
+    if found:
+        raise TypeError(
+            f"{type(given).__qualname__}.{found[0]} is for Ray's worker groups, and lockstep does "
+            "not call it. Override BackendConfig.make_backend() to return a lockstep.train.Backend "
+            "with setup(wiring), which runs in each worker before the training function, and "
+            "teardown()."
+        )
 
 
 Config = TypeVar("Config", bound=BackendConfig)

@@ -119,7 +119,8 @@ def check_dataset_config(given: Sharing, datasets: Mapping[str, Any]) -> Sharing
     """What a trainer was given as ``dataset_config``.
 
     Raises:
-        TypeError: it is neither a ``DataConfig`` nor a dict of ``DatasetConfig``.
+        TypeError: it is neither a ``DataConfig`` nor a dict of ``DatasetConfig``, or a
+            ``DataConfig`` with a ``configure()`` of the user's, which nobody calls.
         ValueError: it names or requires a dataset that there is not.
     """
     if given is None:
@@ -128,6 +129,12 @@ def check_dataset_config(given: Sharing, datasets: Mapping[str, Any]) -> Sharing
 
     there = ", ".join(map(repr, datasets)) or "none"
     if isinstance(given, DataConfig):
+        if hasattr(given, "configure"):
+            raise TypeError(
+                f"{type(given).__qualname__}.configure() is for Ray's workers, and lockstep does "
+                "not call it. Use DataConfig(datasets_to_split=…, equal=…, order=…), or divide the "
+                "rows in the training function, by train.get_context().get_world_rank()."
+            )
         split = () if given.datasets_to_split == "all" else given.datasets_to_split
         for name in split:
             if name not in datasets:

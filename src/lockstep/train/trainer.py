@@ -32,7 +32,7 @@ from lockstep.redact import redact
 from lockstep.result import Result
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
-from lockstep.train.backend import Backend, BackendConfig
+from lockstep.train.backend import Backend, BackendConfig, check_backend
 from lockstep.train.context import TrainContext
 from lockstep.train.datasets import (
     PRELOADED,
@@ -184,6 +184,7 @@ class DataParallelTrainer(BaseTrainer):
         if backend_config is not None and not isinstance(backend_config, BackendConfig):
             raise TypeError(f"backend_config={backend_config!r}: expected a BackendConfig.")
         self.backend_config = backend_config or self._default_backend_config()
+        check_backend(self.backend_config)
         if fault_plan is not None and not callable(fault_plan):
             raise TypeError(f"fault_plan={fault_plan!r}: expected a lockstep.testing.FaultPlan.")
         self.fault_plan = fault_plan
@@ -253,6 +254,7 @@ class DataParallelTrainer(BaseTrainer):
         """
         engine = self._engine
         backend = self.backend_config.make_backend()
+        check_backend(backend)
         scaling = ScalingPolicy(*self.scaling_config.sizes)
         group = self._group_spec(engine, backend, scaling)
         warnings = engine.check(group)

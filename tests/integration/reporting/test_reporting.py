@@ -752,3 +752,36 @@ def test_a_stop_condition_on_what_is_not_reported_is_named(
     assert "(it has 'loss')" in printed
     fit(train_func, workers=1, stop={"loss": 1})
     assert "RunConfig(stop=" not in capfd.readouterr().err
+
+
+class Steps(Callback):
+    """Keeps the hooks that Ray calls at each step and at a retry."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
+        self.calls.append(("begin", iteration))
+
+    def on_step_end(self, iteration: int, trials: Any, **info: Any) -> None:
+        assert [trial.status for trial in trials] == ["RUNNING"]
+        self.calls.append(("end", iteration))
+
+    def on_trial_result(self, iteration: int, *args: Any, **info: Any) -> None:
+        self.calls.append(("result", iteration))
+
+    def on_trial_recover(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self.calls.append(("recover", iteration))
+
+
+def test_step_hooks_and_recovery() -> None:
+    def train_func() -> None:
+        train.report({"loss": 1.0})
+        if train.get_context().get_attempt() == 1:
+            raise RuntimeError("once")
+
+    steps = Steps()
+    fit(train_func, max_failures=1, callbacks=[steps])
+    step = [("begin", 1), ("result", 1), ("end", 1)]
+    again = [("begin", 2), ("result", 1), ("end", 2)]
+    assert steps.calls == [*step, ("recover", 1), *again]

@@ -23,9 +23,11 @@ import lockstep
 from lockstep import air, settings, train, tune
 from lockstep.engine.resources import available_cpus
 from lockstep.train import (
+    Backend,
     BackendConfig,
     Checkpoint,
     CheckpointConfig,
+    DataConfig,
     DataParallelTrainer,
     FailureConfig,
     RunConfig,
@@ -235,6 +237,37 @@ def test_a_trainer_names_what_is_wrong(
 ) -> None:
     with pytest.raises(kind, match=re.escape(words)):
         DataParallelTrainer(**{"train_loop_per_worker": lambda: None, **arguments})
+
+
+class RayShapedBackend(Backend):
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        raise AssertionError("nobody calls this")
+
+
+class RayShapedConfig(BackendConfig):
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return RayShapedBackend
+
+
+class MixedConfig(BackendConfig):
+    def make_backend(self) -> Backend:
+        return RayShapedBackend()
+
+
+def test_hooks_of_ray_that_nobody_calls_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"RayShapedConfig\.backend_cls .*make_backend\(\)"):
+        DataParallelTrainer(lambda: None, backend_config=RayShapedConfig())
+    mixed = DataParallelTrainer(lambda: None, backend_config=MixedConfig())
+    with pytest.raises(TypeError, match=r"RayShapedBackend\.on_start .*setup\(wiring\)"):
+        mixed.fit()
+
+    class OwnSplit(DataConfig):
+        def configure(self, datasets: Any, world_size: int, **kwargs: Any) -> Any:
+            raise AssertionError("nobody calls this")
+
+    with pytest.raises(TypeError, match=r"OwnSplit\.configure\(\) .*datasets_to_split"):
+        DataParallelTrainer(lambda: None, dataset_config=OwnSplit())
 
 
 def test_a_function_given_to_restore_by_its_place_is_told_its_name(tmp_path: Path) -> None:

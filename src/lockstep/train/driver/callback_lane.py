@@ -88,6 +88,11 @@ class CallbackLane:
         self.uses_directory = _option(callback, "uses_directory")
         self.takes_logs = isinstance(callback, TrackerCallback) and callback.takes_logs
         self._log_second, self._log_rows = 0.0, 0
+        self._steps = 0
+        self._has_steps = isinstance(callback, Callback) and any(
+            getattr(type(callback), hook) is not getattr(Callback, hook)
+            for hook in ("on_step_begin", "on_step_end")
+        )
         self.was_late = False
         self._asked = self._answered = 0
         self._closing = threading.Event()
@@ -183,13 +188,19 @@ class CallbackLane:
         """Call ``on_trial_result`` and ``after_report``."""
         if isinstance(self.callback, Callback):
             trial = _own(trial)
+            trials = self._all(trial)
+            self._steps += 1
+            if self._has_steps:
+                self.hooks.call("on_step_begin", iteration=self._steps, trials=trials)
             self.hooks.call(
                 "on_trial_result",
                 iteration=iteration,
-                trials=self._all(trial),
+                trials=trials,
                 trial=trial,
                 result=dict(result),
             )
+            if self._has_steps:
+                self.hooks.call("on_step_end", iteration=self._steps, trials=trials)
         if isinstance(self.callback, UserCallback):
             self.hooks.call(
                 "after_report",
@@ -218,6 +229,12 @@ class CallbackLane:
     def failed(self, run_context: RunContext, errors: dict[int, Exception]) -> None:
         """Call ``after_exception``."""
         self.hooks.call("after_exception", run_context=run_context, worker_exceptions=dict(errors))
+
+    def recovered(self, iteration: int, trial: TrialSnapshot) -> None:
+        """Call ``on_trial_recover``."""
+        trial = _own(trial)
+        trials = self._all(trial)
+        self.hooks.call("on_trial_recover", iteration=iteration, trials=trials, trial=trial)
 
     def ended(self, iteration: int, trial: TrialSnapshot, failed: bool) -> None:
         """Call ``on_trial_complete`` or ``on_trial_error``."""

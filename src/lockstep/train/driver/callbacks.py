@@ -46,6 +46,9 @@ class RunListener(Protocol):
     def failure(self, run_context: RunContext, errors: dict[int, Exception]) -> None:
         """An attempt failed."""
 
+    def recover(self, iteration: int, trial: TrialSnapshot) -> None:
+        """The attempt that failed is followed by another."""
+
     def end(self, iteration: int, trial: TrialSnapshot, failed: bool) -> None:
         """It is over."""
 
@@ -142,6 +145,11 @@ class CallbackDispatcher:
         """``after_exception``."""
         for lane in self._user_lanes:
             lane.put((CallbackLane.failed, run_context, errors))
+
+    def recover(self, iteration: int, trial: TrialSnapshot) -> None:
+        """``on_trial_recover``."""
+        for lane in self._trial_lanes:
+            lane.put((CallbackLane.recovered, iteration, trial))
 
     def end(self, iteration: int, trial: TrialSnapshot, failed: bool) -> None:
         """``on_trial_complete`` or ``on_trial_error``; then ``finish`` if alone."""

@@ -458,7 +458,7 @@ class Controller:
         # The size of the group that failed: the next attempt's may differ.
         text = describe(failures, 1, self._group_spec.size)
         self._run.record_failure(attempt, error_records(failures), text, retry=retry)
-        self._notifier.failed(failures)
+        self._notifier.failed(failures, retry=retry)
         if retry:
             note = retry_note(attempt, repeats, delay_s, self._origin())
             self._display.message(f"{text} {note}", "warning")

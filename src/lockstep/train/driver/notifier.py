@@ -82,14 +82,16 @@ class RunNotifier:
         trial, iteration = self._snapshot("RUNNING"), self._run.iteration
         self._queue.append(partial(self._callbacks.checkpoint, iteration, trial, checkpoint))
 
-    def failed(self, failures: Sequence[WorkerFailure]) -> None:
-        """An attempt failed."""
+    def failed(self, failures: Sequence[WorkerFailure], *, retry: bool) -> None:
+        """An attempt failed; with ``retry`` another follows."""
         if self._started:
             errors = {failure.rank: unpack_error(failure.error) for failure in failures}
             self._callbacks.failure(
                 self._run_context,
                 {rank: error for rank, error in errors.items() if isinstance(error, Exception)},
             )
+            if retry:
+                self._callbacks.recover(self._run.iteration, self._snapshot("RUNNING"))
 
     def ended(self, phase: Phase) -> None:
         """The run is over."""

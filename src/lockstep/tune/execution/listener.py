@@ -29,6 +29,7 @@ class TrialListener:
         self.report = callbacks.report
         self.log = callbacks.log
         self.failure = callbacks.failure
+        self.recover = callbacks.recover
 
     def checkpoint(self, iteration: int, trial: TrialSnapshot, checkpoint: Checkpoint) -> None:
         """A checkpoint is committed."""
