@@ -119,7 +119,16 @@ def test_what_is_never_moved(
     (storage / "link").symlink_to(run)
     place = os.path.expanduser(directory.format(run=run, tmp=tmp_path / "tmp"))
     with pytest.raises(ValueError, match=why):
-        check_moved(place, str(run))
+        check_moved(place, str(run), is_spool=False)
+
+
+def test_a_spool_lies_among_other_temporary_directories() -> None:
+    spool, mine = (tempfile.mkdtemp() for _ in range(2))
+    check_moved(mine, spool, is_spool=True)
+    with pytest.raises(ValueError, match="run's own directory"):
+        check_moved(os.path.join(spool, "logs"), spool, is_spool=True)
+    os.rmdir(spool)
+    os.rmdir(mine)
 
 
 def test_what_may_be_moved(run: Path, tmp_path: Path) -> None:
@@ -130,7 +139,7 @@ def test_what_may_be_moved(run: Path, tmp_path: Path) -> None:
         directory.mkdir()
         (directory / "journal.jsonl").write_text("the user's own file of this name\n")
         check_copied(str(directory), str(run))
-        check_moved(str(directory), str(run))
+        check_moved(str(directory), str(run), is_spool=False)
         check_moved_files(str(directory), ["journal.jsonl", "weights"])
 
 

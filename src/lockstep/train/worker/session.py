@@ -231,7 +231,7 @@ class Session:
         check_copied(directory, self.context.trial_dir)
         if not (take_over and self._may_take(checkpoint)):
             return checkpoint.files()
-        check_moved(directory, self.context.trial_dir)
+        check_moved(directory, self.context.trial_dir, is_spool=not self._storage.is_local)
         files = checkpoint.files()
         check_moved_files(directory, files)
         return files

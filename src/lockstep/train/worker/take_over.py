@@ -38,14 +38,16 @@ def check_copied(directory: str, run_directory: str) -> None:
         )
 
 
-def check_moved(directory: str, run_directory: str) -> None:
+def check_moved(directory: str, run_directory: str, *, is_spool: bool) -> None:
     """Refuse a directory that holds what is not the caller's to give, or lies in storage.
+
+    ``is_spool``: the run's directory is a temporary one, and its experiment is elsewhere.
 
     Raises:
         ValueError: names the directory, what is in the way, and the fix.
     """
     real, run = os.path.realpath(directory), os.path.realpath(run_directory)
-    why = _held(real) or _place_in_storage(real, run)
+    why = _held(real) or _place_in_storage(real, run, is_spool)
     if why is not None:
         raise _refused(directory, why)
 
@@ -79,7 +81,7 @@ def _held(directory: str) -> str | None:
     return None
 
 
-def _place_in_storage(directory: str, run: str) -> str | None:
+def _place_in_storage(directory: str, run: str, is_spool: bool) -> str | None:
     if _holds(run, directory):
         first = os.path.relpath(directory, run).split(os.sep)[0]
         # Made for this report, by a framework's callback or in ``RunConfig(working_dir=…)``.
@@ -90,7 +92,7 @@ def _place_in_storage(directory: str, run: str) -> str | None:
             return None
         return f"it lies in the run's own directory {run!r}"
     experiment = os.path.dirname(run)
-    if _holds(experiment, directory):
+    if not is_spool and _holds(experiment, directory):
         return f"it lies in the directory of the run's experiment, {experiment!r}"
     above = directory
     while above != (above := os.path.dirname(above)):
