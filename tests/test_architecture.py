@@ -43,6 +43,7 @@ LAYERS = [
     "checkpoint",
     "lock",
     "journal",
+    "segments",
     "records",
     "result",
     "callback",

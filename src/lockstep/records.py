@@ -13,6 +13,7 @@ from lockstep.journal import check_version, parse_line, read_lines
 from lockstep.metrics import full_row
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import JOURNAL_FILE
+from lockstep.segments import read_journal
 from lockstep.storage import Storage
 
 __all__ = [
@@ -106,7 +107,7 @@ class RunRecords:
         self._path = storage.path(JOURNAL_FILE)
         self._reports: list[tuple[int, bytes]] = []
         self._logs: list[tuple[int, bytes]] = []
-        for numbered in enumerate(read_lines(storage.read(JOURNAL_FILE)), 1):
+        for numbered in enumerate(read_lines(read_journal(storage, JOURNAL_FILE)), 1):
             line = numbered[1]
             # By its first bytes, without parsing: nearly all lines are reports and logs.
             if line.startswith(b'{"event":"report"'):

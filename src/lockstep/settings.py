@@ -22,6 +22,7 @@ __all__ = [
     "results_root",
     "start_timeout_seconds",
     "stop_grace_seconds",
+    "sync_seconds",
     "tensorflow_log_level",
     "tracker_environment",
     "user_thread_setting",
@@ -72,6 +73,11 @@ def preemption_grace_seconds() -> float:
 def callback_flush_seconds() -> float:
     """``LOCKSTEP_CALLBACK_FLUSH_S``: how long the end of a run waits for slow callbacks."""
     return _seconds("LOCKSTEP_CALLBACK_FLUSH_S", 30.0)
+
+
+def sync_seconds() -> float:
+    """``LOCKSTEP_SYNC_S``: how often a journal's new lines are copied to remote storage."""
+    return max(_seconds("LOCKSTEP_SYNC_S", 1.0), 0.05)
 
 
 def cuda_visible_devices() -> str | None:

@@ -105,6 +105,10 @@ class Storage(ABC):
         """Create or replace a file atomically: readers see the old or the new content, complete."""
 
     @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete a file that is no part of a publication. Idempotent."""
+
+    @abstractmethod
     def put(self, name: str, source: str, *, move: bool = False, flush: bool = True) -> None:
         """Store the local file ``source``.
 

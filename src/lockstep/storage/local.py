@@ -104,6 +104,11 @@ class LocalStorage(Storage):
                 _fsync(temporary)
                 _rename(temporary, path)
 
+    def delete(self, name: str) -> None:
+        path = self.path(name)
+        with storage_errors("delete", path):
+            _remove_tree(path)
+
     def put(self, name: str, source: str, *, move: bool = False, flush: bool = True) -> None:
         path = self.path(name)
         with storage_errors("read", source, reading=True):

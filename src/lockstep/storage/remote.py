@@ -166,6 +166,15 @@ class RemoteStorage(Storage):
 
         self._try("write", name, write)
 
+    def delete(self, name: str) -> None:
+        path = self.path(name)
+
+        def delete() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self.filesystem.delete_file(path)
+
+        self._try("delete", name, delete)
+
     def put(self, name: str, source: str, *, move: bool = False, flush: bool = True) -> None:
         with storage_errors("read", source, reading=True):
             os.stat(source)

@@ -12,6 +12,7 @@ from lockstep.journal import parse_line, read_lines
 from lockstep.records import reported_metrics
 from lockstep.result import Result
 from lockstep.run_layout import JOURNAL_FILE
+from lockstep.segments import read_journal
 from lockstep.storage import open_storage
 from lockstep.testing.compare import ABSENT, Comparison
 
@@ -94,7 +95,7 @@ class History:
         storage = open_storage(result.path, result.filesystem)
         rows = []
         attempts, first, resumed = 0, None, False
-        for record in map(parse_line, read_lines(storage.read(JOURNAL_FILE))):
+        for record in map(parse_line, read_lines(read_journal(storage, JOURNAL_FILE))):
             if record["event"] == "report":
                 rows.append(
                     Row(

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ from lockstep.run_layout import JOURNAL_FILE, MANIFEST, spool_prefix
 from lockstep.storage import Storage, open_storage
 from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result, RunConfig
 from tests.faulty import Faults, faulty_filesystem
-from tests.integration.runs import failure, fit, trainer
+from tests.integration.runs import failure, fit, run_script, trainer
 from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
 
 SYNC, ASYNC, NO_UPLOAD = (
@@ -526,3 +527,45 @@ def test_copies_do_not_queue_up_behind_slow_storage(
     faults.add("move", kind="stall", path="journal.jsonl")
     fit(train_func, workers=1, storage_path="runs", storage_filesystem=filesystem)
     assert max(waiting) == 1
+
+
+KILLED = """
+    import os, signal, time
+    from pyarrow import fs
+    from lockstep import train
+    from lockstep.segments import read_journal
+    from lockstep.storage import open_storage
+    from lockstep.train import DataParallelTrainer, RunConfig
+
+    driver = os.getpid()
+    tree = fs.SubTreeFileSystem(os.path.abspath("remote"), fs.LocalFileSystem())
+
+    def train_func():
+        for row in range(200):
+            train.report({"row": row, "text": "x" * 1000})
+        (experiment,) = open_storage("runs", tree).listdir()
+        (run,) = open_storage(f"runs/{experiment}", tree).listdir()
+        place = open_storage(f"runs/{experiment}/{run}", tree)
+        while read_journal(place, "journal.jsonl").count(b'"event":"report"') < 200:
+            time.sleep(0.01)
+        os.kill(driver, signal.SIGKILL)
+        time.sleep(30)
+
+    config = RunConfig(storage_path="runs", storage_filesystem=tree, verbose=0)
+    DataParallelTrainer(train_func, run_config=config).fit()
+"""
+
+
+def test_rows_are_on_storage_within_the_interval_when_the_driver_is_killed(tmp_path: Path) -> None:
+    from pyarrow import fs
+
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "tmp").mkdir()
+    environment = {"LOCKSTEP_SYNC_S": "0.05", "TMPDIR": str(tmp_path / "tmp")}
+    done = run_script(tmp_path, KILLED, environment=environment, check=False, timeout_s=30)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    tree = fs.SubTreeFileSystem(str(tmp_path / "remote"), fs.LocalFileSystem())
+    (experiment,) = open_storage("runs", tree).listdir()
+    result = Result.from_path(f"runs/{experiment}", tree)
+    assert result.state == "unfinished"
+    assert result.metrics_dataframe["row"].tolist() == list(range(200))

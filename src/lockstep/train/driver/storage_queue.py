@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -18,7 +19,7 @@ from lockstep.train.record.run import Run
 __all__ = ["StorageQueue"]
 
 SYNC_INTERVAL_S = 10.0
-"""How old the journal on remote storage may get between two checkpoints."""
+"""How old logs and tables on remote storage may get between two checkpoints."""
 
 Later = Callable[[float, Callable[[], None]], None]
 """Call something after some seconds, unless the run has ended by then."""
@@ -49,6 +50,7 @@ class StorageQueue:
         self._warning_s = run_config.hang_warning_s
         self._timeout_s = run_config.storage_timeout_s
         self._start_queues()
+        self._all_due = 0.0
         self._draining = False
         self._give_up: Callable[[str], None] = lambda why: None
         self.abandoned = False
@@ -63,6 +65,7 @@ class StorageQueue:
         self._last_job: Future[Any] | None = None
         self._last_delete: Future[Any] | None = None
         self._sync_waits = False
+        self._sync_all = False
 
     def submit(self, job: Callable[..., Any], *args: Any) -> Future[Any]:
         """Run ``job`` after those before it."""
@@ -78,17 +81,27 @@ class StorageQueue:
 
     def sync_soon(self) -> None:
         """Copy what has changed to remote storage."""
+        self._sync_all = True
+        self._sync_journal_soon()
+
+    def _sync_journal_soon(self) -> None:
         # One copy in the queue is enough: it takes what there is when its turn comes.
         if not self._sync_waits:
             self._sync_waits = True
             self.submit(self._sync)
 
     def sync_regularly(self) -> None:
-        """Copy what has changed now, and every few seconds until the run ends."""
+        """Copy what has changed now, and again until the run ends: the journal more often."""
         # A timer that is due as the run ends may be past cancelling.
-        if not self._draining:
+        if self._draining:
+            return
+        now = time.monotonic()
+        if now >= self._all_due:
+            self._all_due = now + SYNC_INTERVAL_S
             self.sync_soon()
-            self._later(SYNC_INTERVAL_S, self.sync_regularly)
+        else:
+            self._sync_journal_soon()
+        self._later(min(SYNC_INTERVAL_S, settings.sync_seconds()), self.sync_regularly)
 
     def abandon(self) -> None:
         """Do not wait for what is under way, and start new queues."""
@@ -162,8 +175,12 @@ class StorageQueue:
 
     def _sync(self) -> None:
         self._sync_waits = False
+        everything, self._sync_all = self._sync_all, False
         try:
-            self._run.sync()
+            if everything:
+                self._run.sync()
+            else:
+                self._run.sync_journal()
         except LockstepError as error:
             self._warn_once(
                 "sync", f"Could not copy the journal to storage, will try again: {error}"

@@ -2,8 +2,12 @@
 
 A journal that grows by a line a report cannot be appended to on an object store. So a run writes
 its journal, logs and tables to a spool, a temporary directory of this machine, and the mirror
-copies what has changed: before each checkpoint is published, every few seconds, and at the end. An
-experiment's journal and the states of its callbacks likewise. Checkpoints never go through a spool.
+copies what has changed: the journal before each checkpoint is published and every second, all of
+them every few seconds and at the end. An experiment's journal and the states of its callbacks
+likewise. Checkpoints never go through a spool.
+
+A small journal is copied as a whole. Of a larger one, what is new is a segment (``segments``), and
+from time to time the whole.
 """
 
 from __future__ import annotations
@@ -16,9 +20,15 @@ from contextlib import suppress
 
 from lockstep.errors import StorageError
 from lockstep.run_layout import SNAPSHOT_PREFIX, lock_path
+from lockstep.segments import delete_segments, list_segments, read_journal, segment_name
 from lockstep.storage import Storage
 
 __all__ = ["Mirror"]
+
+SMALL_JOURNAL = 64 << 10
+"""Up to this many bytes a journal is always copied as a whole."""
+MANY_SEGMENTS = 64
+"""With this many segments it is copied as a whole again."""
 
 
 class Mirror:
@@ -26,8 +36,8 @@ class Mirror:
 
     Args:
         storage: where the copy is.
-        journal: the file that is always copied first, and as a whole: what it records must never
-            be newer than itself.
+        journal: the file that is always copied first: what it records must never be newer than
+            itself.
         prefix: how the name of the temporary directory begins.
     """
 
@@ -37,25 +47,77 @@ class Mirror:
         self.directory = tempfile.mkdtemp(prefix=prefix)
         self._keep = False
         self._copied: dict[str, tuple[int, int]] = {}
-        self._newest_journal = b""
+        self._journal_end = 0
+        """How much of the journal is on storage."""
+        self._whole_end = 0
+        """How much of it was there when it was last copied as a whole."""
+        self._segments: set[tuple[int, int]] = set()
+        self._whole_under_way: list[int] = []
+        """The ends of whole copies that may still arrive; more than one if one was abandoned."""
         self._unreachable: StorageError | None = None
 
     def fetch(self, names: Iterable[str]) -> None:
         """Copy these files and directories from storage into the spool."""
         for name in names:
-            self._storage.get(name, os.path.join(self.directory, name))
+            path = os.path.join(self.directory, name)
+            if name != self._journal:
+                self._storage.get(name, path)
+                continue
+            self._segments = set(list_segments(self._storage, name))
+            with open(path, "wb") as file:
+                file.write(read_journal(self._storage, name))
         self._copied = {name: _version(path) for name, path in self._files()}
 
     def sync_journal(self) -> None:
-        """Copy the journal to storage, as one object: a driver killed meanwhile leaves the old."""
+        """Copy what is new in the journal to storage, in complete lines."""
+        size = os.path.getsize(os.path.join(self.directory, self._journal))
+        if size == self._journal_end:
+            return
+        many = (
+            size <= SMALL_JOURNAL
+            or size >= 2 * self._whole_end
+            or len(self._segments) >= MANY_SEGMENTS
+        )
+        if not self._journal_end or (many and not self._whole_under_way):
+            self._copy_whole()
+        else:
+            self._copy_segment()
+
+    def _copy_segment(self) -> None:
+        start = self._journal_end
+        data = self._lines_from(start)
+        if data:
+            segment = (start, start + len(data))
+            self._storage.write(segment_name(self._journal, *segment), data)
+            self._segments.add(segment)
+            self._journal_end = max(self._journal_end, segment[1])
+
+    def _copy_whole(self) -> None:
+        data = self._lines_from(0)
+        if not data:
+            return
+        end, others = len(data), self._whole_under_way[:]
+        self._whole_under_way.append(end)
+        try:
+            self._storage.write(self._journal, data)
+        except BaseException:
+            self._journal_end = self._whole_end = 0  # nobody knows what is there now
+            raise
+        finally:
+            self._whole_under_way.remove(end)
+        # A copy that was abandoned may replace this one later: what it lacks becomes a segment.
+        self._whole_end = min([end, *others])
+        self._journal_end = max(self._journal_end, self._whole_end)
+        if not others:
+            old = {segment for segment in self._segments if segment[1] <= end}
+            delete_segments(self._storage, self._journal, old)
+            self._segments -= old
+
+    def _lines_from(self, start: int) -> bytes:
         with open(os.path.join(self.directory, self._journal), "rb") as file:
-            self._newest_journal = file.read()
-        written = None
-        # A write of another thread that was abandoned may arrive after this one. That thread sees
-        # here that there is a newer journal, and writes it again.
-        while written is not self._newest_journal:
-            written = self._newest_journal
-            self._storage.write(self._journal, written)
+            file.seek(start)
+            data = file.read()
+        return data[: data.rfind(b"\n") + 1]
 
     def sync(self) -> None:
         """Copy the journal, then every other file that has changed."""
@@ -86,6 +148,8 @@ class Mirror:
             if self._unreachable is not None:
                 raise self._unreachable
             self.sync()
+            if self._segments:
+                self._copy_whole()
         except StorageError as error:
             self._keep = True
             text = f"{error} The records are kept in {self.directory!r}."

@@ -35,6 +35,7 @@ from lockstep.run_layout import (
     run_directory,
     spool_prefix,
 )
+from lockstep.segments import segment_directory
 from lockstep.storage import Storage, open_storage
 from lockstep.train.datasets import merge_positions
 from lockstep.train.protocol import CheckpointReport, Report
@@ -141,6 +142,8 @@ class Run:
         """Get the small files of a run on remote storage, to continue them."""
         names = []
         for name in self.storage.listdir(""):
+            if name == segment_directory(JOURNAL_FILE):
+                continue
             if name != LOG_DIRECTORY and self.storage.is_directory(name):
                 self._unfinished_stages.add(name)
             elif name != TRAINER_FILE:
@@ -436,6 +439,11 @@ class Run:
         """Copy the small files that have changed to remote storage. May run in another thread."""
         if self._mirror is not None:
             self._mirror.sync()
+
+    def sync_journal(self) -> None:
+        """Copy what is new in the journal to remote storage. May run in another thread."""
+        if self._mirror is not None:
+            self._mirror.sync_journal()
 
     def finish_copy(self) -> None:
         """Copy the small files to remote storage for the last time.

@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from lockstep import settings
 from lockstep.config import RunConfig
 from lockstep.console import Display
 from lockstep.engine.loop import EventLoop
@@ -60,9 +61,6 @@ from lockstep.tune.stopper import Stopper
 from lockstep.tune.tune_config import TuneConfig
 
 __all__ = ["TuneLoop"]
-
-SYNC_INTERVAL_S = 10.0
-"""How old the experiment's journal on remote storage may get."""
 
 STOP_ALL_CHECK_S = 0.5
 """How often ``Stopper.stop_all`` is called besides at reports."""
@@ -112,6 +110,7 @@ class TuneLoop:
         self._progress = progress
         self._stopped_before_restore = restored.stopped
         self._look_for_work = True
+        self._sync_waits = False
         self._notices = notices = Notices(display)
         limit = tune_config.max_concurrent_trials or None
         self._in_process = launcher.engine.in_this_process
@@ -377,13 +376,16 @@ class TuneLoop:
 
     def _sync_regularly(self) -> None:
         def sync() -> None:
+            self._sync_waits = False
             try:
                 self._experiment.sync()
             except LockstepError as error:
                 self._notices.once("sync", f"Could not copy the journal, will try again: {error}")
 
-        self._finisher.submit(sync)
-        self._loop.call_later(SYNC_INTERVAL_S, self._sync_regularly)
+        if not self._sync_waits:  # storage may be slow
+            self._sync_waits = True
+            self._finisher.submit(sync)
+        self._loop.call_later(settings.sync_seconds(), self._sync_regularly)
 
     def _draw(self) -> None:
         interval = self._display.interval_s

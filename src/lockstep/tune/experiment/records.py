@@ -24,6 +24,7 @@ from typing import Any
 from lockstep.journal import check_version, parse_line, read_lines
 from lockstep.records import RunRecords
 from lockstep.run_layout import experiment_file, experiment_number
+from lockstep.segments import read_journal
 from lockstep.storage import Storage
 from lockstep.tune.result_grid import ResultGrid
 
@@ -104,7 +105,8 @@ class ExperimentRecords:
         """Trials that are missing in the journal and were found through their own runs."""
         self.state = "unfinished"
         self._path = storage.path(experiment_file("journal", self.number))
-        for line in read_lines(storage.read(experiment_file("journal", self.number))):
+        journal = experiment_file("journal", self.number)
+        for line in read_lines(read_journal(storage, journal)):
             self._apply(parse_line(line))
         if not self.header:
             raise FileNotFoundError(
