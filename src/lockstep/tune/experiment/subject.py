@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lockstep.redact import redact
 from lockstep.tune.search.sample import Categorical, Domain, Float, Function, Integer, Normal
 from lockstep.tune.search.space import has_unresolved, is_grid
 
@@ -21,7 +22,8 @@ def describe_space(space: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """``"searched"`` and ``"constants"``: the path of each value in a space → the value."""
     parts: dict[str, dict[str, str]] = {"searched": {}, "constants": {}}
     for path, node in _leaves(space, ""):
-        parts["searched" if has_unresolved(node) else "constants"][path] = _text(node)[:_MAX_TEXT]
+        text = redact(_text(node))[:_MAX_TEXT]
+        parts["searched" if has_unresolved(node) else "constants"][path] = text
     return parts
 
 
