@@ -8,9 +8,11 @@ from typing import Any
 __all__ = ["has_open_secret", "redact", "redacted", "without_secrets"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]*")
+# No repetition without a bound before what it must end with: texts may be long, and hostile.
+_IN_TEXT = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s'\"<>]*")
 _SECRET_OPTION = re.compile(
-    r"(?<=[?&])[^=&]*(?:secret|token|passw|key|credential|signature|sas)[^=&]*=[^&]*&?", re.I
+    r"(?<=[?&])[^=&]{0,40}(?:secret|token|passw|key|credential|signature|sas)[^=&]{0,40}=[^&]*&?",
+    re.I,
 )
 _NAMED = ("hdfs", "viewfs", "abfs", "abfss")
 """Schemes with a name before the ``@`` that is no secret: a user, a container."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
+from lockstep.redact import redact
 from lockstep.train.serialize import local_modules
 
 __all__ = [
@@ -33,7 +34,7 @@ _LONGEST = 1 << 20
 
 
 def sources_of(function: Callable[..., Any]) -> dict[str, str]:
-    """File → source code, for what is pickled by value with the function.
+    """File → source code, for what is pickled by value with the function. Without keys in URIs.
 
     A notebook's cells are files here, too.
     """
@@ -108,7 +109,7 @@ def _text(file: str) -> str | None:
 
 def _lines(file: str) -> str:
     linecache.checkcache(file)
-    return "".join(linecache.getlines(file))
+    return redact("".join(linecache.getlines(file)))
 
 
 def _changed(
