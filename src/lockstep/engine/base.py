@@ -12,6 +12,7 @@ function, ``entry(channel)``, and then carries messages both ways:
     WorkerGroup.interrupt() ────────────────▶ KeyboardInterrupt in entry's thread
     WorkerGroup.dump_stacks(rank) ──────────▶ its threads' stacks, into its output
     WorkerGroup.kill() ─────────────────────▶ gone, with every process it started
+    WorkerGroup.abandon() ──────────────────▶ the same, and its end is not waited for
 """
 
 from __future__ import annotations
@@ -161,6 +162,13 @@ class WorkerGroup(ABC):
     @abstractmethod
     def kill(self) -> None:
         """End every worker now, with all processes it has started."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Kill the remaining workers and report their ends now, before they are known.
+
+        Does nothing if the worker runs in this process.
+        """
 
     @abstractmethod
     def close(self) -> None:

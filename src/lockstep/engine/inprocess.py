@@ -110,6 +110,9 @@ class _InProcessGroup(WorkerGroup):
         """End the function at its next report: this process cannot be killed."""
         self._channel.killed = True
 
+    def abandon(self) -> None:
+        """Does nothing: the function runs on the loop's own thread."""
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True

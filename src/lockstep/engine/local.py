@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,9 +37,15 @@ from lockstep.engine.forkserver import (
     Started,
 )
 from lockstep.engine.keeper import CLOSE_SIGNAL
-from lockstep.engine.loop import EventLoop
+from lockstep.engine.loop import EventLoop, Timer
 from lockstep.engine.output_pump import OutputPump
-from lockstep.engine.processes import children, current_directory, kill_family, process_state
+from lockstep.engine.processes import (
+    STACK_SIGNAL,
+    children,
+    current_directory,
+    kill_family,
+    process_state,
+)
 from lockstep.engine.resources import (
     check_fits,
     room_for,
@@ -51,6 +58,10 @@ from lockstep.errors import EngineError
 __all__ = ["LocalEngine"]
 
 
+SERVER_S = 1.0
+"""How long the server may take to report that a worker has ended."""
+
+
 class LocalEngine(Engine):
     """Keeps one fork server for each combination of preloaded modules and user environment."""
 
@@ -60,6 +71,7 @@ class LocalEngine(Engine):
 
     def __init__(self) -> None:
         self._servers: dict[tuple[Any, ...], _ForkServer] = {}
+        self._stopped: list[_ForkServer] = []
         self._lock = threading.Lock()
         atexit.register(self.close)
 
@@ -102,6 +114,8 @@ class LocalEngine(Engine):
         with self._lock:
             while self._servers:
                 self._servers.popitem()[1].close()
+            while self._stopped:
+                self._stopped.pop().close()
         atexit.unregister(self.close)
 
     def _server(self, spec: GroupSpec) -> _ForkServer:
@@ -112,6 +126,10 @@ class LocalEngine(Engine):
             server = self._servers.get(key)
             if server is not None and not server.running():
                 self._servers.pop(key).close()
+                server = None
+            if server is not None and server.stopped():
+                # Somebody may continue it: its workers may belong to another run.
+                self._stopped.append(self._servers.pop(key))
                 server = None
             if server is None:
                 server = self._servers[key] = _ForkServer(spec)
@@ -176,6 +194,9 @@ class _ForkServer:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def stopped(self) -> bool:
+        return process_state(self.pid) == "stopped"
+
     def ending(self) -> str:
         """How the process ended, for a message. Call this when it has ended or is about to end."""
         try:
@@ -201,6 +222,8 @@ class _ForkServer:
         if os.getpid() != self._owner:
             self._process.returncode = 0  # this is a forked child: its parent owns the process
             return
+        if "stopped" in (process_state(self._process.pid), process_state(self.pid)):
+            kill_family(self._process.pid)
         # To close the socket is not enough: a forked child may hold it, or the server may still be
         # importing.
         self._process.send_signal(CLOSE_SIGNAL)
@@ -225,6 +248,10 @@ class _LocalGroup(WorkerGroup):
         self._server = server
         self._alive = set(range(spec.size))
         self._pids: dict[int, int] = {}
+        self._ending: set[int] = set()  # closed their connection, or were killed
+        self._ended_since: dict[int, float] = {}
+        self._killed = False
+        self._check: Timer | None = None
         self._workers: list[Connection] = []
         self._garbage: dict[int, str] = {}
         self._packed: tuple[Any, bytes] = (object(), b"")
@@ -233,6 +260,7 @@ class _LocalGroup(WorkerGroup):
         # Any failure below closes what was opened so far, and ends the workers started so far.
         with contextlib.ExitStack() as undo:
             session = undo.enter_context(server.open_session())
+            session.settimeout(settings.start_timeout_seconds())  # it may be stopped
             for rank in range(spec.size):
                 driver_end, worker_end = socket.socketpair()
                 with worker_end:
@@ -240,7 +268,7 @@ class _LocalGroup(WorkerGroup):
                         driver_end,
                         loop,
                         self._forward(rank),
-                        lambda: None,
+                        partial(self._expect_end, rank),
                         partial(self._got_garbage, rank),
                     )
                     undo.callback(connection.close)
@@ -275,15 +303,21 @@ class _LocalGroup(WorkerGroup):
         self._workers[rank].send_frame(self._packed[1])
 
     def interrupt(self) -> None:
-        self._session.send(Interrupt())
+        if self._server.stopped():
+            self._signal(self._alive, signal.SIGINT)
+        else:
+            self._session.send(Interrupt())
         self._loop.call_soon(lambda: self._abandon_unstarted(130))
 
     def dump_stacks(self, rank: int) -> None:
-        self._session.send(DumpStacks(rank))
+        if self._server.stopped():
+            self._signal({rank} & self._alive, STACK_SIGNAL)
+        else:
+            self._session.send(DumpStacks(rank))
 
     def problem(self, rank: int) -> str:
         server = self._server.pid
-        if process_state(server) == "stopped":
+        if self._server.stopped():
             return f"the fork server is stopped; kill -CONT {server} continues it"
         if rank not in self._alive:
             return ""
@@ -297,8 +331,20 @@ class _LocalGroup(WorkerGroup):
     def kill(self) -> None:
         self._session.send(Kill())
         self._loop.call_soon(lambda: self._abandon_unstarted(-signal.SIGKILL))
+        self._killed = True
+        self._ending |= self._alive
+        self._check_later(0.0 if self._server.stopped() else SERVER_S)
+
+    def abandon(self) -> None:
+        for rank in sorted(self._alive):
+            self._lose(rank, -signal.SIGKILL, "its end was not waited for")
 
     def close(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        if self._alive and self._server.stopped():
+            for rank in self._alive & self._pids.keys():
+                kill_family(self._pids[rank])
         self._alive.clear()
         self._session.close()  # the server then kills the workers of this session
         for connection in self._workers:
@@ -318,6 +364,50 @@ class _LocalGroup(WorkerGroup):
                 emit(WorkerMessage(rank, message))
 
         return forward
+
+    def _signal(self, ranks: set[int], number: int) -> None:
+        """What the server would do. It is stopped, so it reaps nobody: the numbers are valid."""
+        for rank in ranks & self._pids.keys():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pids[rank], number)
+
+    def _expect_end(self, rank: int) -> None:
+        self._ending.add(rank)
+        self._check_later(SERVER_S)
+
+    def _check_later(self, seconds: float) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        self._check = self._loop.call_later(seconds, self._check_ends)
+
+    def _check_ends(self) -> None:
+        """Do what the server does not do in time: kill workers, and notice their ends."""
+        self._session.drain()
+        stopped, now = self._server.stopped(), time.monotonic()
+        for rank in sorted(self._ending & self._alive & self._pids.keys()):
+            if process_state(self._pids[rank]) != "ended":
+                if self._killed:
+                    kill_family(self._pids[rank])
+                continue
+            since = self._ended_since.setdefault(rank, now)
+            if stopped or now - since >= SERVER_S:
+                exitcode = -signal.SIGKILL if self._killed else None
+                why = self.problem(rank) or f"process {self._server.pid} does not answer"
+                self._lose(rank, exitcode, f"the fork server did not report how: {why}")
+        if self._ending & self._alive:
+            self._check_later(SERVER_S / 10 if stopped else SERVER_S / 2)
+
+    def _lose(self, rank: int, exitcode: int | None, detail: str) -> None:
+        """Report an end that the server has not reported."""
+        self._workers[rank].drain()
+        if rank in self._alive:
+            self._alive.discard(rank)
+            # Killed before its connection is closed: on that, the worker kills its own group, and
+            # descendants that left the group could not be found any more.
+            if rank in self._pids:
+                kill_family(self._pids[rank])
+            self._workers[rank].hang_up()
+            self._emit(WorkerExited(rank, exitcode, detail))
 
     def _abandon_unstarted(self, exitcode: int) -> None:
         """Report workers that the server has not forked yet as ended, instead of waiting.
@@ -353,16 +443,8 @@ class _LocalGroup(WorkerGroup):
 
     def _server_gone(self) -> None:
         detail = f"the fork server that owns it is gone ({self._server.ending()})"
-        alive, self._alive = sorted(self._alive), set()
-        for rank in alive:
-            self._workers[rank].drain()
-            # Killed before its connection is closed: on that, the worker kills its own group, and
-            # descendants that left the group could not be found any more.
-            if rank in self._pids:
-                kill_family(self._pids[rank])
-            self._workers[rank].hang_up()
-        for rank in alive:
-            self._emit(WorkerExited(rank, None, detail))
+        for rank in sorted(self._alive):
+            self._lose(rank, None, detail)
 
 
 def _import_path() -> list[str]:

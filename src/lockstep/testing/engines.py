@@ -150,6 +150,16 @@ class EngineConformance:
             assert time.monotonic() - started < PROMPT_S
             assert run.exitcodes() == [-signal.SIGKILL] * run.size
 
+    def test_abandon(self, engine: Engine) -> None:
+        """Abandoned workers have ended for the driver at once, and end in fact soon."""
+        self._needs_processes()
+        with _driven(engine, "start_child", self._size(2), b"") as run:
+            run.until(lambda: all(map(run.messages, range(run.size))))
+            run.group.abandon()
+            assert run.exitcodes() == [-signal.SIGKILL] * run.size
+            children = [run.messages(rank)[0] for rank in range(run.size)]
+            _wait_until(lambda: not any(_is_running(pid) for pid in children))
+
     def test_kill_takes_children_along(self, engine: Engine) -> None:
         """No process that a worker has started outlives a kill."""
         self._needs_processes()

@@ -23,7 +23,11 @@ from lockstep.metrics import first_of
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.train.driver.callbacks import CallbackDispatcher
-from lockstep.train.driver.drive import driver_signals, install_quiet_excepthook
+from lockstep.train.driver.drive import (
+    Impatience,
+    driver_signals,
+    install_quiet_excepthook,
+)
 from lockstep.train.record.run import experiment_storage
 from lockstep.train.trainer import DataParallelTrainer
 from lockstep.tune.execution.launch import (
@@ -199,17 +203,20 @@ class Tuner:
             display.start(progress.status())
             cleanup.callback(lambda: display.finish(progress.status()))
             callbacks.begin(self._run_config.stop, -1 if total is None else total)
-            signals: Any = nullcontext()
-            if not launcher.engine.in_this_process:
-                signals = driver_signals(tuning.ending.interrupt, tuning.ending.preempt)
-            with signals:
-                try:
-                    tuning.run()
-                except BaseException:
-                    progress.state = "failed"
-                    raise
-            callbacks.finish(TrialSnapshots(restored.trials, experiment.storage))
-            callbacks.close()
+            with Impatience() as impatience:
+                signals: Any = nullcontext()
+                if not launcher.engine.in_this_process:
+                    ending = tuning.ending
+                    signals = driver_signals(ending.interrupt, ending.preempt, impatience)
+                with impatience.cuts_short(), signals:
+                    try:
+                        tuning.run()
+                    except BaseException:
+                        progress.state = "failed"
+                        raise
+                with impatience.cuts_short():
+                    callbacks.finish(TrialSnapshots(restored.trials, experiment.storage))
+                    callbacks.close()
             experiment.record_end(tuning.ending.state)
             progress.state = tuning.ending.state
             statuses = {trial.directory: trial.status for trial in restored.trials if trial.begun}

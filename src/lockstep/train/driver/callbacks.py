@@ -196,7 +196,9 @@ class CallbackDispatcher:
         try:
             for lane in lanes:
                 wait_s = self._flush_s if lane.end_timeout_s is None else lane.end_timeout_s
-                lane.thread.join(max(0.0, now + wait_s - time.monotonic()))
+                while lane.thread.is_alive() and (left_s := now + wait_s - time.monotonic()) > 0:
+                    # In slices: a signal that another thread got does not wake this one.
+                    lane.thread.join(min(left_s, 0.1))
         finally:
             late = [lane for lane in lanes if lane.thread.is_alive()]
             for lane in lanes:

@@ -64,6 +64,9 @@ COLLECT_S = 0.1
 CAUSE_S = 0.5
 """Where only connections broke so far: how long the rank that broke them may take to say why."""
 
+INSIST_S = 1.0
+"""After the second Ctrl-C: how long workers and storage may take to end in order."""
+
 EXIT_S = 60.0
 """How long workers may take to exit after everyone has finished (trackers upload then)."""
 
@@ -123,6 +126,8 @@ class Controller:
         """Nothing is left to do, on storage either."""
         self._events: deque[e.Event] = deque()
         self._timers: list[Timer] = []
+        self._interrupts = 0
+        self._insist: Timer | None = None
         self._handling = False
         self._started_at = 0.0
         self._reported: list[tuple[Checkpoint, dict[str, Any]]] = []
@@ -174,9 +179,13 @@ class Controller:
         """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler.
 
         Where only storage is waited for, and the user knows that, the user's Ctrl-C abandons it.
+        ``INSIST_S`` after the second one, nothing is waited for any more.
         """
 
         def feed() -> None:
+            self._interrupts += by_user
+            if self._interrupts == 2 and self._insist is None:
+                self._insist = self._loop.call_later(INSIST_S, self._end_now)
             gives_up = by_user and self._storage.is_late
             only_storage = len(self.state.gone) == self.state.world_size
             self._feed(e.Interrupt(gives_up))
@@ -184,6 +193,14 @@ class Controller:
                 self._storage.give_up("until Ctrl-C")
 
         self._loop.call_soon(feed)
+
+    def _end_now(self) -> None:
+        if self.ended:
+            return
+        if self._group is not None:
+            self._group.abandon()
+        self._feed(e.Interrupt(gives_up=True))
+        self._storage.give_up("until Ctrl-C")
 
     def status(self) -> RunStatus:
         """What the display shows."""
@@ -206,6 +223,14 @@ class Controller:
             path=self._run.storage.uri,
             data_wait=self._run.data_wait,
         )
+
+    def abort(self) -> None:
+        """The loop has stopped before the end, at a Ctrl-C that waits for nothing: end here."""
+        self.ended = True
+        self.state = self.state._replace(phase=e.Phase.INTERRUPTED, interrupted=True)
+        self._storage.abandon()
+        if self._group is not None:
+            self._group.abandon()
 
     def close(self) -> None:
         """Release everything; kills workers that are left. Idempotent."""
@@ -511,6 +536,8 @@ class Controller:
         self.ended = True
         for timer in self._timers:
             timer.cancel()
+        if self._insist is not None:
+            self._insist.cancel()
         self._notifier.ended(action.phase)
 
     # ----------------------------------------------------------------------------------- helpers

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait
@@ -33,12 +35,17 @@ from lockstep.train.driver.worker_logs import log_end
 from lockstep.train.record.run import Run
 
 __all__ = [
+    "Impatience",
     "drive",
     "driver_signals",
     "failure_text",
     "install_quiet_excepthook",
     "resume_advice",
 ]
+
+_INSIST_S = 1.4
+"""How long after the second Ctrl-C the main thread is interrupted; the controller ends before."""
+_INSIST_AGAIN_S = 0.15
 
 
 def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Display) -> RunState:
@@ -57,7 +64,7 @@ def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Displ
                 display.message(note, "warning")
         return reaches(stop, run.trial_id, row)
 
-    with ExitStack() as cleanup:
+    with Impatience() as impatience, impatience.cuts_short(), ExitStack() as cleanup:
         loop = EventLoop()
         cleanup.callback(loop.close)
         cleanup.callback(callbacks.close)
@@ -74,15 +81,21 @@ def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Displ
         # In this process Ctrl-C must reach the function itself, so Python's handlers stay.
         signals: Any = nullcontext()
         if not plan.engine.in_this_process:
-            signals = driver_signals(controller.interrupt, controller.preempt)
-        with signals:
+            signals = driver_signals(controller.interrupt, controller.preempt, impatience)
+        with impatience.cuts_short(), signals:
             controller.start()
             loop.run_until(lambda: controller.ended)
+        if not controller.ended:
+            controller.abort()
         try:
-            callbacks.close()
+            with impatience.cuts_short():
+                callbacks.close()
+        except KeyboardInterrupt:
+            if controller.state.phase is not Phase.INTERRUPTED:  # else the caller raises it
+                raise
         finally:  # Ctrl-C may end the wait for a slow callback: the run's end is recorded anyway
             _finish(run, controller.state.phase, display, plan.run_config)
-        return controller.state
+    return controller.state
 
 
 def _replay(stop: StopCondition | None, run: Run) -> None:
@@ -127,8 +140,66 @@ def _finish(run: Run, phase: Phase, display: Display, config: RunConfig) -> None
     run.finish_copy()
 
 
+class Impatience:
+    """The second Ctrl-C is a promise: whatever this thread waits for, it ends in two seconds.
+
+    A moment after it, KeyboardInterrupt is raised in the main thread, and again every moment until
+    the context is left: in a call to storage that does not return, in a wait for a callback.
+
+    Attributes:
+        insists: KeyboardInterrupt is being raised.
+    """
+
+    def __init__(self) -> None:
+        self.insists = False
+        self._presses = 0
+        self._left = threading.Lock()
+        self._left.acquire()
+        self._signalling = threading.Lock()
+
+    def __enter__(self) -> Impatience:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while True:
+            with suppress(KeyboardInterrupt), self._signalling:
+                if self._left.locked():
+                    self._left.release()
+                break
+        if self.insists:
+            with suppress(KeyboardInterrupt):
+                time.sleep(0.01)  # the last signal may be on its way
+
+    def press(self) -> None:
+        """Ctrl-C. Called by a signal handler in the main thread."""
+        self._presses += 1
+        if self._presses == 2:
+            # Not threading.Thread: the handler may have interrupted something that holds its lock.
+            _thread.start_new_thread(self._insist, (threading.get_ident(),))
+
+    @contextmanager
+    def cuts_short(self) -> Iterator[None]:
+        """Leave this context early when the user insists."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.insists:
+                raise
+
+    def _insist(self, thread: int) -> None:
+        wait_s = _INSIST_S
+        while not self._left.acquire(timeout=wait_s):
+            with self._signalling:
+                if self._left.locked():
+                    self.insists = True
+                    signal.pthread_kill(thread, signal.SIGINT)
+            wait_s = _INSIST_AGAIN_S
+
+
 @contextmanager
-def driver_signals(interrupt: Callable[[], None], preempt: Callable[[], None]) -> Iterator[None]:
+def driver_signals(
+    interrupt: Callable[[], None], preempt: Callable[[], None], impatience: Impatience
+) -> Iterator[None]:
     """While runs are driven, Ctrl-C and SIGTERM call these instead of ending this process."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -136,6 +207,10 @@ def driver_signals(interrupt: Callable[[], None], preempt: Callable[[], None]) -
     reactions = {signal.SIGINT: interrupt, signal.SIGTERM: preempt}
 
     def react(signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGINT:
+            if impatience.insists:
+                raise KeyboardInterrupt
+            impatience.press()
         reactions[signal.Signals(signum)]()
 
     # What is ignored (nohup) stays ignored, and a handler of the user's own stays theirs.
