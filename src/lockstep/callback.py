@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.hooks import call_hook
+from lockstep.run_layout import run_title
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
@@ -70,6 +71,11 @@ class TrialSnapshot:
     def logdir(self) -> str:
         """The run directory."""
         return self.path
+
+    @property
+    def title(self) -> str:
+        """The user's name for the experiment, where there is one, and the trial's."""
+        return run_title(self.experiment_name, str(self))
 
     def __eq__(self, other: object) -> bool:
         return (

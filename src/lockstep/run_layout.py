@@ -34,6 +34,7 @@ __all__ = [
     "lock_path",
     "log_file",
     "run_directory",
+    "run_title",
     "snapshot_prefix",
     "spool_prefix",
     "undelivered_file",
@@ -77,6 +78,8 @@ OWN_NAMES = frozenset(
 """Names that no checkpoint may have."""
 
 _EXPERIMENT_JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
+_MADE_NAME = re.compile(r".*_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
+"""An experiment's name that was not the user's: ``TorchTrainer_2026-01-31_12-00-00``."""
 _EXPERIMENT_FILES = {
     "journal": "experiment{}.jsonl",
     "tuner": "tuner{}.pkl",
@@ -92,6 +95,11 @@ def date_name(when: float | None = None) -> str:
 def run_directory(trainer: str, trial_id: str, tag: str, began: float | None = None) -> str:
     """``TorchTrainer_3f2a1_00000_0_2026-01-31_12-00-00``; ``began``: None is now."""
     return f"{trainer}_{trial_id}_{tag}_{date_name(began)}"
+
+
+def run_title(experiment: str, run: str) -> str:
+    """``digits TorchTrainer_3f2a1_00000``: the user's name first, where there is one."""
+    return run if _MADE_NAME.fullmatch(experiment) else f"{experiment} {run}".strip()
 
 
 def checkpoint_name(checkpoint_id: int) -> str:

@@ -80,6 +80,12 @@ class Terminal:
         """Let a program that waits in ``pause()`` continue."""
         self.type_line("")
 
+    def resize(self, columns: int, lines: int) -> None:
+        """Change the size of the window. Lines are not wrapped again, as in xterm."""
+        size = struct.pack("HHHH", lines, columns, 0, 0)
+        fcntl.ioctl(self.master.fileno(), termios.TIOCSWINSZ, size)
+        self.screen.resize(lines, columns)
+
     def press_ctrl_c(self) -> None:
         os.write(self.master.fileno(), b"\x03")
 

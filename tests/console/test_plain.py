@@ -83,7 +83,10 @@ def test_output_has_its_ranks_and_is_otherwise_unchanged(
     display = PlainDisplay()
     display.output((0,), 2, "[bold]x[/bold] \x1b[31mred\x1b[0m  ")
     display.output((0, 1), 2, "")
-    assert capsys.readouterr().out == "[rank 0] [bold]x[/bold] \x1b[31mred\x1b[0m  \n[all ranks] \n"
+    display.output((1,), 2, "\x1b[A\x1b[2K 50%|###  |\x1b[?25l")  # a progress bar above another
+    assert capsys.readouterr().out == (
+        "[rank 0] [bold]x[/bold] \x1b[31mred\x1b[0m  \n[all ranks] \n[rank 1]  50%|###  |\n"
+    )
 
 
 def test_warnings_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,3 +195,19 @@ def test_no_stdout_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(display, PlainDisplay)
     display.start(status())
     display.finish(status("finished"))
+
+
+def test_the_best_value_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    display = PlainDisplay(clock=clock)
+    display.start(status("starting", total_reports=100))
+    clock.now += 10
+    best = ("loss", 0.125, 7)
+    display.update(status(reports=20, elapsed_s=10.0, total_reports=100, best_value=best))
+    display.refresh()
+    display.finish(status("finished", reports=100, elapsed_s=50.0, best_value=best))
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "[lockstep] running · 0:10, ~0:40 left · 20 reports, 2/s · 2 workers"
+        " · best loss 0.125 (report 7)",
+        "[lockstep] finished · 50.0s · 100 reports · 2 workers · best loss 0.125 (report 7)",
+    ]

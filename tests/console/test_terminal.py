@@ -243,6 +243,30 @@ def test_the_panel_fits_the_terminal(columns: int, lines: int) -> None:
     assert terminal.text.count("╭") == 1
     assert terminal.text.count("✓ finished") == 1
     assert max(map(len, terminal.text.splitlines())) <= columns
+    assert "/somewhere" * 9 in terminal.raw.decode()  # unbroken: it can be copied
+
+
+def test_a_narrower_window_shows_one_panel() -> None:
+    script = """
+    display = make_display(1)
+    display.start(status())
+    display.update(status(reports=3, metrics={"loss": 0.5}))
+    display.refresh()
+    pause()
+    display.update(status(reports=4, metrics={"loss": 0.25}))
+    display.refresh()
+    display.finish(status("finished", reports=4, metrics={"loss": 0.25}))
+    """
+    with on_terminal(script, columns=100, lines=30) as terminal:
+        terminal.wait_for_pause()
+        assert "3 reports" in terminal.text
+        terminal.resize(50, 30)
+        terminal.resume()
+        assert terminal.wait() == 0
+    assert terminal.text.count("╭") == 1
+    assert terminal.text.count("╰") == 1
+    assert "✓ finished" in terminal.text
+    assert "3 reports" not in terminal.text
 
 
 def test_a_second_run_beside_it_writes_plain_lines() -> None:

@@ -100,8 +100,12 @@ def _facts(progress: Progress) -> list[str]:
     elapsed = format_elapsed(progress.elapsed(), tenths=status.over)
     if status.budget_s is not None:
         elapsed += f" of {format_elapsed(status.budget_s)}"
-    parts.append(elapsed)
     rate = progress.rate()
+    if status.total and 0 < done < status.total and not status.over and not status.budget_s:
+        left = progress.elapsed() / done * (status.total - done)
+        elapsed += f", ~{format_elapsed(left)} left"
+        rate = None  # the line is short, and the time left says more
+    parts.append(elapsed)
     if rate and not status.over:
         parts.append(f"{format_rate(rate)} reports")
     if status.resources and not status.over:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.console.display import Level, ProgressDisplay, write_line
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import clean, facts, format_metrics
+from lockstep.console.text import best_text, clean, facts, format_metrics, without_controls
 
 __all__ = ["NotebookDisplay"]
 
@@ -58,7 +58,7 @@ class NotebookDisplay(ProgressDisplay):
 
     def labelled(self, label: str, line: str) -> None:
         """Print the line behind its label."""
-        self._print([f"{label} {line}"])
+        self._print([f"{label} {without_controls(line)}"])
 
     def finish(self, status: RunStatus) -> None:
         """Update the table for the last time."""
@@ -89,9 +89,11 @@ class NotebookDisplay(ProgressDisplay):
 
     def _facts(self, progress: Progress) -> tuple[str, list[tuple[str, str]]]:
         status = progress.status
-        about = " · ".join(facts(status, progress.elapsed(), progress.rate()))
+        about = " · ".join(facts(progress))
         shown, left = format_metrics(status.metrics)
         rows = shown + ([("…", f"and {left:,} more")] if left else [])
+        if status.best_value is not None:
+            rows.append(("best", f"{clean(status.best_value[0])} {best_text(status.best_value)}"))
         none = "none" if status.over else "none yet"
         rows.append(("checkpoint", clean(status.checkpoint) if status.checkpoint else none))
         rows.append(("run", clean(status.path)))

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import MAX_METRICS, clean, facts, format_metrics
+from lockstep.console.text import MAX_METRICS, best_text, clean, facts, format_metrics, shorten
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions, RenderableType
     from rich.text import Text
 
-__all__ = ["framed", "headline", "render_panel"]
+__all__ = ["framed", "headline", "path_room", "render_panel"]
 
 _STATES = {
     "starting": ("○", "cyan"),
@@ -28,9 +28,11 @@ _STATES = {
 """state → symbol and colour."""
 
 _WIDTH = 76
+_WIDEST = 120
 _LABEL = len("checkpoint")
-# Borders, headline, two gaps, checkpoint, run directory, and the line of the cursor.
-_OTHER_ROWS = 9
+_MAX_METRIC = 28
+# Borders, headline, two gaps, best, checkpoint, run directory, and the line of the cursor.
+_OTHER_ROWS = 10
 
 
 def render_panel(
@@ -42,9 +44,9 @@ def render_panel(
 
     status = progress.status
     path = clean(status.path)
-    width = min(size.width, max(_WIDTH, min(len(path) + _LABEL + 8, 120)))
+    width = min(size.width, max(_WIDTH, min(len(path) + _LABEL + 8, _WIDEST)))
 
-    parts = facts(status, progress.elapsed(), progress.rate())
+    parts = facts(progress)
     roomy = sum(len(part) + 5 for part in parts) + len(status.state) + 2 <= width - 6
 
     places = Table.grid(padding=(0, 2))
@@ -52,16 +54,25 @@ def render_panel(
     places.add_column(overflow="fold")
     none = "none" if status.over else "none yet"
     checkpoint = Text(clean(status.checkpoint)) if status.checkpoint else Text(none, style="dim")
+    if status.best_value is not None:
+        metric = shorten(clean(status.best_value[0]), _MAX_METRIC)
+        places.add_row("best", Text(f"{metric} {best_text(status.best_value)}"))
     places.add_row("checkpoint", checkpoint)
-    places.add_row("run", Text(path))
-
     room = max(width - _LABEL - 8, 1)
-    folded = (len(path) - 1) // room + (len(checkpoint) - 1) // room
+    # A path that is broken in the middle cannot be copied: the display prints it in a line before.
+    places.add_row("run", Text(path if len(path) <= room else "…" + path[len(path) - room + 1 :]))
+
+    folded = (len(checkpoint) - 1) // room
     rows = max(size.height - _OTHER_ROWS - folded, 1)
     body: list[RenderableType] = [headline(status, parts, "  ·  " if roomy else " · "), Text("")]
     body += _metrics(progress, width - 6, rows)
     body += [Text(""), places]
     return framed(body, status, width, last=last)
+
+
+def path_room(columns: int) -> int:
+    """How long a path may be to be shown in full on a terminal of this width."""
+    return min(columns, _WIDEST) - _LABEL - 8
 
 
 def headline(status: RunStatus, parts: Iterable[str], separator: str) -> Text:

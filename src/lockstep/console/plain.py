@@ -6,7 +6,7 @@ import math
 
 from lockstep.console.display import Level, ProgressDisplay, write_line
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import clean, facts, metrics_line
+from lockstep.console.text import best_text, clean, facts, metrics_line, without_controls
 
 __all__ = ["PlainDisplay"]
 
@@ -50,8 +50,8 @@ class PlainDisplay(ProgressDisplay):
         write_line(_PREFIX + text, error=level != "info")
 
     def labelled(self, label: str, line: str) -> None:
-        """Write the line unchanged behind its label."""
-        write_line(f"{label} {line}")
+        """Write the line behind its label, without commands for a terminal; colours stay."""
+        write_line(f"{label} {without_controls(line)}")
 
     def finish(self, status: RunStatus) -> None:
         """Write the last line."""
@@ -72,9 +72,11 @@ class PlainDisplay(ProgressDisplay):
 
     def _line(self, progress: Progress) -> str:
         status = progress.status
-        line = " · ".join([status.state, *facts(status, progress.elapsed(), progress.rate())])
+        line = " · ".join([status.state, *facts(progress)])
         if status.metrics:
             line += " · " + metrics_line(status.metrics)
+        if status.best_value is not None:
+            line += f" · best {clean(status.best_value[0])} {best_text(status.best_value)}"
         if status.checkpoint:
             line += " · " + clean(status.checkpoint)
         return line

@@ -29,6 +29,8 @@ class RunStatus:
         path: the run's directory or URI.
         data_wait: the fraction of time that the slowest rank waited for data before the newest
             report; None without datasets.
+        best_value: the best so far, as a metric, its value and the number of its report.
+        total_reports, total_s: how many reports and seconds the stop condition allows.
     """
 
     state: str
@@ -41,6 +43,9 @@ class RunStatus:
     name: str
     path: str
     data_wait: float | None = None
+    best_value: tuple[str, float, int] | None = None
+    total_reports: int | None = None
+    total_s: float | None = None
 
     @property
     def over(self) -> bool:
@@ -62,6 +67,16 @@ class Progress:
         if self.status.over:
             return self.status.elapsed_s
         return max(self._clock() - self._started, self.status.elapsed_s)
+
+    def left(self) -> float | None:
+        """Seconds until the stop condition ends the run, at the present rate; None: unknown."""
+        status = self.status
+        if status.over:
+            return None
+        lefts = [] if status.total_s is None else [status.total_s - self.elapsed()]
+        if status.total_reports is not None and (rate := self.rate()):
+            lefts.append((status.total_reports - status.reports) / rate)
+        return max(min(lefts), 0.0) if lefts else None
 
     def rate(self) -> float | None:
         """Reports per second over the last ten seconds; None while too few are known."""

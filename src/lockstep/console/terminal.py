@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep.console.display import Level, ProgressDisplay, write_line
+from lockstep.console.panel import path_room
 from lockstep.console.plain import PlainDisplay
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import encodable, without_controls
+from lockstep.console.text import clean, encodable, without_controls
 
 if TYPE_CHECKING:
     from rich.console import (
@@ -84,6 +85,7 @@ class TerminalDisplay(ProgressDisplay):
         self._drawn: RunStatus | None = None
         self._drawn_at = -math.inf
         self._lines: list[tuple[str, str | Text]] = []
+        self._width = 0
         # Guards the buffered lines and every use of rich: any thread may add lines. Reentrant,
         # because drawing prints the lines, and a broken terminal is closed from within.
         self._lock = threading.RLock()
@@ -112,6 +114,9 @@ class TerminalDisplay(ProgressDisplay):
                 self._live.start()
                 # A killed driver could not show the cursor again, so the cursor is never hidden.
                 console.show_cursor(True)
+            if len(status.path) > path_room(console.width):
+                # In a line of its own, which can be copied: the panel shows its end only.
+                self._lines.append(("run  ", clean(status.path)))
             self._draw()
         atexit.register(self._close)
 
@@ -205,12 +210,37 @@ class TerminalDisplay(ProgressDisplay):
         if self._live is None or self._progress is None:
             return
         self._drawn, self._drawn_at = self._progress.status, self._clock()
+        self._clear_after_shrinking()
+        if self._live is None:
+            return
         self._panel.panel = self._render(self._progress, self._live.console.size, last=last)
         if self._lines:
             self._print_lines()  # printing above the panel redraws the panel
         else:
             with self._closing_on_broken_terminal():
                 self._live.refresh()
+
+    def _clear_after_shrinking(self) -> None:
+        """Clear the screen if the window is narrower: the old panel may be wrapped by now.
+
+        Terminals differ in that, so nobody knows where the panel begins. What scrolled out stays.
+        """
+        assert self._live is not None
+        console = self._live.console
+        before, self._width = self._width, console.width
+        if console.width >= before:
+            return
+        from rich.live import Live
+
+        with self._closing_on_broken_terminal():
+            redirected = self._live._redirect_stderr
+            self._live.stop()
+            console.clear()
+            self._live = Live(
+                self._panel, console=console, auto_refresh=False, redirect_stderr=redirected
+            )
+            self._live.start()
+            console.show_cursor(True)
 
     def _render(self, progress: Progress, size: ConsoleDimensions, *, last: bool) -> RenderableType:
         from lockstep.console.panel import render_panel

@@ -8,10 +8,11 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.console.status import RunStatus
+from lockstep.console.status import Progress
 
 __all__ = [
     "MAX_METRICS",
+    "best_text",
     "clean",
     "encodable",
     "facts",
@@ -97,6 +98,12 @@ def format_metrics(
     return shown, max(len(leaves) - limit, 0)
 
 
+def best_text(best: tuple[str, float, int]) -> str:
+    """Return the best value so far: ``0.12345 (report 7)``."""
+    _, value, report = best
+    return f"{format_value(value)} (report {report:,})"
+
+
 def metrics_line(metrics: Mapping[str, Any]) -> str:
     """Return the metrics on one line of bounded length: ``loss=0.12345 accuracy=0.98``."""
     shown, left = format_metrics(metrics)
@@ -154,10 +161,17 @@ def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def facts(status: RunStatus, elapsed: float, rate: float | None) -> list[str]:
-    """Return the facts beside the state: attempt, elapsed time, reports, their rate, workers."""
+def facts(progress: Progress) -> list[str]:
+    """Return the facts beside the state: attempt, times, reports, their rate, workers."""
+    status, elapsed, rate, left = (
+        progress.status,
+        progress.elapsed(),
+        progress.rate(),
+        progress.left(),
+    )
     parts = [f"attempt {status.attempt}"] if status.attempt > 1 else []
-    parts.append(format_elapsed(elapsed, tenths=status.over))
+    times = format_elapsed(elapsed, tenths=status.over)
+    parts.append(times if left is None else f"{times}, ~{format_elapsed(left)} left")
     reports = _plural(status.reports, "report")
     parts.append(f"{reports}, {format_rate(rate)}" if rate and not status.over else reports)
     parts.append(_plural(status.num_workers, "worker") if status.num_workers else "in this process")

@@ -109,7 +109,7 @@ class _CometRun(TrackedRun):
                 api_key=callback.api_key,
                 **_DRIVER_ARGUMENTS | arguments,
             )
-        self._experiment.set_name(str(trial))
+        self._experiment.set_name(trial.title)
         if callback.tags:
             self._experiment.add_tags([*callback.tags])
         self._experiment.log_parameters(flat_parameters(trial.config))

@@ -140,7 +140,7 @@ class _MLflowRun(TrackedRun):
                 **run_tags(trial.experiment_name, trial.trial_id),
                 **callback.tags,
             }
-            run = self._client.create_run(experiment, run_name=str(trial), tags=tags)
+            run = self._client.create_run(experiment, run_name=trial.title, tags=tags)
             self._id, self._known = run.info.run_id, frozenset[str]()
         else:
             self._id, self._known = earlier.info.run_id, frozenset(earlier.data.params)

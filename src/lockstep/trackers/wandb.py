@@ -126,7 +126,7 @@ class _WandbRun(TrackedRun):
         chosen: dict[str, Any] = {
             "project": callback.project,
             "group": callback.group or trial.experiment_name,
-            "name": str(trial),
+            "name": trial.title,
             **callback.kwargs,
         }
         key = read_key(callback.api_key, callback.api_key_file)

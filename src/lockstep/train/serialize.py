@@ -244,14 +244,19 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield type(value.__self__).__qualname__, value.__self__
     elif isinstance(value, dict):
         for key, content in value.items():
-            yield f"{name}[{key!r}]", content
+            yield _inside(name, f"[{key!r}]"), content
     elif isinstance(value, (list, tuple, set)):
         for index, content in enumerate(value):
-            yield f"{name}[{index}]", content
+            yield _inside(name, f"[{index}]"), content
     elif hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
         yield from (("argument of a partial", content) for content in value.args)
         yield from ((f"partial argument {key!r}", c) for key, c in value.keywords.items())
         yield name, value.func
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         for key, content in vars(value).items():
-            yield f"{name}.{key}", content
+            yield _inside(name, f".{key}"), content
+
+
+def _inside(name: str, part: str) -> str:
+    """The name of a part: ``config['lock']``; ``.lock of variable 'x', used by f,``."""
+    return f"{part} of {name}" if name.endswith(",") else name + part

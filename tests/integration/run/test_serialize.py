@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,6 +162,17 @@ def test_wherever_it_hides_it_is_named(
         fit(function, config=config, storage_path=tmp_path)
     assert "was found to be non-serializable" in str(raised.value)
     assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_an_attribute_of_a_captured_variable_is_named() -> None:
+    holder = SimpleNamespace(lock=threading.Lock())
+
+    def train_func() -> None:
+        print(holder)
+
+    expected = r"\.lock of variable 'holder', used by .*train_func, \(a _thread.lock\) was"
+    with pytest.raises(TypeError, match=expected):
+        fit(train_func)
 
 
 def test_one_that_is_captured_deeper() -> None:

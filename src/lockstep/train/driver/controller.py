@@ -36,9 +36,10 @@ from lockstep.engine.loop import EventLoop, Timer
 from lockstep.error_record import pack_error
 from lockstep.errors import LockstepError, StopConditionError, StorageError
 from lockstep.retention import CheckpointRecord
-from lockstep.run_layout import LOG_DIRECTORY
+from lockstep.run_layout import LOG_DIRECTORY, run_title
 from lockstep.train import protocol as m
 from lockstep.train.driver import events as e
+from lockstep.train.driver.best import planned
 from lockstep.train.driver.callbacks import RunListener
 from lockstep.train.driver.failure import FailurePolicy, describe, error_records
 from lockstep.train.driver.hangs import HangWatch, Stalled
@@ -111,6 +112,7 @@ class Controller:
         self._waits_for_storage = run.storage.is_local and not shares_loop
         self._verbose = config.verbose
         self._notifier = RunNotifier(run, plan.run_context, callbacks, display, config.verbose)
+        self._planned = planned(config.stop)
         self._storage = StorageQueue(run, config, loop, self._later, self._notifier.warn_once)
         self._hangs = HangWatch(
             config.hang_warning_s,
@@ -219,9 +221,12 @@ class Controller:
             metrics=self._run.last_metrics,
             checkpoint=newest.name if newest else None,
             num_workers=0 if self._engine.in_this_process else self._group_spec.size,
-            name=self._run.name,
+            name=run_title(self._run.experiment_name, self._run.name),
             path=self._run.storage.uri,
             data_wait=self._run.data_wait,
+            best_value=self._notifier.best,
+            total_reports=self._planned[0],
+            total_s=self._planned[1],
         )
 
     def abort(self) -> None:

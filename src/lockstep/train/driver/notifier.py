@@ -13,6 +13,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.console import Display
 from lockstep.console.warn_once import WarnOnce
 from lockstep.error_record import unpack_error
+from lockstep.train.driver.best import Best, BestSoFar
 from lockstep.train.driver.callbacks import RunListener
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.failure import WorkerFailure
@@ -49,6 +50,12 @@ class RunNotifier:
         self._last_result: dict[str, Any] = {}
         self._newest: Checkpoint | None = None
         self._warnings = WarnOnce(display)
+        self._best = BestSoFar(run_context.run_config)
+
+    @property
+    def best(self) -> Best | None:
+        """The best value so far, in what was delivered."""
+        return self._best.best
 
     def started(self, newest: Checkpoint | None) -> None:
         """An attempt's function is about to run; ``newest``: the run's own newest checkpoint."""
@@ -134,6 +141,7 @@ class RunNotifier:
         checkpoint: str | None,
     ) -> None:
         iteration, rows = numbers
+        self._best.update(rows, metrics)
         opened = None
         if checkpoint is not None:
             opened = self._run.open_reported(reports, checkpoint)
