@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,12 @@ def partings(
     expected: Any, got: Any, tolerance: float = 1e-6, ignore: Collection[str] = ()
 ) -> list[tuple[str, Any, Any]]:
     return [tuple(part) for part in Comparison(tolerance, ignore).values(expected, got, "x")]
+
+
+@dataclass
+class Settings:
+    rate: float
+    output_dir: str
 
 
 def without_address(value: Any) -> str:
@@ -69,6 +77,10 @@ def cycle() -> dict[str, Any]:
         (pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [1, 2]})),
         (cycle(), cycle()),
         ({"step_time": 1.0}, {"step_time": 2.0}),
+        ({"eval_runtime": 1.0}, {"eval_runtime": 2.0}),
+        ({"best": "/runs/a/checkpoint-8"}, {"best": "/runs/b/checkpoint-8"}),
+        (Path("/runs/a/best"), Path("/runs/b/best")),
+        (Settings(1.0, "/runs/a"), Settings(1.0, "/runs/b")),
     ],
     ids=without_address,
 )
@@ -99,6 +111,9 @@ def test_equal(expected: Any, got: Any) -> None:
         (random.Random(1), random.Random(2), None),
         (pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [1, 3]}), None),
         ({"time_step": 1.0}, {"time_step": 2.0}, ("x/time_step", 1.0, 2.0)),
+        ({"best": "/a/checkpoint-8"}, {"best": "/a/checkpoint-9"}, None),
+        ({"best": "a/best"}, {"best": "b/best"}, ("x/best", "a/best", "b/best")),
+        (Settings(1.0, ""), Settings(2.0, ""), ("x/rate", 1.0, 2.0)),
         ({"times": [1.0]}, {"times": [2.0]}, ("x/times[0]", 1.0, 2.0)),
     ],
     ids=without_address,
@@ -160,3 +175,22 @@ def test_complete_modules_in_files(tmp_path: Path) -> None:
     assert next(compare.checkpoints(one, other)).path.startswith("model.pt/weight[0, ")
     (part,) = Comparison(1e-6, ["model.pt"]).checkpoints(one, same)
     assert part.path == "noise.bin at byte 20"
+
+
+def test_files_are_compared_by_what_they_hold(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    save = pytest.importorskip("safetensors.torch").save_file
+    folders = tmp_path / "one", tmp_path / "other"
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        log = {"loss": 1.0, "eval_runtime": number}
+        keys = ("log_history", "best") if number else ("best", "log_history")
+        state = {"log_history": [log], "best": f"{folder}/checkpoint-8"}
+        (folder / "trainer_state.json").write_text(json.dumps({key: state[key] for key in keys}))
+        (folder / "broken.json").write_text("{" * (number + 1))
+        save({"w": torch.full((2,), 1.0 + number * 1e-9).double()}, folder / "model.safetensors")
+    found = Comparison(1e-6, ()).checkpoints(*map(Checkpoint, folders))
+    assert [part.path for part in found] == ["broken.json at byte 1"]
+    save({"w": torch.full((2,), 3.0).double()}, folders[1] / "model.safetensors")
+    found = Comparison(1e-6, ["broken.json"]).checkpoints(*map(Checkpoint, folders))
+    assert [part.path for part in found] == ["model.safetensors/w[0]"]

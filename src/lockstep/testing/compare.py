@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import pickle
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from numbers import Real
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from lockstep.checkpoint import Checkpoint
@@ -21,9 +24,11 @@ __all__ = ["ABSENT", "Comparison", "Mismatch"]
 _ADDED_BY_STORING = ("_timestamp", "_preprocessor", "_current_checkpoint_id")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _TIME = re.compile(
-    r"(^|_)(date|datetime|duration|elapsed|fps|ms|per_second|secs?|seconds|throughput"
-    r"|time(?!_steps?(_|$))|timestamp|walltime)(_|$)|_s$"
+    r"(^|_)(date|datetime|duration|elapsed|fps|latency|ms|per_second|runtime|secs?|seconds"
+    r"|throughput|time(?!_steps?(_|$))|timestamp|uptime|walltime)(_|$)|_s$"
 )
+_PLACES = frozenset(("logging_dir", "output_dir"))
+"""Directories of a run of its own: two runs have two. TensorBoard's has the date in its name."""
 _TORCH_FILES = (b"PK", b"\x80")
 
 
@@ -51,7 +56,8 @@ class Comparison:
         tolerance: how far two floats may differ, absolutely or relative to the larger one.
             Integers must be equal.
         ignore: names that are not compared, wherever they occur; ``"a/b"`` names one place.
-            Names of times and speeds are never compared.
+            Names of times and speeds are never compared, and of absolute paths only the last part
+            is: two runs have two directories.
     """
 
     def __init__(self, tolerance: float, ignore: Collection[str]) -> None:
@@ -60,7 +66,7 @@ class Comparison:
 
     def considers(self, path: str, name: str, *values: Any) -> bool:
         """Whether values of this name, at this path, are compared."""
-        return not self._ignored(path) and not _is_time(name, *values)
+        return not self._ignored(path) and not _is_time(name, *values) and name not in _PLACES
 
     def checkpoints(self, expected: Checkpoint, got: Checkpoint) -> Iterator[Mismatch]:
         """Yield where two checkpoints differ: by entry if both are dicts, otherwise by file."""
@@ -92,7 +98,7 @@ class Comparison:
         at = _first_different_byte(expected, got)
         if at is None:
             return
-        one, other = _load_with_torch(expected), _load_with_torch(got)
+        one, other = _load(expected), _load(got)
         if one is ABSENT or other is ABSENT:
             sizes = (f"a file of {path.stat().st_size} bytes" for path in (expected, got))
             yield Mismatch(f"{name} at byte {at}", *sizes)
@@ -124,6 +130,8 @@ class Comparison:
                     yield from self.values(one, other, f"{path}[{index}]", inside)
         elif _is_array(expected) and _is_array(got):
             yield from self._arrays(expected, got, path)
+        elif _is_dataclass(expected) and type(expected) is type(got):
+            yield from self.values(_fields(expected), _fields(got), path, inside)
         elif type(expected) is type(got) and (state := _inner_state(expected)) is not ABSENT:
             # The parts of an object have no name, so the path stays the same.
             states = (state, _inner_state(got))
@@ -164,6 +172,8 @@ class Comparison:
                 close = math.isclose(one, other, rel_tol=limit, abs_tol=limit)
                 return close or (math.isnan(one) and math.isnan(other))
             return type(expected) is type(got) and bool(expected == got)
+        if _is_path(expected) and _is_path(got):
+            return PurePath(expected).name == PurePath(got).name
         try:
             return bool(expected == got)
         except Exception:  # data frames and the like, which compare element by element
@@ -203,6 +213,20 @@ def _as_numpy(value: Any) -> Any:
     return np.asarray(value)
 
 
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, PurePath)) and str(value).startswith("/")
+
+
+def _is_dataclass(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {
+        field.name: getattr(value, field.name, ABSENT) for field in fields(value) if field.compare
+    }
+
+
 def _inner_state(value: Any) -> Any:
     """The state of an object whose class defines no ``__eq__``; ABSENT if it has no state."""
     if callable(getattr(value, "state_dict", None)):
@@ -217,6 +241,16 @@ def _inner_state(value: Any) -> Any:
         return ABSENT  # a function or class, which is pickled by name
     # A factory, its arguments and the state; then iterators over list and dict items.
     return [list(part) if isinstance(part, Iterator) else part for part in parts]
+
+
+def _load(path: Path) -> Any:
+    """What a file holds, by its kind; ABSENT if that cannot be read here."""
+    with suppress(ValueError, ImportError):
+        if path.suffix == ".json":
+            return json.loads(path.read_bytes())
+        if path.suffix == ".safetensors":
+            return import_module("safetensors.torch").load(path.read_bytes())
+    return _load_with_torch(path)
 
 
 def _load_with_torch(path: Path) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.error_record import summarise_error
 from lockstep.journal import parse_line, read_lines
 from lockstep.records import reported_metrics
 from lockstep.result import Result
@@ -193,7 +194,7 @@ def explain(
 
 def explain_failure(got: History, error: BaseException | None) -> str:
     """Explain that the restarted function failed."""
-    failed = f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
+    failed = summarise_error({"type": type(error).__name__, "message": error}).rstrip(".")
     if got.after_restart:
         when = f"after training_iteration {got.after_restart[-1].iteration}"
     else:

@@ -93,7 +93,8 @@ def verify_resume(
         tolerance: how far floats may differ, absolutely or relatively. Other values must be equal;
             NaN equals NaN.
         ignore: names of metrics, checkpoint entries and files that may differ. Times and speeds
-            are never compared: names such as ``epoch_time``, ``elapsed`` or ``rows_per_second``.
+            are never compared: names such as ``epoch_time``, ``eval_runtime`` or
+            ``rows_per_second``. Of absolute paths only the last part is compared.
 
     Raises:
         TrainingFailedError: the undisturbed run failed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import lockstep.data
 from lockstep import train
+from lockstep.testing import verify_resume
 from lockstep.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from lockstep.train.huggingface.transformers import prepare_trainer
 from lockstep.train.torch import TorchTrainer, accelerate, backward, prepare_model
@@ -277,3 +279,30 @@ def test_an_unknown_name() -> None:
     assert not hasattr(train.huggingface, "diffusers")
     assert not hasattr(train.huggingface.transformers, "Trainer2")
     assert "LockstepReportCallback" in dir(train.huggingface.transformers)
+
+
+def test_a_trainer_that_resumes_exactly_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times, and the directories of two runs, are no differences."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def function() -> None:
+        import torch
+
+        from lockstep.train.huggingface.transformers import LockstepReportCallback
+
+        torch.manual_seed(0)
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+        trainer = language_model(tempfile.mkdtemp(dir=tmp_path), **best)
+        trainer.add_callback(LockstepReportCallback())
+        checkpoint = train.get_checkpoint()
+        if checkpoint is None:
+            trainer.train()
+        else:
+            with checkpoint.as_directory() as directory:
+                trainer.train(resume_from_checkpoint=os.path.join(directory, "checkpoint"))
+
+    trainer = TorchTrainer(function, scaling_config=ScalingConfig(num_workers=1))
+    report = verify_resume(trainer, fault="raise")
+    assert report, report.differences
