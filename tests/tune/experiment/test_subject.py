@@ -69,3 +69,8 @@ def test_constants_may_change() -> None:
     check_same_space("restore", past, now)
     (told,) = changed_constants(past, now)
     assert told.startswith("param_space['data'] was '/data' and is '/new': the trials that exist")
+
+
+def test_a_space_is_described_without_secrets() -> None:
+    found = describe_space({"data": tune.choice(["s3://key:secret@bucket/a", "s3://bucket/b"])})
+    assert found["searched"] == {"data": "choice(['s3://bucket/a', 's3://bucket/b'])"}

@@ -107,6 +107,21 @@ def test_synchronous_pbt_takes_what_the_best_has_just_reached(best: int, tmp_pat
     assert resumed == [30.0]  # three steps of ten
 
 
+def test_pbt_writes_no_secrets(tmp_path: Path) -> None:
+    def pbt() -> TrialScheduler:
+        return PopulationBasedTraining(
+            time_attr="training_iteration",
+            perturbation_interval=2,
+            hyperparam_mutations={"lr": [0.02, 0.2, 1.0]},
+        )
+
+    configs = [{**config, "data": "s3://key:hidden@bucket/a"} for config in population(4)]
+    simulate(pbt, configs, climb, max_steps=8, path=str(tmp_path))
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "s3://bucket/a" in written
+    assert "hidden" not in written
+
+
 def test_pbt_writes_nothing_where_it_is_told_not_to(tmp_path: Path) -> None:
     simulate(
         lambda: PopulationBasedTraining(

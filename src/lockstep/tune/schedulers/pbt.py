@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.checks import check_positive, is_number
+from lockstep.redact import redacted
 from lockstep.storage.local import open_private
 from lockstep.tune.schedulers.explore import check_mutations, explore, fill
 from lockstep.tune.schedulers.scoring import read_score, read_time
@@ -292,7 +293,7 @@ def _policy_file(directory: str, trial_id: str) -> str:
 def _write_log(directory: str, row: list[Any]) -> None:
     if not os.path.isdir(directory):
         return  # remote storage cannot append to a file
-    line = json.dumps(row, default=str) + "\n"
+    line = json.dumps(redacted(row), default=str) + "\n"
     _append(os.path.join(directory, GLOBAL_LOG), line)
     own, donor = _policy_file(directory, row[0]), _policy_file(directory, row[1])
     # The donor's ancestry replaces the trial's own.
