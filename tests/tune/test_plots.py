@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep import tune
 from lockstep.config import RunConfig
-from lockstep.tune.plots import plot_history, plot_importance, plot_parallel_coordinates
+from lockstep.tune.plots import (
+    plot_history,
+    plot_importance,
+    plot_learning_curves,
+    plot_parallel_coordinates,
+)
 from lockstep.tune.search import BasicVariantGenerator
 
 
@@ -71,6 +77,33 @@ def test_importance_names_what_decides(grid: tune.ResultGrid) -> None:
     assert sum(shares.values()) == pytest.approx(1)
     assert max(shares, key=lambda name: shares[name]) == "lr"
     assert bars.y[-1] == "lr"
+
+
+def test_learning_curves(tmp_path: Path) -> None:
+    def learn(config: dict[str, Any]) -> None:
+        for step in range(config["steps"]):
+            tune.report({"loss": config["loss"] / (step + 1), "deep": {"acc": float("nan")}})
+
+    grid = tune.Tuner(
+        learn,
+        param_space={"loss": tune.grid_search([2.0, 8.0, 4.0]), "steps": 2},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+    figure = plot_learning_curves(grid)
+    curves = {curve.name: (list(curve.x), list(curve.y)) for curve in figure.data}
+    assert curves == {
+        "trial 1": ([1, 2], [8.0, 4.0]),
+        "trial 2": ([1, 2], [4.0, 2.0]),
+        "trial 0 (best)": ([1, 2], [2.0, 1.0]),
+    }
+    assert "loss: 2.0" in figure.data[-1].text
+    top = grid.plot_learning_curves(mode="max", top=2)
+    assert [curve.name for curve in top.data] == ["trial 2", "trial 1 (best)"]
+    with pytest.raises(ValueError, match=r"plot_learning_curves\(top=0\)"):
+        plot_learning_curves(grid, top=0)
+    with pytest.raises(ValueError, match="none of 3 trial"):
+        plot_learning_curves(grid, "deep/acc", "max")
 
 
 def test_the_grid_s_own_methods(grid: tune.ResultGrid) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,41 @@ def test_as_a_sequence(grid: ResultGrid) -> None:
     assert grid[3].metrics == {}
     with pytest.raises(IndexError):
         grid[4]
+
+
+def test_read_from_its_directory(grid: ResultGrid, tmp_path: Path) -> None:
+    read = ResultGrid.from_path(grid.experiment_path)
+    assert [result.path for result in read] == [result.path for result in grid]
+    assert (read.num_errors, read.num_terminated) == (1, 3)
+    assert read.get_best_result().config["name"] == "b"  # by the experiment's metric and mode
+    with pytest.raises(FileNotFoundError, match="not the directory of an experiment"):
+        ResultGrid.from_path(tmp_path)
+
+
+def test_reading_a_directory_executes_nothing(grid: ResultGrid, tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "exploded"),)
+
+    copied = tmp_path / "copied"
+    shutil.copytree(grid.experiment_path, copied)
+    for path in (*copied.glob("*.pkl"), *copied.glob("*/*.pkl")):
+        path.write_bytes(pickle.dumps(Bomb()))
+    (copied / "tuner.pkl").write_bytes(pickle.dumps(Bomb()))
+    read = ResultGrid.from_path(copied)
+    assert "nothing to report" in str(read.errors[0])
+    assert len(read.get_dataframe()) == 4
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_directory_of_an_experiment_that_has_not_ended(grid: ResultGrid, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(grid.experiment_path, copied)
+    journal = copied / "experiment.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if "TERMINATED" not in line)[:-20])
+    read = ResultGrid.from_path(copied)
+    assert (len(read), read.num_terminated) == (4, 3)  # a run's own word counts
 
 
 @pytest.mark.parametrize(

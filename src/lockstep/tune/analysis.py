@@ -12,7 +12,7 @@ from lockstep.callback import TrialStatus
 from lockstep.metrics import flatten
 from lockstep.result import Result
 from lockstep.storage import open_storage
-from lockstep.tune.experiment.records import ExperimentRecords, read_grid
+from lockstep.tune.experiment.records import ExperimentRecords
 from lockstep.tune.result_grid import ResultGrid
 from lockstep.tune.search.space import evaluated_params
 
@@ -126,7 +126,7 @@ class ExperimentAnalysis:
             records = ExperimentRecords(open_storage(experiment, storage_filesystem))
             default_metric = default_metric or records.header["metric"]
             default_mode = default_mode or records.header["mode"]
-            experiment = read_grid(records, default_metric, default_mode)
+            experiment = ResultGrid.of(records, default_metric, default_mode)
         self.grid: ResultGrid = experiment
         self.default_metric = default_metric
         self.default_mode = default_mode

@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.checks import is_finite
+from lockstep.checks import check_int, is_finite
+from lockstep.metrics import look_up
 from lockstep.tune.search.optuna_space import quiet_optuna
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 
     from lockstep.tune.result_grid import ResultGrid
 
-__all__ = ["plot_history", "plot_importance", "plot_parallel_coordinates"]
+__all__ = [
+    "plot_history",
+    "plot_importance",
+    "plot_learning_curves",
+    "plot_parallel_coordinates",
+]
 
 _CONFIG = "config/"
 
@@ -40,6 +46,51 @@ def plot_history(results: ResultGrid, metric: str | None = None, mode: str | Non
     )
     figure.add_scatter(x=list(table.index), y=list(best), mode="lines", name="best until then")
     figure.update_layout(title="History", xaxis_title="trial", yaxis_title=metric)
+    return figure
+
+
+def plot_learning_curves(
+    results: ResultGrid,
+    metric: str | None = None,
+    mode: str | None = None,
+    top: int | None = None,
+) -> Any:
+    """The metric of each report, a line for each trial; the best trial's line stands out.
+
+    Args:
+        results: the ``ResultGrid`` that ``fit()`` returned.
+        metric, mode: what is plotted, and which trial is best: the one with the best last value.
+        top: only this many of the best trials; by default all.
+    """
+    caller = "plot_learning_curves"
+    graph = _import_plotly(caller)
+    if top is not None:
+        check_int(f"{caller}(top={top!r})", top, 1)
+    table, metric, mode = _scored(caller, results, metric, mode)
+    described = _parameters(table)
+    best_last = table.sort_values(metric, ascending=mode == "max")[metric]
+    # Drawn in this order, so that better lines lie over worse ones.
+    numbers = list(best_last.index)[-top if top is not None else None :]
+    figure = graph.Figure()
+    for number in numbers:
+        rows = [
+            (row["training_iteration"], value)
+            for row in results._rows(number)
+            if is_finite(value := look_up(row, metric))
+        ]
+        is_best = number == numbers[-1]
+        figure.add_scatter(
+            x=[iteration for iteration, _ in rows],
+            y=[value for _, value in rows],
+            mode="lines" if len(rows) > 1 else "markers",
+            name=f"trial {number}{' (best)' if is_best else ''}",
+            text=_describe(described.loc[number]),
+            line={"width": 3} if is_best else {"width": 1},
+            opacity=1.0 if is_best else 0.5,
+        )
+    figure.update_layout(
+        title="Learning curves", xaxis_title="training_iteration", yaxis_title=metric
+    )
     return figure
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from lockstep.metrics import first_of, flatten, look_up
 from lockstep.records import RunRecords
 from lockstep.result import Result
-from lockstep.storage import Storage
+from lockstep.storage import Storage, open_storage
 from lockstep.tune import plots
+from lockstep.tune.experiment.records import ExperimentRecords, final_status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,24 +28,54 @@ class ResultGrid(Sequence[Result]):
 
     A result is read from its directory when it is accessed, so thousands of trials cost nothing.
 
+    Args:
+        experiment: the experiment's directory.
+        statuses: the directory of each trial's run → the trial's status, in order.
+        metric, mode: which trial is best.
+
     Attributes:
         experiment_path: the experiment's directory.
     """
 
     def __init__(
-        self,
-        experiment: Storage,
-        directories: Sequence[str],
-        errors: Sequence[int],
-        terminated: int,
-        metric: Any = None,
-        mode: Any = None,
+        self, experiment: Storage, statuses: Mapping[str, str], metric: Any = None, mode: Any = None
     ) -> None:
         self._experiment = experiment
-        self._directories = list(directories)
-        self._failed = list(errors)
-        self._terminated = terminated
+        self._directories = list(statuses)
+        self._failed = [i for i, status in enumerate(statuses.values()) if status == "ERROR"]
+        self._terminated = sum(status == "TERMINATED" for status in statuses.values())
         self._metric, self._mode = first_of(metric), first_of(mode)
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | os.PathLike[str],
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+    ) -> ResultGrid:
+        """Read the results of the experiment in a directory, also while it runs.
+
+        Metric and mode are those of the experiment's ``TuneConfig``. Nothing that the directory
+        contains is executed.
+
+        Args:
+            path: the experiment's directory.
+            storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
+
+        Raises:
+            FileNotFoundError: there is no experiment.
+        """
+        records = ExperimentRecords(open_storage(path, storage_filesystem))
+        return cls.of(records, records.header["metric"], records.header["mode"])
+
+    @classmethod
+    def of(cls, records: ExperimentRecords, metric: Any, mode: Any) -> ResultGrid:
+        """Internal: the results of an experiment whose journal was read."""
+        statuses = {
+            trial.directory: final_status(trial, run)
+            for trial in records.trials.values()
+            if (run := records.read_run(trial)) is not None
+        }
+        return cls(records.storage, statuses, metric, mode)
 
     @property
     def experiment_path(self) -> str:
@@ -166,6 +198,12 @@ class ResultGrid(Sequence[Result]):
     def plot_history(self, metric: str | None = None, mode: str | None = None) -> Any:
         """See :func:`lockstep.tune.plots.plot_history`."""
         return plots.plot_history(self, metric, mode)
+
+    def plot_learning_curves(
+        self, metric: str | None = None, mode: str | None = None, top: int | None = None
+    ) -> Any:
+        """See :func:`lockstep.tune.plots.plot_learning_curves`."""
+        return plots.plot_learning_curves(self, metric, mode, top)
 
     def plot_parallel_coordinates(
         self,

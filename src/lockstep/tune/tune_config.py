@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import is_int, is_number
-from lockstep.metrics import first_of
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
 from lockstep.tune.search.searcher import check_objective
@@ -88,14 +87,3 @@ class TuneConfig:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise TypeError(f"TuneConfig({name}={value!r}): expected a function of a trial.")
-
-    @property
-    def first_metric(self) -> str | None:
-        """``metric``; the first one of several."""
-        return first_of(self.metric)
-
-    @property
-    def budget_seconds(self) -> float | None:
-        """``time_budget_s`` as a number."""
-        budget = self.time_budget_s
-        return budget.total_seconds() if isinstance(budget, datetime.timedelta) else budget

@@ -40,7 +40,7 @@ from lockstep.tune.execution.launch import (
 from lockstep.tune.execution.loop import TuneLoop
 from lockstep.tune.execution.resources import ResourcePool
 from lockstep.tune.experiment.experiment import Experiment
-from lockstep.tune.experiment.records import ExperimentRecords, grid_of, read_grid
+from lockstep.tune.experiment.records import ExperimentRecords
 from lockstep.tune.experiment.replay import RestoredTrials, Resumption, restore_trials
 from lockstep.tune.experiment.saved_tuner import load_tuner, pack_tuner
 from lockstep.tune.experiment.subject import (
@@ -164,7 +164,7 @@ class Tuner:
                     run_config.stop,
                     space=self._space,
                     trainable_name=launcher.name,
-                    metric=self._tune_config.first_metric,
+                    metric=first_of(self._tune_config.metric),
                     resumption=self._resumption,
                 )
                 restored.problems += changed_constants(past.header, self._space)
@@ -221,7 +221,7 @@ class Tuner:
             progress.state = tuning.ending.state
             statuses = {trial.directory: trial.status for trial in restored.trials if trial.begun}
             config = self._tune_config
-            self._grid = grid_of(experiment.storage, statuses, config.metric, config.mode)
+            self._grid = ResultGrid(experiment.storage, statuses, config.metric, config.mode)
         return self._conclude(tuning, experiment.storage.uri)
 
     def get_results(self) -> ResultGrid:
@@ -232,7 +232,7 @@ class Tuner:
         """
         if self._grid is None and self._restored is not None:
             config = self._tune_config
-            return read_grid(ExperimentRecords(self._restored), config.metric, config.mode)
+            return ResultGrid.of(ExperimentRecords(self._restored), config.metric, config.mode)
         if self._grid is None:
             raise RuntimeError("Tuner.get_results(): there are no results yet; call fit() first.")
         return self._grid
@@ -368,7 +368,7 @@ class Tuner:
 
     def _prepare_scheduler(self, scheduler: TrialScheduler, total: int | None) -> None:
         config = self._tune_config
-        metric, mode = config.first_metric, first_of(config.mode)
+        metric, mode = first_of(config.metric), first_of(config.mode)
         taken = call_hook(
             scheduler.set_search_properties, metric=metric, mode=mode, num_trials=total
         )

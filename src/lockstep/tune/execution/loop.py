@@ -191,7 +191,7 @@ class TuneLoop:
             self._loop.run_until(lambda: not self._finisher.busy)
 
     def _set_timers(self) -> None:
-        budget = self._config.budget_seconds
+        budget: Any = self._config.time_budget_s  # TuneConfig has made a number of it
         if budget is not None:
             stop = self.ending.stop_trials
             self._loop.call_later(budget, lambda: stop("the time budget is used up"))

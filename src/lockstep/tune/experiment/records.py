@@ -16,7 +16,6 @@ What a trial reported is in the journal of its own run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,16 +25,13 @@ from lockstep.records import RunRecords
 from lockstep.run_layout import experiment_file, experiment_number
 from lockstep.segments import read_journal
 from lockstep.storage import Storage
-from lockstep.tune.result_grid import ResultGrid
 
 __all__ = [
     "ExperimentRecords",
     "TrialRecord",
     "experiment_numbers",
     "final_status",
-    "grid_of",
     "newest_experiment",
-    "read_grid",
 ]
 
 
@@ -191,20 +187,3 @@ def final_status(trial: TrialRecord, run: RunRecords | None) -> str:
     if run is not None and run.state == "failed":
         return "ERROR"
     return "PAUSED" if trial.status == "PAUSED" else "PENDING"
-
-
-def read_grid(records: ExperimentRecords, metric: Any, mode: Any) -> ResultGrid:
-    """The results of an experiment so far."""
-    statuses = {
-        trial.directory: final_status(trial, run)
-        for trial in records.trials.values()
-        if (run := records.read_run(trial)) is not None
-    }
-    return grid_of(records.storage, statuses, metric, mode)
-
-
-def grid_of(storage: Storage, statuses: Mapping[str, str], metric: Any, mode: Any) -> ResultGrid:
-    """The results of the runs in these directories, each with its trial's status."""
-    failed = [index for index, status in enumerate(statuses.values()) if status == "ERROR"]
-    terminated = sum(status == "TERMINATED" for status in statuses.values())
-    return ResultGrid(storage, list(statuses), failed, terminated, metric, mode)

@@ -30,9 +30,9 @@ class ExperimentProgress:
         name: str,
         path: str,
     ) -> None:
-        self._metric = tune_config.first_metric
+        self._metric = first_of(tune_config.metric)
         self._mode = first_of(tune_config.mode)
-        self._budget = tune_config.budget_seconds
+        self._budget: Any = tune_config.time_budget_s  # TuneConfig has made a number of it
         self._total = total
         self._name, self._path = name, path
         self._started = time.monotonic()
