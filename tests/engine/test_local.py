@@ -131,6 +131,56 @@ def test_the_environment_is_there_before_the_first_import(
                 assert run.messages[0] == [value]
 
 
+def test_variables_that_no_preloaded_module_reads_need_no_server_of_their_own(
+    fresh: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reads_one.py").write_text(
+        "import os\nVALUE = os.environ.get('READ_AT_IMPORT')\nALL = dict(os.environ.items())"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    servers = {}
+    for environment in (
+        {},
+        {"MINE": "one"},
+        {"MINE": "two", "OTHER": "three"},
+        {"READ_AT_IMPORT": "x"},
+        {"OMP_NUM_THREADS": "1"},
+        {"READ_AT_IMPORT": "x", "MINE": "four"},
+    ):
+        names = " ".join(["MINE", "OTHER", *environment])
+        with driven(
+            fresh, "facts", payload=names.encode(), preload=("reads_one",), environment=environment
+        ) as run:
+            assert run.until_ended() == [0]
+        (facts,) = run.messages[0]
+        expected = {name: environment.get(name) for name in names.split()}
+        assert facts["environment"] == expected
+        servers[tuple(environment.values())] = facts["server"]
+    assert servers[()] == servers["one",] == servers["two", "three"]
+    assert servers["x",] == servers["x", "four"] != servers[()]
+    assert servers["1",] not in (servers[()], servers["x",])
+
+
+def test_few_servers_stay_without_workers(fresh: LocalEngine) -> None:
+    used = []
+    with driven(fresh, "family", payload=b"plain", environment={"PYTHONHASHSEED": "0"}) as kept:
+        kept.until_told()
+        for number in range(1, 7):
+            environment = {"PYTHONHASHSEED": str(number)}
+            with driven(fresh, "facts", environment=environment) as run:
+                assert run.until_ended() == [0]
+            used.append(run.messages[0][0]["server"])
+        assert len(set(used)) == 6
+        wait_until(lambda: [lives(pid) for pid in used] == [False] * 3 + [True] * 3)
+        assert lives(kept.messages[0][0]["server"])
+        with driven(fresh, "facts", environment={"PYTHONHASHSEED": "4"}) as run:  # the oldest
+            assert run.until_ended() == [0]
+        assert run.messages[0][0]["server"] == used[3]
+        with driven(fresh, "facts", environment={"PYTHONHASHSEED": "7"}) as run:
+            assert run.until_ended() == [0]
+        wait_until(lambda: [lives(pid) for pid in used[3:]] == [True, False, True])
+
+
 def test_changes_to_the_drivers_environment_reach_later_workers(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,7 +519,7 @@ def test_closing_does_not_wait_for_a_slow_import(
     (tmp_path / "slow_import.py").write_text("import time; time.sleep(60)")
     monkeypatch.syspath_prepend(str(tmp_path))
     with driven(fresh, "facts", preload=("slow_import",)):
-        (server,) = fresh._servers.values()
+        (server,) = fresh._servers
     fresh.close()
     # Had it not listened, it would have been killed in the end.
     assert server.ending() in ("exit code 0", f"killed by signal {int(CLOSE_SIGNAL)}")

@@ -56,6 +56,7 @@ from lockstep.engine.processes import (
 )
 from lockstep.engine.resources import BlasThreads
 from lockstep.engine.titles import SERVER_TITLE, set_title
+from lockstep.engine.variables import recorded_reads
 from lockstep.engine.wakeup import Wakeup
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
 from lockstep.errors import EngineError
@@ -65,6 +66,7 @@ __all__ = [
     "Ended",
     "Interrupt",
     "Kill",
+    "Preloaded",
     "Spawn",
     "Started",
     "main",
@@ -107,6 +109,13 @@ class Kill(NamedTuple):
     rank: int | None = None
 
 
+class Preloaded(NamedTuple):
+    """Sent to the driver once, when all modules are imported."""
+
+    reads: frozenset[str]
+    """The environment variables that they have read."""
+
+
 class Started(NamedTuple):
     """A worker's first message: the driver must kill this process if the server is killed."""
 
@@ -129,18 +138,22 @@ def main(control_fd: int, driver_pid: int, preload: list[str]) -> None:
     fork_server(driver_pid, control_fd)
     adopt_orphans()
     set_title(f"{SERVER_TITLE} {of_driver}", "lockstep-server")
-    for name in preload:
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            # The worker imports it again, and fails where the user sees the error.
-            print(f"lockstep: could not import {name} ahead of time: {error}", file=sys.stderr)
+    with recorded_reads() as reads:
+        for name in preload:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                # The worker imports it again, and fails where the user sees the error.
+                print(f"lockstep: could not import {name} ahead of time: {error}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # a fork copies the buffer: every worker would print it again
     gc.collect()
     gc.freeze()  # a collection in a worker would write to these pages, and so copy them
-    _Server(socket.socket(fileno=control_fd)).run()
+    control = socket.socket(fileno=control_fd)
+    with contextlib.suppress(OSError):  # the driver is gone, and the keeper will see it
+        send_with_files(control, Preloaded(frozenset(reads)), [])
+    _Server(control).run()
 
 
 class _Server:

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import marshal
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -52,7 +53,14 @@ from lockstep.engine.resources import (
     server_environment,
     worker_environment,
 )
-from lockstep.engine.wire import Connection, Terminating, make_frame, send_with_files
+from lockstep.engine.variables import matters_at_import
+from lockstep.engine.wire import (
+    Connection,
+    Terminating,
+    make_frame,
+    receive_with_files,
+    send_with_files,
+)
 from lockstep.errors import EngineError
 
 __all__ = ["LocalEngine"]
@@ -61,17 +69,23 @@ __all__ = ["LocalEngine"]
 SERVER_S = 1.0
 """How long the server may take to report that a worker has ended."""
 
+IDLE_SERVERS = 3
+"""How many fork servers without workers are kept for later runs."""
+
 
 class LocalEngine(Engine):
-    """Keeps one fork server for each combination of preloaded modules and user environment."""
+    """Keeps fork servers warm. One serves all groups with the same preloaded modules.
+
+    Groups whose environments differ in a variable that these modules read need servers of their
+    own. Of the servers without workers, the least recently used are ended.
+    """
 
     name = "local"
     single_machine = True
     in_this_process = False
 
     def __init__(self) -> None:
-        self._servers: dict[tuple[Any, ...], _ForkServer] = {}
-        self._stopped: list[_ForkServer] = []
+        self._servers: list[_ForkServer] = []  # the least recently used first
         self._lock = threading.Lock()
         atexit.register(self.close)
 
@@ -96,13 +110,16 @@ class LocalEngine(Engine):
     ) -> WorkerGroup:
         """See :class:`Engine`."""
         for _ in range(2):
-            server = self._server(spec)
+            server = self._acquire(spec)
             try:
-                return _LocalGroup(spec, loop, emit, output, server)
+                return _LocalGroup(spec, loop, emit, output, server, partial(self._release, server))
             except ConnectionError:
                 # The server has died since its last use. Start a new one, once.
                 self._discard(server)
-            except OSError as error:
+            except BaseException as error:
+                self._release(server)
+                if not isinstance(error, OSError):
+                    raise
                 raise EngineError(f"could not start {spec.size} worker(s): {error}.") from error
         raise EngineError(
             f"the fork server ended as soon as it was started ({server.ending()}); check that "
@@ -113,32 +130,44 @@ class LocalEngine(Engine):
         """See :class:`Engine`."""
         with self._lock:
             while self._servers:
-                self._servers.popitem()[1].close()
-            while self._stopped:
-                self._stopped.pop().close()
+                self._servers.pop().close()
         atexit.unregister(self.close)
 
-    def _server(self, spec: GroupSpec) -> _ForkServer:
-        # Variables can change what an import does, so a server is for one environment only.
-        # The pid: a forked child of the driver must not use its parent's server.
-        key = (os.getpid(), spec.preload, tuple(sorted(spec.environment.items())))
+    def _acquire(self, spec: GroupSpec) -> _ForkServer:
         with self._lock:
-            server = self._servers.get(key)
-            if server is not None and not server.running():
-                self._servers.pop(key).close()
-                server = None
-            if server is not None and server.stopped():
-                # Somebody may continue it: its workers may belong to another run.
-                self._stopped.append(self._servers.pop(key))
-                server = None
-            if server is None:
-                server = self._servers[key] = _ForkServer(spec)
-            return server
+            # A forked child of the driver must not use its parent's servers.
+            gone = [s for s in self._servers if not s.is_owned or not s.running()]
+            for server in gone:
+                self._servers.remove(server)
+                server.close()
+            # Somebody may continue one that is stopped: its workers may belong to another run.
+            fitting = [s for s in self._servers if s.fits(spec) and not s.stopped()]
+            server = fitting[-1] if fitting else _ForkServer(spec)
+            if fitting:
+                self._servers.remove(server)
+            self._servers.append(server)
+            server.groups += 1
+        self._end_idle()
+        return server
+
+    def _release(self, server: _ForkServer) -> None:
+        with self._lock:
+            server.groups -= 1
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        with self._lock:
+            idle = [server for server in self._servers if not server.groups]
+            surplus = idle[: max(0, len(idle) - IDLE_SERVERS)]
+            for server in surplus:
+                self._servers.remove(server)
+        for server in surplus:
+            server.close()
 
     def _discard(self, server: _ForkServer) -> None:
         with self._lock:
-            for key in [key for key, kept in self._servers.items() if kept is server]:
-                del self._servers[key]
+            if server in self._servers:
+                self._servers.remove(server)
         server.close()
 
 
@@ -146,6 +175,11 @@ class _ForkServer:
     """The driver's handle on one server process."""
 
     def __init__(self, spec: GroupSpec) -> None:
+        self.groups = 0
+        """How many worker groups it has now."""
+        self._preload = frozenset(spec.preload)
+        self._environment = dict(spec.environment)
+        self._reads: frozenset[str] | None = None
         self._owner = os.getpid()
         self._sending = threading.Lock()
         self._control, remote = socket.socketpair()
@@ -190,6 +224,36 @@ class _ForkServer:
         """The server's own process, the only child of its keeper."""
         keeper = self._process.pid
         return next(iter(children(keeper)), keeper)
+
+    @property
+    def is_owned(self) -> bool:
+        """This process has started it, not its parent."""
+        return os.getpid() == self._owner
+
+    def fits(self, spec: GroupSpec) -> bool:
+        """Whether it has imported the same modules, as they would be in that environment."""
+        if self._preload != frozenset(spec.preload):
+            return False
+        differing = {
+            name
+            for name in self._environment.keys() | spec.environment.keys()
+            if self._environment.get(name) != spec.environment.get(name)
+        }
+        if not differing:
+            return True
+        reads = self._known_reads()
+        return reads is not None and not any(matters_at_import(name, reads) for name in differing)
+
+    def _known_reads(self) -> frozenset[str] | None:
+        """The variables that the imported modules have read; None while they are imported."""
+        waiting = select.poll()
+        waiting.register(self._control.fileno(), select.POLLIN)
+        if self._reads is None and waiting.poll(0):
+            with contextlib.suppress(OSError, EOFError, EngineError):
+                received = receive_with_files(self._control)
+                if received is not None:
+                    self._reads = received[0].reads
+        return self._reads
 
     def running(self) -> bool:
         return self._process.poll() is None
@@ -242,7 +306,9 @@ class _LocalGroup(WorkerGroup):
         emit: Callable[[EngineEvent], None],
         output: OutputSink,
         server: _ForkServer,
+        release: Callable[[], None],
     ) -> None:
+        self._release = release
         self._loop = loop
         self._emit = emit
         self._server = server
@@ -350,6 +416,8 @@ class _LocalGroup(WorkerGroup):
         for connection in self._workers:
             connection.close()
         self._output.close()
+        release, self._release = self._release, lambda: None
+        release()
 
     def _forward(self, rank: int) -> Callable[[Any], None]:
         emit = self._emit

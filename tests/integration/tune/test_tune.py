@@ -103,6 +103,26 @@ def test_the_tuning_section_of_the_pages() -> None:
     assert [r.metrics["output"] for r in result_grid] == [1, 2, 3] * 5
 
 
+def test_trials_of_a_trainer_use_the_fork_server_of_its_runs() -> None:
+    def train_func(config: dict[str, Any]) -> None:
+        tune.report({"server": os.getppid()})
+
+    def trainer(**variables: str) -> DataParallelTrainer:
+        environment = {"env_vars": variables}
+        return DataParallelTrainer(
+            train_func, run_config=RunConfig(verbose=0, worker_runtime_env=environment)
+        )
+
+    servers = {trainer(MINE=str(run)).fit().metrics["server"] for run in range(3)}
+    grid = Tuner(
+        trainer(),
+        param_space={"train_loop_config": {"x": tune.grid_search([1, 2])}},
+        run_config=RunConfig(verbose=0),
+    ).fit()
+    assert {result.metrics["server"] for result in grid} | servers == servers
+    assert len(servers) == 1
+
+
 def test_identity_of_trials() -> None:
     def who(config: dict[str, Any]) -> None:
         context = tune.get_context()

@@ -265,7 +265,9 @@ class Launcher:
             threads = {"OMP_NUM_THREADS": str(max(1, int(request.cpus)))}
             if settings.user_thread_setting(group.environment) is None:
                 group = replace(group, environment={**group.environment, **threads})
-            group = replace(group, preload=(*group.preload, *self._preload))
+            # A worker imports this module to load its function, which costs as much as several
+            # forks. Over a trainer it does not, and the server of the trainer's own runs serves.
+            group = replace(group, preload=(*group.preload, *self._preload, __name__))
         smallest = min(payload.scaling.smallest, request.workers)
         scaling = ScalingPolicy(smallest, request.workers)
         return replace(plan, group=group, scaling=scaling), payload
@@ -335,8 +337,6 @@ def _libraries_in_use() -> tuple[str, ...]:
 def _sized(group: GroupSpec, request: ResourceRequest, gpus: tuple[str, ...] | None) -> GroupSpec:
     return replace(
         group,
-        # A worker imports this module to load its function, which costs as much as several forks.
-        preload=(*group.preload, __name__),
         size=request.workers,
         cpus_per_worker=request.cpus or None,
         gpus_per_worker=int(request.gpus) or (1 if request.gpus else 0),
