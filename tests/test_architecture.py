@@ -173,12 +173,20 @@ ENVIRONMENT_WRITERS = {
     "testing/engines.py",
     "engine/forkserver.py",
     "engine/inprocess.py",
+    "engine/variables.py",  # records what preloaded modules read
     "trackers/mlflow_client.py",
     "train/horovod/backend.py",
     "train/tensorflow/backend.py",
     "train/torch/backend.py",
     "train/worker/torch_device.py",
     "train/torch/reproducibility.py",
+}
+
+# Files that open a port, each for a framework that has no other way to connect its processes.
+LISTENERS = {
+    "train/horovod/backend.py",
+    "train/tensorflow/backend.py",
+    "train/torch/backend.py",
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
@@ -465,3 +473,18 @@ def test_import_starts_nothing() -> None:
         "print(json.dumps([threads, children]))"
     )
     assert found == [["MainThread"], []]
+
+
+def test_only_frameworks_listen() -> None:
+    """lockstep's own processes talk over socket pairs, to which nobody else can connect."""
+    opens = ("listen", "create_server", "start_server", "serve_forever", "bind")
+    found = {
+        file
+        for file in FILES
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Attribute)
+        and node.attr in opens
+        # inspect.signature(…).bind has nothing to do with sockets.
+        and not (node.attr == "bind" and "signature" in ast.dump(node.value))
+    }
+    assert found == LISTENERS

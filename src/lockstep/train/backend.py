@@ -31,6 +31,8 @@ class Place(NamedTuple):
     port: int | None = None
     gpus: str | None = None
     """The GPUs from the engine, in the form of ``CUDA_VISIBLE_DEVICES``."""
+    secret: str | None = None
+    """Known to the ranks of this attempt only."""
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,9 @@ def test_a_process_that_dies_is_named_with_how(ending: str, exitcode: int, words
     error = failure(train_func, config={"ending": ending})
     assert isinstance(error.__cause__, WorkerDiedError)
     assert error.__cause__.exitcode == exitcode
-    assert str(error.__cause__) == f"rank 1 {words}."
-    assert str(error).startswith(f"Rank 1 of 2 {words}. ")
+    memory = " (its memory peaked at " if ending == "kill" else ". "
+    assert f"{error.__cause__} ".startswith(f"rank 1 {words}{memory}")
+    assert str(error).startswith(f"Rank 1 of 2 {words}{memory}")
     assert list(error.worker_failures) == [1]
 
 

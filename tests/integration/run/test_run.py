@@ -438,6 +438,56 @@ def test_a_script_for_the_frameworks_own_launcher_finds_what_it_reads() -> None:
     assert not {"RANK", "MASTER_PORT"} & set(os.environ)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_process_group_may_be_destroyed_and_made_again(workers: int) -> None:
+    def train_func() -> None:
+        import torch
+        import torch.distributed as dist
+
+        sums = []
+        for _ in range(3):
+            value = torch.tensor([1.0 + dist.get_rank()])
+            dist.all_reduce(value)
+            sums.append(value.item())
+            dist.destroy_process_group()
+            dist.init_process_group("gloo")
+        train.report({"sums": sums, "size": dist.get_world_size()})
+
+    for _ in range(2):  # in process, the next run finds torch as it was
+        metrics = (
+            TorchTrainer(
+                train_func,
+                scaling_config=ScalingConfig(num_workers=workers),
+                run_config=RunConfig(verbose=0),
+            )
+            .fit()
+            .metrics
+        )
+        assert metrics["sums"] == ([3.0] * 3 if workers else [1.0] * 3)
+        assert metrics["size"] == (workers or 1)
+
+
+def test_the_keys_of_the_store_cannot_be_guessed() -> None:
+    def train_func() -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(address, port, is_master=False)
+        keys = store.list_keys() if hasattr(store, "list_keys") else []
+        train.report({"prefixes": sorted({key.partition("/")[0] for key in keys})})
+
+    seen = []
+    for _ in range(2):
+        result = TorchTrainer(
+            train_func,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(verbose=0),
+        ).fit()
+        seen += [name for name in result.metrics["prefixes"] if name != "init"]
+    assert all(re.fullmatch(r"lockstep-[0-9a-f]{32}", name) for name in seen), seen
+    assert len(set(seen)) == len(seen)
+
+
 def test_outside_a_training_function(monkeypatch: pytest.MonkeyPatch) -> None:
     from lockstep.air import session
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import os
+import secrets
 import socket
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from lockstep import settings
 from lockstep.train.backend import Backend, Place, Wiring, loopback_interface, machine_gpus
@@ -26,13 +30,16 @@ class TorchBackend(Backend):
         self._url = url
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Any = None
+        self._restore_rendezvous: Callable[[], None] = lambda: None
 
     def announce(self, rank: int, address: str) -> Place:
         """On rank 0, open the store and announce its port."""
         if rank == 0 and self._url:
             _remove_rendezvous_file(self._url)
-        port = None if rank != 0 or self._url else self._open_store(address)
-        return Place(address, port, settings.cuda_visible_devices())
+        gpus = settings.cuda_visible_devices()
+        if rank != 0 or self._url:
+            return Place(address, None, gpus)
+        return Place(address, self._open_store(address), gpus, secrets.token_hex(16))
 
     def _open_store(self, address: str) -> int:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -60,7 +67,7 @@ class TorchBackend(Backend):
         # Imported now: its functions have the default group as default argument. An import after
         # init_process_group would keep this group alive for the life of the process.
         import torch.distributed.nn
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         from lockstep.train.worker import torch_device as devices
 
@@ -98,9 +105,14 @@ class TorchBackend(Backend):
         if port is None:
             arguments["init_method"] = self._url
         else:
-            arguments["store"] = self._store or TCPStore(
-                wiring.master_address, port, is_master=False, timeout=self._timeout
-            )
+            if self._store is None:
+                self._store = TCPStore(
+                    wiring.master_address, port, is_master=False, timeout=self._timeout
+                )
+            # Every user of the machine can connect to the store. Nobody can guess the keys.
+            prefix = f"lockstep-{places[0].secret}"
+            arguments["store"] = PrefixStore(prefix, self._store)
+            self._restore_rendezvous = _serve_later_groups(self._store, prefix)
         dist.init_process_group(
             self._name or ("nccl" if use_cuda else "gloo"),
             rank=context.world_rank,
@@ -119,9 +131,43 @@ class TorchBackend(Backend):
         reproducibility.restore()
         devices.see_all([], [])
 
+        self._restore_rendezvous()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
+
+
+def _serve_later_groups(store: Any, prefix: str) -> Callable[[], None]:
+    """Let the function destroy the group and call ``init_process_group()`` again.
+
+    With ``env://`` torch would open a store on ``MASTER_PORT``, where this one is. So each later
+    group gets the same store, with keys of its own. Returns what undoes this.
+    """
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    # As an attribute of its package, the name is a function.
+    handlers = vars(importlib.import_module("torch.distributed.rendezvous")).get(
+        "_rendezvous_handlers", {}
+    )
+    before = handlers.get("env")
+    numbers = itertools.count(2)
+
+    def rendezvous(url: str, **arguments: Any) -> Iterator[tuple[Any, int, int]]:
+        query = parse_qs(urlsplit(url).query)
+        rank, size = (
+            int(query[name][0] if name in query else os.environ[name.upper()])
+            for name in ("rank", "world_size")
+        )
+        yield PrefixStore(f"{prefix}/{next(numbers)}", store), rank, size
+        raise RuntimeError("the group of an env:// rendezvous cannot be changed")
+
+    handlers["env"] = rendezvous
+
+    def restore() -> None:
+        if before is not None:
+            handlers["env"] = before
+
+    return restore
 
 
 def _remove_rendezvous_file(url: str) -> None:
