@@ -5,6 +5,7 @@
         <trainer>_<trial id>_<tag>_<date>/          a run
             journal.jsonl                           all events of the run, one JSON object a line
             trainer.pkl                             the function and the configs, for a restore
+            objects/<sha256>                        large arrays of trainer.pkl; links between runs
             checkpoint_000000/                      exists once .lockstep_checkpoint.json is in it
             .staging/  .trash/                      not published yet; about to be deleted
             progress.csv  result.json  params.json
@@ -49,6 +50,7 @@ PROGRESS_FILE = "progress.csv"
 RESULT_FILE = "result.json"
 PARAMS_FILE = "params.json"
 LOG_DIRECTORY = "logs"
+OBJECT_DIRECTORY = "objects"
 TRACE_DIRECTORY = "pytorch_profiler"
 
 MANIFEST = ".lockstep_checkpoint.json"
@@ -73,7 +75,15 @@ EXPERIMENT_SPOOL_PREFIX = "lockstep-experiment-"
 """The prefix of local directories of experiments whose storage is remote."""
 
 OWN_NAMES = frozenset(
-    (JOURNAL_FILE, LOG_DIRECTORY, PARAMS_FILE, PROGRESS_FILE, RESULT_FILE, TRAINER_FILE)
+    (
+        JOURNAL_FILE,
+        LOG_DIRECTORY,
+        OBJECT_DIRECTORY,
+        PARAMS_FILE,
+        PROGRESS_FILE,
+        RESULT_FILE,
+        TRAINER_FILE,
+    )
 )
 """Names that no checkpoint may have."""
 

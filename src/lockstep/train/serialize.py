@@ -8,23 +8,36 @@ import importlib.util
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-__all__ = ["Reduce", "dump", "dump_function", "local_modules"]
+__all__ = [
+    "LARGE_CAPTURE",
+    "Outside",
+    "Reduce",
+    "dump",
+    "dump_function",
+    "large_captures",
+    "local_modules",
+]
 
 _DEPTH = 4
 _MODULES = 100
 """How many local modules travel with a function, at most."""
 _LIMIT = 64 << 20
 """How many bytes something may have with the modules that its own imports, at most."""
+LARGE_CAPTURE = 16 << 20
+"""The smallest variable, in bytes, of which a user is told that it is pickled with the function."""
 _registry = threading.RLock()
 """cloudpickle's list of modules is the process's; runs may begin in several threads."""
 
 
 Reduce: TypeAlias = Callable[[Any], tuple[Any, ...] | None]
 """How to pickle an object, as ``__reduce__`` says it; None: as usual."""
+
+Outside: TypeAlias = Callable[[Any], Any]
+"""What stands in a pickle for an object that is kept elsewhere; None: the object itself."""
 
 
 def dump(
@@ -34,6 +47,7 @@ def dump(
     by_value: bool = False,
     like: Any = None,
     reduce: Reduce | None = None,
+    outside: Outside | None = None,
 ) -> bytes:
     """A value for workers, as bytes.
 
@@ -44,6 +58,8 @@ def dump(
             imports, are not to be had (local: not of an installed package).
         like: what is by value with this function is so here, too: a class must be the same in both.
         reduce: asked first how to pickle each object in it.
+        outside: called with each object in it; returns what stands for an object that is kept
+            elsewhere.
 
     Raises:
         TypeError: something in it cannot be pickled; names it.
@@ -56,10 +72,10 @@ def dump(
             # It may use something of a module that cannot be pickled, or all of a big module.
             with _registered(modules), contextlib.suppress(Exception):
                 if modules:
-                    return _dumps(value, limit, reduce)
+                    return _dumps(value, limit, reduce, outside)
     with _by_value(module), _by_value(_module_of(like)):
         try:
-            return _dumps(value, reduce=reduce)
+            return _dumps(value, reduce=reduce, outside=outside)
         except Exception as error:
             raise TypeError(
                 f"{_culprit(value, name) or name} was found to be non-serializable "
@@ -85,7 +101,44 @@ def dump_function(function: Callable[..., Any], config: dict[str, Any]) -> bytes
             ) from error
 
 
-def _dumps(value: Any, limit: int | None = None, reduce: Reduce | None = None) -> bytes:
+def large_captures(function: Callable[..., Any], config: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence about each large variable that is pickled with the function."""
+    name = getattr(function, "__qualname__", repr(function))
+    for what, size in (*_large(function, name), *_large(config, "train_loop_config")):
+        yield (
+            f"The training function is pickled with a large object: {what.rstrip(',')} "
+            f"({size / 1e6:,.0f} MB). Every worker gets a copy when it starts, and the run keeps "
+            "one. Load it inside the function, or pass it as one of the trainer's datasets."
+        )
+
+
+def _large(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """The outermost large parts of a function or a dict: how they are called, and their sizes."""
+    if depth == _DEPTH:
+        return
+    for inner_name, inner in _parts(value, name):
+        size = _size(inner)
+        if size < LARGE_CAPTURE:
+            continue
+        nested = isinstance(inner, (FunctionType, dict)) or inspect.ismethod(inner)
+        found = list(_large(inner, inner_name, depth + 1)) if nested else []
+        yield from found or [(inner_name, size)]
+
+
+def _size(value: Any) -> int:
+    with contextlib.suppress(Exception):
+        return int(value.nbytes)
+    with contextlib.suppress(Exception):
+        return len(_dumps(value))
+    return 0
+
+
+def _dumps(
+    value: Any,
+    limit: int | None = None,
+    reduce: Reduce | None = None,
+    outside: Outside | None = None,
+) -> bytes:
     import io
 
     import cloudpickle
@@ -101,6 +154,11 @@ def _dumps(value: Any, limit: int | None = None, reduce: Reduce | None = None) -
                     return importlib.import_module, (name,)
             return super().reducer_override(value)
 
+    class KeepingPickler(Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            assert outside is not None
+            return outside(value)
+
     class Buffer(io.BytesIO):
         def write(self, data: Any) -> int:
             if limit is not None and self.tell() + memoryview(data).nbytes > limit:
@@ -108,7 +166,8 @@ def _dumps(value: Any, limit: int | None = None, reduce: Reduce | None = None) -
             return super().write(data)
 
     buffer = Buffer()
-    Pickler(buffer).dump(value)
+    # Only where it is needed: pickle calls persistent_id for every object.
+    (Pickler if outside is None else KeepingPickler)(buffer).dump(value)
     return buffer.getvalue()
 
 

@@ -62,7 +62,7 @@ from lockstep.train.record.saved_trainer import (
     saved_sources,
     saved_trainer,
 )
-from lockstep.train.serialize import dump, dump_function
+from lockstep.train.serialize import LARGE_CAPTURE, dump, dump_function, large_captures
 from lockstep.train.sources import changed_definitions, differing_sources, name_of, sources_of
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class DataParallelTrainer(BaseTrainer):
         check_backend(backend)
         scaling = ScalingPolicy(*self.scaling_config.sizes)
         group = self._group_spec(engine, backend, scaling)
-        warnings = engine.check(group)
+        warnings = list(engine.check(group))
         setup: dict[str, Any] = {
             "function": dump_function(self.train_loop_per_worker, self.train_loop_config),
             "backend": dump(backend, "backend"),
@@ -265,6 +265,8 @@ class DataParallelTrainer(BaseTrainer):
             "faults": dump(self.fault_plan, "fault_plan") if self.fault_plan else b"",
             "sources": differing_sources(self.sources),
         }
+        if len(setup["function"]) >= LARGE_CAPTURE:
+            warnings += large_captures(self.train_loop_per_worker, self.train_loop_config)
         setup["datasets"], tables = plan_datasets(
             self.datasets,
             self.dataset_config,

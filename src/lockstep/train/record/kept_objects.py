@@ -6,21 +6,26 @@ user can give another in its place.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.config import RunConfig
 from lockstep.redact import redacted
+from lockstep.storage import Storage
+from lockstep.train.record.large_objects import load_with_large_objects
 from lockstep.train.record.left_out import reduce_without_secrets
-from lockstep.train.serialize import dump
+from lockstep.train.serialize import Outside, dump
 
 __all__ = ["KeptObjects", "pickle_each", "pickle_run_config"]
 
 
 def pickle_each(
-    objects: Mapping[Any, Any], like: Any, *, skip_unpicklable: bool = False
+    objects: Mapping[Any, Any],
+    like: Any,
+    *,
+    skip_unpicklable: bool = False,
+    outside: Outside | None = None,
 ) -> dict[Any, bytes]:
     """The objects by name, as bytes that load where the module of ``like`` is not installed.
 
@@ -38,6 +43,7 @@ def pickle_each(
                 by_value=True,
                 like=like,
                 reduce=reduce_without_secrets,
+                outside=outside,
             )
         except TypeError:  # often: the object holds a connection or a file
             if not skip_unpicklable:
@@ -64,11 +70,13 @@ class KeptObjects:
         pickled: what the functions above returned.
         owner: how an error begins: ``"restore('/runs/a'): the run's"``.
         replaceable: the arguments that ``restore()`` accepts instead of kept objects.
+        storage: where their large parts are, if they may have such.
     """
 
     pickled: Mapping[str, Any]
     owner: str
     replaceable: Container[str]
+    storage: Storage | None = None
 
     def load(self, pickled: bytes, argument: str) -> Any:
         """One object.
@@ -77,7 +85,7 @@ class KeptObjects:
             ValueError: the object cannot be loaded; names the argument and the fix.
         """
         try:
-            return pickle.loads(pickled)
+            return load_with_large_objects(pickled, self.storage)
         except Exception as error:
             fix = "make what it needs importable"
             if argument in self.replaceable:

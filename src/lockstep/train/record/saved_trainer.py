@@ -14,6 +14,7 @@ from lockstep.records import newest_run
 from lockstep.run_layout import JOURNAL_FILE, TRAINER_FILE
 from lockstep.storage import Storage, open_storage
 from lockstep.train.record.kept_objects import KeptObjects, pickle_each, pickle_run_config
+from lockstep.train.record.large_objects import LargeObjects
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -52,7 +53,9 @@ def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
     Left out: callbacks, a run config and datasets that cannot be pickled, and large datasets.
     """
     like = trainer.train_loop_per_worker
-    kept: dict[str, Any] = pickle_each({name: getattr(trainer, name) for name in _REQUIRED}, like)
+    large = LargeObjects()
+    required = {name: getattr(trainer, name) for name in _REQUIRED}
+    kept: dict[str, Any] = pickle_each(required, like, outside=large.persistent_id)
     kept |= pickle_run_config(trainer.run_config, like)
     small = {
         name: dataset
@@ -66,6 +69,7 @@ def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
         for name in trainer.datasets
     }
     kept["sources"] = trainer.sources
+    large.save(storage)
     storage.write(TRAINER_FILE, pickle.dumps(kept))
 
 
@@ -106,7 +110,7 @@ def saved_trainer(storage: Storage, given: Mapping[str, Any]) -> dict[str, Any]:
             "configs to restore(), or start a new run."
         )
     pickled = pickle.loads(storage.read(TRAINER_FILE))
-    kept = KeptObjects(pickled, f"restore({storage.uri!r}): the run's", _REPLACEABLE)
+    kept = KeptObjects(pickled, f"restore({storage.uri!r}): the run's", _REPLACEABLE, storage)
     datasets = dict(given.get("datasets") or {})
     for name, dataset in pickled["datasets"].items():
         if name not in datasets:
