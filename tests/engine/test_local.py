@@ -327,13 +327,6 @@ def test_exit_handlers_and_threads_run_at_the_end(engine: Engine) -> None:
         assert run.text() == "function\nthread\nhandler 2\nhandler 1\n"
 
 
-def test_a_thread_that_holds_the_end_up_is_named(engine: Engine) -> None:
-    with driven(engine, "leave_a_thread") as run:
-        wait_until(lambda: b"its thread(s) endless still run" in run.output[0])
-        run.group.kill()
-        assert run.until_ended() == [-9]
-
-
 def test_streams(engine: Engine) -> None:
     with driven(engine, "print_odd") as run:
         assert run.until_ended() == [0]

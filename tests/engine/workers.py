@@ -213,13 +213,6 @@ def at_exit(channel: Channel) -> int:
     return 0
 
 
-def leave_a_thread(channel: Channel) -> int:
-    """Leave a thread that does not end."""
-    channel.receive()
-    threading.Thread(target=time.sleep, args=(FOREVER_S,), name="endless").start()
-    return 0
-
-
 def send_much(channel: Channel) -> int:
     """Send big messages until interrupted, then a small one."""
     channel.receive()

@@ -75,9 +75,6 @@ __all__ = [
 LEFTOVER_GRACE_S = 1.0
 """How long the processes that a worker left behind may run after it has exited cleanly."""
 
-THREADS_LATE_S = 3.0
-"""How long a worker waits silently for the user's threads when its function has ended."""
-
 _BLOCKED_AT_FORK = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -467,25 +464,9 @@ def _open_stream(fd: int, errors: str) -> TextIOWrapper:
     return open(fd, "w", buffering=1, errors=errors, closefd=False)
 
 
-def _warn_of_threads(threads: list[threading.Thread]) -> None:
-    names = ", ".join(thread.name for thread in threads if thread.is_alive())
-    if names:
-        print(
-            f"lockstep: the function has ended, but its thread(s) {names} still run, so the "
-            "worker waits: end them in the function, or make them daemon threads.",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
 def _exit_cleanly(exitcode: int) -> NoReturn:
     """Exit as the interpreter does (threads, atexit, flush), but without destroying modules."""
-    main = threading.main_thread()
     try:
-        if threads := [t for t in threading.enumerate() if not t.daemon and t is not main]:
-            late = threading.Timer(THREADS_LATE_S, _warn_of_threads, (threads,))
-            late.daemon = True
-            late.start()
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     finally:

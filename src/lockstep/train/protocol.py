@@ -13,6 +13,7 @@ Holding          ─────────▶                  when the functi
                  ◀─────────    LetGo         instead of Answer, when another rank has failed
 Finished / Failed / Interrupted ──▶
                  ◀─────────    Exit          when every rank has finished
+Lingering        ─────────▶                  if threads of the function keep the worker from exiting
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = [
     "Hello",
     "Interrupted",
     "Launch",
+    "Lingering",
     "LogRow",
     "Report",
     "SaveOrder",
@@ -76,6 +78,8 @@ class WorkerSetup:
     single_machine: bool
     use_gpu: bool
     working_dir: str | None
+    own_process: bool = True
+    """The worker is a process of its own, not the driver's."""
     faults: bytes = b""
     """What a test injects, pickled; empty without."""
     datasets: Mapping[str, bytes] = field(default_factory=dict)
@@ -221,3 +225,10 @@ class Interrupted(NamedTuple):
 
 class Exit(NamedTuple):
     """Everyone has finished: clean up and go."""
+
+
+class Lingering(NamedTuple):
+    """The worker should exit, but waits for the threads that the function has left."""
+
+    threads: tuple[tuple[str, str], ...]
+    """Each thread's name, and where it is."""

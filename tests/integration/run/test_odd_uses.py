@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,30 @@ def test_a_failed_run_keeps_what_it_can_go_on_from() -> None:
     assert error.result is not None
     assert error.result.checkpoint is not None
     assert error.result.checkpoint.to_dict()["n"] == 0
+
+
+def test_a_thread_that_is_left_behind_is_named(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.train.driver.controller.EXIT_S", 4.0)
+
+    def fetch_for_ever() -> None:
+        threading.Event().wait()
+
+    def train_func() -> None:
+        train.report({"a": 1})
+        threading.Thread(target=fetch_for_ever, name="fetcher").start()
+
+    result = fit(train_func, workers=1, verbose=0)
+    assert (result.state, result.metrics["a"]) == ("finished", 1)
+    line = inspect.getsourcelines(fetch_for_ever)[1] + 1
+    assert (
+        "The function has returned on every rank, but on rank 0 its thread 'fetcher' still runs "
+        f"({__file__}, line {line}, in fetch_for_ever), so the run waits for it, 4 s at most; "
+        "end it in the function, or make it a daemon thread."
+    ) in capfd.readouterr().err
+
+
+def test_threads_in_this_process_are_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.train.worker.main.threads_left", lambda: pytest.fail("waits"))
+    assert fit(lambda: None, workers=0).state == "finished"

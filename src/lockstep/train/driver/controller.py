@@ -45,6 +45,7 @@ from lockstep.train.driver.failure import FailurePolicy, describe, error_records
 from lockstep.train.driver.hangs import HangWatch, Stalled
 from lockstep.train.driver.notes import (
     hang_note,
+    lingering_note,
     missing_score_note,
     retry_note,
     stalled_note,
@@ -298,6 +299,8 @@ class Controller:
         elif kind is m.Interrupted:
             if not self.state.interrupted:
                 self._feed(e.Interrupt())
+        elif kind is m.Lingering:
+            self._notifier.warn_once("lingering", lingering_note(rank, message.threads, EXIT_S))
         else:
             what = shorten(repr(message), 200)
             error = LockstepError(f"rank {rank} sent {what}, which nobody expects.")

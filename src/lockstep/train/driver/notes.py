@@ -16,6 +16,7 @@ from lockstep.train.reduction import keys_of_nobody
 
 __all__ = [
     "hang_note",
+    "lingering_note",
     "missing_score_note",
     "missing_stop_note",
     "repeats_note",
@@ -75,6 +76,17 @@ def repeats_note(repeats: int) -> str:
     return (
         f"The last {repeats} attempts failed at the same place, and none got further: starting "
         "again is unlikely to help."
+    )
+
+
+def lingering_note(rank: int, threads: Sequence[tuple[str, str]], exit_s: float) -> str:
+    """A worker cannot exit, because the function has left threads behind."""
+    (name, place), *others = threads
+    more = f" and {len(others)} more thread(s)" if others else ""
+    return (
+        f"The function has returned on every rank, but on rank {rank} its thread {name!r}{more} "
+        f"still runs ({place}), so the run waits for it, {exit_s:g} s at most; end it in the "
+        "function, or make it a daemon thread."
     )
 
 

@@ -18,9 +18,19 @@ from lockstep.errors import StopTraining, WorkerDiedError
 from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext, place_among
 from lockstep.train.function import config_like, takes_config
-from lockstep.train.protocol import Exit, Failed, Finished, Hello, Interrupted, Launch, WorkerSetup
+from lockstep.train.protocol import (
+    Exit,
+    Failed,
+    Finished,
+    Hello,
+    Interrupted,
+    Launch,
+    Lingering,
+    WorkerSetup,
+)
 from lockstep.train.sources import register_sources
 from lockstep.train.worker import session as sessions
+from lockstep.train.worker.lingering import threads_left
 from lockstep.train.worker.shards import Shards
 from lockstep.train.worker.torch_device import get_device
 
@@ -60,6 +70,8 @@ def main(channel: Channel) -> int:
     if not isinstance(channel.receive(), Exit):
         return 1
     backend.teardown()
+    if setup.own_process and (threads := threads_left()):
+        channel.send(Lingering(threads))
     return 0
 
 
