@@ -4,8 +4,9 @@ This package does not know what a checkpoint contains, nor which checkpoints a r
 """
 
 from lockstep.storage.base import Storage
+from lockstep.storage.lease import Lease
 from lockstep.storage.local import LocalStorage
 from lockstep.storage.open import open_storage
 from lockstep.storage.remote import RemoteStorage
 
-__all__ = ["LocalStorage", "RemoteStorage", "Storage", "open_storage"]
+__all__ = ["Lease", "LocalStorage", "RemoteStorage", "Storage", "open_storage"]

@@ -108,6 +108,17 @@ class RemoteStorage(Storage):
                 lambda: self.filesystem.create_dir(path, recursive=True),
             )
 
+    @property
+    def lists_at_once(self) -> bool:
+        """Whether a file is in every listing as soon as it is written: known of object stores."""
+        filesystem = self.filesystem
+        return _is_object_store(filesystem) and not filesystem.type_name.startswith("py::")
+
+    def modified(self, name: str = "") -> dict[str, float]:
+        """The files of a directory → when each was last written, by the store's clock."""
+        found = self._select(name, recursive=False)
+        return {entry: info.mtime_ns / 1e9 for entry, info in found if info.mtime_ns is not None}
+
     def exists(self, name: str = "") -> bool:
         return bool(self._type(name))
 

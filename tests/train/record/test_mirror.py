@@ -20,7 +20,7 @@ def test_a_copy_that_was_abandoned_and_continues_copies_to_the_same_names(
     (tmp_path / "remote").mkdir()
     tree = fs.SubTreeFileSystem(str(tmp_path / "remote"), fs.LocalFileSystem())
     storage = open_storage("runs/run", tree)
-    mirror = Mirror(storage, "journal", "lockstep-test-")
+    mirror = Mirror(storage, "journal", "lockstep-test-", leased=False)
     for name in ("journal", "a", "b", "c"):
         Path(mirror.directory, name).write_text(name)
     put, stuck, answered = Storage.put, threading.Event(), threading.Event()

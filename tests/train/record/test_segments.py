@@ -31,7 +31,7 @@ def storage(tmp_path: Path) -> Storage:
 def mirror(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     monkeypatch.setattr(mirrors, "SMALL_JOURNAL", 20)
     monkeypatch.setattr(mirrors, "MANY_SEGMENTS", 8)
-    mirror = Mirror(storage, JOURNAL, "lockstep-test-")
+    mirror = Mirror(storage, JOURNAL, "lockstep-test-", leased=False)
     yield mirror
     mirror._keep = False
     mirror.close()
@@ -101,7 +101,7 @@ def test_segments_that_were_not_deleted_do_no_harm(
             mirror.sync_journal()
     assert len(list_segments(storage, JOURNAL)) == 1
     assert read_journal(storage, JOURNAL) == whole
-    again = Mirror(storage, JOURNAL, "lockstep-test-")
+    again = Mirror(storage, JOURNAL, "lockstep-test-", leased=False)
     again.fetch([JOURNAL])
     whole = append(again, "the next driver's line\n")
     again.sync_journal()

@@ -20,8 +20,14 @@ from contextlib import suppress
 
 from lockstep.errors import StorageError
 from lockstep.run_layout import SNAPSHOT_PREFIX, lock_path
-from lockstep.segments import delete_segments, list_segments, read_journal, segment_name
-from lockstep.storage import Storage
+from lockstep.segments import (
+    delete_segments,
+    list_segments,
+    read_journal,
+    segment_directory,
+    segment_name,
+)
+from lockstep.storage import Lease, Storage
 
 __all__ = ["Mirror"]
 
@@ -39,12 +45,18 @@ class Mirror:
         journal: the file that is always copied first: what it records must never be newer than
             itself.
         prefix: how the name of the temporary directory begins.
+        leased: take a ``Lease``, so that no other driver copies to the same place. Without effect
+            on stores where there can be none.
+
+    Raises:
+        StorageError: another driver has the lease.
     """
 
-    def __init__(self, storage: Storage, journal: str, prefix: str) -> None:
+    def __init__(self, storage: Storage, journal: str, prefix: str, *, leased: bool) -> None:
         self._storage = storage
         self._journal = journal
         self.directory = tempfile.mkdtemp(prefix=prefix)
+        self._lease: Lease | None = None
         self._keep = False
         self._copied: dict[str, tuple[int, int]] = {}
         self._journal_end = 0
@@ -55,6 +67,12 @@ class Mirror:
         self._whole_under_way: list[int] = []
         """The ends of whole copies that may still arrive; more than one if one was abandoned."""
         self._unreachable: StorageError | None = None
+        if leased and Lease.is_possible(storage):
+            try:
+                self._lease = Lease(storage, journal)
+            except BaseException:
+                self.close()
+                raise
 
     def fetch(self, names: Iterable[str]) -> None:
         """Copy these files and directories from storage into the spool."""
@@ -69,7 +87,12 @@ class Mirror:
         self._copied = {name: _version(path) for name, path in self._files()}
 
     def sync_journal(self) -> None:
-        """Copy what is new in the journal to storage, in complete lines."""
+        """Copy what is new in the journal to storage, in complete lines.
+
+        Raises:
+            StorageError: that failed, or another driver has taken over.
+        """
+        self.check_lease()
         size = os.path.getsize(os.path.join(self.directory, self._journal))
         if size == self._journal_end:
             return
@@ -82,6 +105,11 @@ class Mirror:
             self._copy_whole()
         else:
             self._copy_segment()
+
+    def check_lease(self) -> None:
+        """Raise a StorageError if another driver has taken over."""
+        if self._lease is not None:
+            self._lease.check()
 
     def _copy_segment(self) -> None:
         start = self._journal_end
@@ -150,13 +178,18 @@ class Mirror:
             self.sync()
             if self._segments:
                 self._copy_whole()
+                self._storage.discard(segment_directory(self._journal))
         except StorageError as error:
             self._keep = True
             text = f"{error} The records are kept in {self.directory!r}."
             raise StorageError(text) from error
 
     def close(self) -> None:
-        """Remove the spool, unless ``finish`` has left it. Idempotent."""
+        """Remove the spool, unless ``finish`` has left it, and release the lease. Idempotent."""
+        if self._lease is not None and self._unreachable is None:
+            self._lease.release()
+        elif self._lease is not None:
+            self._lease.abandon()
         if not self._keep:
             shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -72,7 +72,9 @@ class Run:
         metadata: what ``get_metadata()`` of the run's checkpoints has, JSON values by name.
     """
 
-    def __init__(self, storage: Storage, header: dict[str, Any], *, restored: bool) -> None:
+    def __init__(
+        self, storage: Storage, header: dict[str, Any], *, restored: bool, leased: bool
+    ) -> None:
         self.storage = storage
         self.restored = restored
         self.is_protected: Callable[[CheckpointRecord], bool] = lambda _: False
@@ -83,7 +85,7 @@ class Run:
         with ExitStack() as undo:
             if not storage.is_local:
                 clear_dead_spools()
-                self._mirror = Mirror(storage, JOURNAL_FILE, spool_prefix())
+                self._mirror = Mirror(storage, JOURNAL_FILE, spool_prefix(), leased=leased)
                 undo.callback(self._mirror.close)
                 if restored:
                     self._fetch(self._mirror)
@@ -142,7 +144,7 @@ class Run:
         """Get the small files of a run on remote storage, to continue them."""
         names = []
         for name in self.storage.listdir(""):
-            if name == segment_directory(JOURNAL_FILE):
+            if name == segment_directory(JOURNAL_FILE) or name.startswith(".lease-"):
                 continue
             if name != LOG_DIRECTORY and self.storage.is_directory(name):
                 self._unfinished_stages.add(name)
@@ -158,8 +160,12 @@ class Run:
         config: Mapping[str, Any],
         place: RunPlace | None = None,
     ) -> Run:
-        """A new run, at ``place`` or in a directory of its own."""
+        """A new run, at ``place`` or in a directory of its own.
+
+        At a ``place`` the experiment's lease protects the run.
+        """
         now = time.time()
+        leased = place is None
         if place is None:
             place = _own_place(trainer_name, run_config, now)
         elif _has_run(place.storage):
@@ -175,17 +181,24 @@ class Run:
             "checkpoint_config": asdict(run_config.checkpoint_config),
             "time": now,
         }
-        return cls(place.storage, header, restored=False)
+        return cls(place.storage, header, restored=False, leased=leased)
 
     @classmethod
-    def reopen(cls, storage: Storage, run_config: RunConfig, config: Mapping[str, Any]) -> Run:
-        """A run to resume, however it ended."""
+    def reopen(
+        cls,
+        storage: Storage,
+        run_config: RunConfig,
+        config: Mapping[str, Any],
+        *,
+        leased: bool = True,
+    ) -> Run:
+        """A run to resume, however it ended; ``leased``: False for a trial's."""
         header = {
             "config": dict(config),
             "checkpoint_config": asdict(run_config.checkpoint_config),
             "restored": time.time(),
         }
-        return cls(storage, header, restored=True)
+        return cls(storage, header, restored=True, leased=leased)
 
     # -------------------------------------------------------------------------- what there is
 
@@ -396,6 +409,8 @@ class Run:
 
     def delete(self, record: CheckpointRecord) -> None:
         """Delete an old checkpoint's files. May run in another thread."""
+        if self._mirror is not None:
+            self._mirror.check_lease()
         if record.uploaded:
             self.storage.unpublish(record.name)
 

@@ -247,7 +247,7 @@ class Launcher:
 
     def reopen_run(self, config: Mapping[str, Any], place: RunPlace) -> Run:
         """A trial's run, to be resumed."""
-        return Run.reopen(place.storage, self.run_config(config), describable(config))
+        return Run.reopen(place.storage, self.run_config(config), describable(config), leased=False)
 
     def plan_run(
         self, prepared: PreparedTrial, run: Run, allocation: Allocation

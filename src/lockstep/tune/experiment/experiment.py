@@ -49,7 +49,7 @@ class Experiment:
         self._mirror: Mirror | None = None
         with ExitStack() as undo:
             if not storage.is_local:
-                self._mirror = Mirror(storage, name, EXPERIMENT_SPOOL_PREFIX)
+                self._mirror = Mirror(storage, name, EXPERIMENT_SPOOL_PREFIX, leased=True)
                 undo.callback(self._mirror.close)
                 if storage.exists(name):
                     self._mirror.fetch([name, states] if storage.is_directory(states) else [name])
