@@ -76,7 +76,8 @@ class ScalingConfig:
             when there is room.
         use_gpu: give each worker a GPU of its own.
         resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
-            sets the worker's thread count.
+            sets the worker's thread count. ``{"GPU": 0.5}`` puts two workers on each GPU; how much
+            of its memory each takes is up to them.
         trainer_resources, placement_strategy, accelerator_type, _max_cpu_fraction_per_node:
             accepted for scripts that have them. They do nothing, with a warning: all workers are
             on one machine.
@@ -142,10 +143,10 @@ class ScalingConfig:
             raise ValueError(
                 f"ScalingConfig(resources_per_worker={{'GPU': {gpus}}}) needs use_gpu=True."
             )
-        if gpus != int(gpus):
+        if gpus > 1 and gpus != int(gpus):
             raise ValueError(
                 f"ScalingConfig(resources_per_worker={{'GPU': {gpus}}}): "
-                "GPUs are not divided among workers; give an integer."
+                "expected an integer, or a part of one GPU."
             )
 
     @property
@@ -163,11 +164,11 @@ class ScalingConfig:
         return (self.resources_per_worker or {}).get("CPU")
 
     @property
-    def num_gpus_per_worker(self) -> int:
+    def num_gpus_per_worker(self) -> float:
         """How many GPUs each worker gets: by default one with ``use_gpu=True``, else none."""
         if not self.use_gpu:
             return 0
-        return int((self.resources_per_worker or {}).get("GPU", 1))
+        return (self.resources_per_worker or {}).get("GPU", 1)
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from lockstep.engine import GroupSpec, resources
 from lockstep.engine.resources import (
     available_cpus,
     check_fits,
+    room_for,
     server_environment,
     visible_gpus,
     worker_environment,
@@ -37,7 +38,9 @@ def no_thread_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def spec(size: int = 1, cpus: float | None = None, gpus: int = 0, **environment: str) -> GroupSpec:
+def spec(
+    size: int = 1, cpus: float | None = None, gpus: float = 0, **environment: str
+) -> GroupSpec:
     return GroupSpec(
         size=size,
         entry="unused:unused",
@@ -114,6 +117,29 @@ def test_the_users_environment_chooses_gpus(gpus: Callable[[int], None]) -> None
     assert seen == ["3", "2"]
     with pytest.raises(InsufficientResourcesError):
         check_fits(spec(size=2, gpus=2, CUDA_VISIBLE_DEVICES="3,2"))
+
+
+@pytest.mark.parametrize(
+    ("size", "each", "seen"),
+    [
+        (4, 0.5, ["0", "0", "1", "1"]),
+        (3, 0.5, ["0", "0", "1"]),
+        (6, 1 / 3, ["0"] * 3 + ["1"] * 3),
+        (4, 0.4, ["0", "0", "1", "1"]),
+        (2, 0.6, ["0", "1"]),
+        (2, 1.0, ["0", "1"]),
+    ],
+)
+def test_workers_share_gpus(
+    gpus: Callable[[int], None], size: int, each: float, seen: list[str]
+) -> None:
+    gpus(2)
+    group = spec(size=size, gpus=each, cpus=0.001)
+    check_fits(group)
+    assert [worker_environment(group, r)["CUDA_VISIBLE_DEVICES"] for r in range(size)] == seen
+    assert room_for(group) == 2 * seen.count("0")  # CPUs are no limit here
+    with pytest.raises(InsufficientResourcesError, match=r"with \S+ GPU\(s\) each need 3, but"):
+        check_fits(spec(size=2 * seen.count("0") + 1, gpus=each))
 
 
 def test_too_few_gpus_is_an_error_that_says_so(gpus: Callable[[int], None]) -> None:

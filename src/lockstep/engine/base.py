@@ -59,9 +59,10 @@ class GroupSpec:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Added to the driver's environment before any of the user's modules is imported."""
     cpus_per_worker: float | None = None
-    gpus_per_worker: int = 0
+    gpus_per_worker: float = 0
+    """An integer, or a part of one GPU, which the worker shares with others."""
     gpus: tuple[str, ...] | None = None
-    """The devices to divide among these workers; None: all visible ones."""
+    """The devices of these workers, worker by worker; None: all visible ones, divided."""
     title: str = "lockstep"
     """What the workers' processes are called, followed by their rank."""
 

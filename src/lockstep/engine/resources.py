@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 from lockstep import runtime, settings
@@ -22,6 +23,7 @@ __all__ = [
     "worker_environment",
 ]
 
+_ROUNDING = 1e-9
 _BLAS_SETTERS = [
     f"{prefix}openblas_set_num_threads{suffix}"
     for prefix in ("", "scipy_")
@@ -71,12 +73,13 @@ def check_fits(spec: GroupSpec) -> list[str]:
     Raises:
         InsufficientResourcesError: this machine has fewer GPUs.
     """
-    need = spec.gpus_per_worker * spec.size
-    have = len(visible_gpus(spec.environment)) if need else 0
-    if need > have:
+    have = len(visible_gpus(spec.environment)) if spec.gpus_per_worker else 0
+    if spec.gpus_per_worker and spec.size > _workers_on(have, spec.gpus_per_worker):
+        each = spec.gpus_per_worker
+        need = math.ceil(spec.size / _workers_on(1, each)) if each < 1 else spec.size * each
         raise InsufficientResourcesError(
-            f"{spec.size} worker(s) with {spec.gpus_per_worker} GPU(s) each need {need}, but this "
-            f"machine has {have} visible; lower num_workers or set use_gpu=False."
+            f"{spec.size} worker(s) with {spec.gpus_per_worker:g} GPU(s) each need {need:g}, but "
+            f"this machine has {have} visible; lower num_workers or set use_gpu=False."
         )
     cpus = available_cpus()
     if spec.size > cpus:
@@ -95,8 +98,13 @@ def room_for(spec: GroupSpec) -> int:
     if spec.gpus_per_worker:
         gpus = len(visible_gpus(spec.environment))
         gpus = gpus if limits.num_gpus is None else min(gpus, limits.num_gpus)
-        room = min(room, gpus // spec.gpus_per_worker)
+        room = min(room, _workers_on(gpus, spec.gpus_per_worker))
     return room
+
+
+def _workers_on(gpus: float, each: float) -> int:
+    """How many workers fit on so many GPUs. A part of a GPU is a part of one: 0.4 fits twice."""
+    return int(gpus) * int(1 / each + _ROUNDING) if each < 1 else int(gpus // each)
 
 
 def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
@@ -106,9 +114,12 @@ def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
         share = spec.cpus_per_worker or available_cpus() / spec.size
         environment["OMP_NUM_THREADS"] = str(max(1, int(share)))
     if spec.gpus_per_worker:
-        first = rank * spec.gpus_per_worker
-        devices = visible_gpus(spec.environment) if spec.gpus is None else spec.gpus
-        mine = devices[first : first + spec.gpus_per_worker]
+        devices: Sequence[str] = spec.gpus or ()
+        if spec.gpus is None:
+            shared_by = max(1, _workers_on(1, spec.gpus_per_worker))
+            devices = [gpu for gpu in visible_gpus(spec.environment) for _ in range(shared_by)]
+        count = math.ceil(spec.gpus_per_worker)
+        mine = devices[rank * count : (rank + 1) * count]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
     return environment
 

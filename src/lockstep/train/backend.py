@@ -20,6 +20,7 @@ __all__ = [
     "loopback_interface",
     "machine_gpus",
     "only_config",
+    "share_gpus",
     "without_unasked_gpus",
 ]
 
@@ -149,6 +150,16 @@ def machine_gpus(places: Sequence[Place], rank: int) -> tuple[list[str], list[in
         return [], []
     every = list(dict.fromkeys(gpu for gpus in given.values() for gpu in gpus))
     return every, [every.index(gpu) for gpu in given[rank]]
+
+
+def share_gpus(places: Sequence[Place]) -> bool:
+    """Whether two ranks have the same GPU of the same machine."""
+    used = [
+        (place.address, gpu)
+        for place in places
+        for gpu in (place.gpus.split(",") if place.gpus else ())
+    ]
+    return len(set(used)) < len(used)
 
 
 def loopback_interface() -> str:

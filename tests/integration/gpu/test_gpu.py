@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ import torch
 from lockstep import train
 from lockstep.engine.resources import visible_gpus
 from lockstep.errors import InsufficientResourcesError
-from lockstep.train import DataParallelTrainer, RunConfig, ScalingConfig
-from lockstep.train.torch import TorchTrainer, get_device, get_devices, prepare_model
+from lockstep.train import DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
+from lockstep.train.torch import TorchConfig, TorchTrainer, get_device, get_devices, prepare_model
 
 pytestmark = pytest.mark.gpu
 
@@ -99,6 +100,25 @@ def test_a_second_run_starts_from_the_warm_server_on_a_gpu_too() -> None:
 def test_more_gpus_than_there_are_is_an_immediate_error() -> None:
     too_many = ScalingConfig(num_workers=len(visible_gpus()) + 1, use_gpu=True)
     with pytest.raises(InsufficientResourcesError, match="lower num_workers"):
+        TorchTrainer(on_gpu, scaling_config=too_many).fit()
+
+
+def test_workers_share_a_gpu(capfd: pytest.CaptureFixture[str]) -> None:
+    """Gloo connects them: NCCL refuses two ranks on one device."""
+    gpus = visible_gpus()
+    workers = 2 * len(gpus)
+    halves = ScalingConfig(workers, use_gpu=True, resources_per_worker={"GPU": 0.5, "CPU": 1})
+    result = TorchTrainer(on_gpu, scaling_config=halves).fit()
+    assert {rank["group"] for rank in result.metrics_by_rank} == {"gloo"}
+    assert {rank["on_gpu"] for rank in result.metrics_by_rank} == {True}
+    assert result.metrics["total"] == 3.0 * workers
+    own = [f"cuda:{index}" for index in range(len(gpus)) for _ in range(2)]
+    assert [rank["device"] for rank in result.metrics_by_rank] == own
+    assert "their process group is gloo" in capfd.readouterr().out
+    with pytest.raises(TrainingFailedError, match="NCCL refuses two ranks on one device"):
+        TorchTrainer(on_gpu, torch_config=TorchConfig("nccl"), scaling_config=halves).fit()
+    too_many = replace(halves, num_workers=workers + 1)
+    with pytest.raises(InsufficientResourcesError, match=r"0\.5 GPU\(s\) each need"):
         TorchTrainer(on_gpu, scaling_config=too_many).fit()
 
 

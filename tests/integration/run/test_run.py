@@ -294,9 +294,9 @@ def test_a_function_given_to_restore_by_its_place_is_told_its_name(tmp_path: Pat
         (ScalingConfig, {"resources_per_worker": {"GPU": 1}}, ValueError, "use_gpu=True"),
         (
             ScalingConfig,
-            {"resources_per_worker": {"GPU": 0.5}, "use_gpu": True},
+            {"resources_per_worker": {"GPU": 1.5}, "use_gpu": True},
             ValueError,
-            "0.5",
+            "1.5}): expected an integer, or a part of one GPU",
         ),
         (FailureConfig, {"max_failures": -2}, ValueError, "max_failures=-2"),
         (FailureConfig, {"max_failures": None}, TypeError, "max_failures=None"),

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from lockstep import train
 from lockstep.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+from lockstep.train.backend import Place, share_gpus
 from lockstep.train.torch import TorchConfig, TorchTrainer
 from tests.train.torch.ranks import fit
 
@@ -48,3 +49,19 @@ def test_an_operation_ends_after_the_timeout(tmp_path: Path) -> None:
     with pytest.raises(WorkerGroupError, match=r"Rank 0 of 2 failed.*Timed out waiting 10000ms"):
         # The limit also holds while the group is set up, which takes time on a busy machine.
         fit(function, torch_config=TorchConfig(timeout_s=10))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shared"),
+    [
+        (["0", "1"], False),
+        (["0", "0"], True),
+        (["0,1", "2,3"], False),
+        (["0", "0", "1"], True),
+        ([None, None], False),
+        (["", ""], False),
+    ],
+)
+def test_whether_workers_share_a_gpu(gpus: list[str | None], shared: bool) -> None:
+    assert share_gpus([Place("here", None, gpu) for gpu in gpus]) is shared
+    assert not share_gpus([Place(f"host {i}", None, gpu) for i, gpu in enumerate(gpus)])

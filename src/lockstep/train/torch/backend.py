@@ -7,6 +7,7 @@ import itertools
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from lockstep import settings
-from lockstep.train.backend import Backend, Place, Wiring, loopback_interface, machine_gpus
+from lockstep.train.backend import (
+    Backend,
+    Place,
+    Wiring,
+    loopback_interface,
+    machine_gpus,
+    share_gpus,
+)
 
 __all__ = ["TorchBackend"]
 
@@ -96,6 +104,16 @@ class TorchBackend(Backend):
         if wiring.use_gpu:
             devices.see_all(*machine_gpus(places, context.world_rank))
         use_cuda = wiring.use_gpu and torch.cuda.is_available()
+        shared = use_cuda and share_gpus(places)
+        if shared and "nccl" in (self._name or ""):
+            raise ValueError(
+                f"TorchConfig(backend={self._name!r}): workers of this run share a GPU, and NCCL "
+                "refuses two ranks on one device. Use backend='gloo', or a GPU for each worker: "
+                "ScalingConfig(resources_per_worker={'GPU': 1})."
+            )
+        if shared and self._name is None and context.world_rank == 0:
+            text = "Workers share a GPU, so their process group is gloo: NCCL refuses that."
+            print(text, file=sys.stderr, flush=True)
         if use_cuda:
             torch.cuda.set_device(devices.own()[0])
         else:
@@ -114,7 +132,7 @@ class TorchBackend(Backend):
             arguments["store"] = PrefixStore(prefix, self._store)
             self._restore_rendezvous = _serve_later_groups(self._store, prefix)
         dist.init_process_group(
-            self._name or ("nccl" if use_cuda else "gloo"),
+            self._name or ("nccl" if use_cuda and not shared else "gloo"),
             rank=context.world_rank,
             world_size=context.world_size,
             timeout=self._timeout,

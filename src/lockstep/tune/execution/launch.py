@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import pickle
 import re
 import sys
@@ -309,10 +308,8 @@ class Launcher:
 
 
 def _scaling_for(amounts: Mapping[str, float]) -> ScalingConfig:
-    """One worker with these resources. A part of a GPU is counted by the pool, not here."""
-    gpus = amounts.get("GPU")
-    rounded = {**amounts, "GPU": math.ceil(gpus)} if gpus else dict(amounts)
-    return ScalingConfig(1, bool(gpus), rounded)
+    """One worker with these resources."""
+    return ScalingConfig(1, bool(amounts.get("GPU")), dict(amounts))
 
 
 def _file_name(name: str) -> str:
@@ -339,7 +336,7 @@ def _sized(group: GroupSpec, request: ResourceRequest, gpus: tuple[str, ...] | N
         group,
         size=request.workers,
         cpus_per_worker=request.cpus or None,
-        gpus_per_worker=int(request.gpus) or (1 if request.gpus else 0),
+        gpus_per_worker=request.gpus,
         gpus=gpus,
     )
 

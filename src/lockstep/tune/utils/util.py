@@ -28,7 +28,7 @@ def wait_for_gpu(
 ) -> bool:
     """Wait until a GPU's memory is almost unused, at the start of a trial.
 
-    Trials do not share GPUs here, so this is for GPUs that other programs use, too.
+    For GPUs that other programs use, too.
 
     Args:
         gpu_id: index or UUID; by default the first GPU that this process may see.
