@@ -45,6 +45,7 @@ LAYERS = [
     "journal",
     "segments",
     "records",
+    "lookup",
     "result",
     "callback",
     "engine",

@@ -19,10 +19,11 @@ import pytest
 from pyarrow import fs
 
 import lockstep
-from lockstep import cli, train
-from lockstep.engine.attach import ATTACH_SIGNAL, StackRequest, is_worker
+from lockstep import cli, train, tune
+from lockstep.engine.attach import ATTACH_SIGNAL, StackRequest, is_worker, start_ticks
 from lockstep.errors import EngineError
 from lockstep.journal import Journal
+from lockstep.lock import Lock
 from lockstep.records import newest_run
 from lockstep.storage import open_storage
 from tests.integration.runs import failure, fit
@@ -174,7 +175,7 @@ Stack \(most recent call last\):
     assert cli.main(["show", str(run)]) == 0
     shown = capsys.readouterr().out
     assert (
-        f"unfinished; no worker runs; resume it with DataParallelTrainer.restore('{run}')" in shown
+        f"unfinished; no driver runs; resume it with DataParallelTrainer.restore('{run}')" in shown
     )
 
 
@@ -189,7 +190,7 @@ def test_stack_of_a_run_on_remote_storage(
         wait_until(lambda: bool(list(copy.glob("*/journal.jsonl"))))
         remote = fs.SubTreeFileSystem(str(tmp_path / "out"), fs.LocalFileSystem())
         storage = newest_run(open_storage("runs/live", remote))
-        monkeypatch.setattr(cli, "_find_run", lambda text: storage)
+        monkeypatch.setattr(cli, "find_run", lambda text: storage)
         stacks_of("remote")
     (spool,) = (tmp_path / "tmp").glob("lockstep-run-*")
     spool.rename(spool.with_name("elsewhere"))
@@ -253,7 +254,7 @@ def test_a_process_that_is_no_worker_is_left_alone(
         run = journal(tmp_path, hostname=socket.gethostname(), pid=other.pid)
         assert cli.main(["stack", run]) == 1
         assert f"process {other.pid} is not a worker's own process." in capsys.readouterr().err
-        assert not is_worker(other.pid, time.time())
+        assert not is_worker(other.pid, start_ticks(other.pid))
         assert other.poll() is None
 
 
@@ -262,9 +263,9 @@ def test_a_number_that_was_given_to_another_process() -> None:
         process("sleep", "1000") as other,
         pytest.raises(EngineError, match="is another process now"),
     ):
-        StackRequest(other.pid, recorded=time.time() - 3600)
+        StackRequest(other.pid, start_ticks(other.pid) - 1)
     with pytest.raises(EngineError, match=f"process {other.pid} has ended"):
-        StackRequest(other.pid, time.time())
+        StackRequest(other.pid, 1)
 
 
 def test_a_worker_that_does_not_expect_the_signal_is_spared() -> None:
@@ -273,7 +274,7 @@ def test_a_worker_that_does_not_expect_the_signal_is_spared() -> None:
         assert other.stdout is not None
         other.stdout.read(1)
         with pytest.raises(EngineError, match="is not ready to show its stacks"):
-            StackRequest(other.pid, time.time())
+            StackRequest(other.pid, start_ticks(other.pid))
         assert other.poll() is None
 
 
@@ -282,11 +283,11 @@ def test_another_users_process_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> 
         assert number == ATTACH_SIGNAL
         raise PermissionError
 
-    monkeypatch.setattr("lockstep.engine.attach._check", lambda pid, recorded: None)
+    monkeypatch.setattr("lockstep.engine.attach._check", lambda pid, started: None)
     monkeypatch.setattr("lockstep.engine.attach._open_file", lambda pid: os.memfd_create("any"))
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
     with pytest.raises(EngineError, match="belongs to another user"):
-        StackRequest(os.getpid(), time.time())
+        StackRequest(os.getpid(), start_ticks(os.getpid()))
 
 
 def test_a_run_in_process_has_no_worker_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
@@ -407,3 +408,147 @@ def test_the_command_starts_quickly_and_loads_nothing() -> None:
         timeout=50,
     )
     assert done.stdout.splitlines() == [f"lockstep {lockstep.__version__}", "set()"], done.stderr
+
+
+# ------------------------------------------------------------------------------------- experiments
+
+
+def trial(config: dict[str, float]) -> None:
+    train.report({"loss": config["x"] / 2})
+    if config["x"] == 3:
+        raise ValueError("three is too much")
+
+
+def test_show_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = tune.Tuner(
+        trial,
+        param_space={"x": tune.grid_search([1.0, 2.0, 3.0])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=train.RunConfig(name="e", verbose=0),
+    ).fit()
+    capsys.readouterr()
+    assert cli.main(["show", "e"]) == 0
+    shown = capsys.readouterr().out
+    best = Path(grid.get_best_result().path).name.split("_")
+    assert re.match(
+        rf"""experiment:  e
+state:       finished
+path:        {grid.experiment_path}
+trials:      3: 2 TERMINATED, 1 ERROR
+best:        trial {"_".join(best[1:3])}, by the min of loss
+trial:       \w+_00000 TERMINATED 1 report loss=0.5 \(x=1\)
+             \w+_00001 TERMINATED 1 report loss=1 \(x=2\)
+             \w+_00002 ERROR 1 report loss=1.5 \(x=3\)
+error:       trial \w+_00002: Rank 0 failed with ValueError: three is too much\.
+$""",
+        shown,
+    ), shown
+    # A trial is shown as the run that it is, and restored with its experiment.
+    assert cli.main(["show", grid[0].path]) == 0
+    assert "state:       finished\n" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="is a trial of an experiment") as raised:
+        train.DataParallelTrainer.restore(grid[0].path)
+    assert f"Tuner.restore({grid.experiment_path!r})" in str(raised.value)
+    assert "killed" not in str(raised.value)
+
+
+def test_show_an_experiment_whose_driver_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = tune.Tuner(
+        trial,
+        param_space={"x": 1.0},
+        run_config=train.RunConfig(name="e", storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    for path in (tmp_path / "e" / "experiment.jsonl", Path(grid[0].path) / "journal.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    for place in (tmp_path / "e", grid[0].path):
+        assert cli.main(["show", str(place)]) == 0
+        advice = f"resume it with Tuner.restore('{tmp_path / 'e'}').fit()"
+        assert advice in capsys.readouterr().out
+    lock = Lock(str(tmp_path / "e" / "experiment.jsonl"))
+    assert cli.main(["show", str(tmp_path / "e")]) == 0
+    assert "state:       running\n" in capsys.readouterr().out
+    lock.release()
+
+
+# ------------------------------------------------------------------------------------------- alive
+
+
+def test_a_clock_that_was_set_does_not_end_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the clock went forward by an hour, everything was recorded an hour too early."""
+    with live_run(tmp_path):
+        run = run_directory(tmp_path)
+        journal = run / "journal.jsonl"
+        attempt = newest_attempt(run)
+        early = {**attempt, "time": float(str(attempt["time"])) - 3600}
+        lines = journal.read_text().replace(json.dumps(attempt, separators=(",", ":")), "")
+        journal.with_suffix(".new").write_text(
+            lines.replace("\n\n", f"\n{json.dumps(early, separators=(',', ':'))}\n")
+        )
+        journal.with_suffix(".new").replace(journal)
+        assert newest_attempt(run)["time"] == early["time"]
+        assert cli.main(["show", str(run)]) == 0
+        assert "state:       running\n" in capsys.readouterr().out
+        assert "in wait_for_data" in stacks_of(str(run))
+
+
+def test_a_run_that_another_user_drives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = journal(tmp_path, hostname=socket.gethostname(), pid=os.getpid())
+    real = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: real + 1)
+    assert cli.main(["show", run]) == 0
+    shown = capsys.readouterr().out
+    assert "unfinished; no driver runs; its directory belongs to another user\n" in shown
+    assert "restore" not in shown
+
+
+# ------------------------------------------------------------------------------------ hostile text
+
+NASTY = "\x1b[2J\x1b]0;title\x07\r\n\x9b31m\u202e\ud800 evil"
+
+
+KEPT = ("event", "status", "trial_id", "directory", "hostname")
+
+
+def nasty(value: object) -> object:
+    if isinstance(value, str):
+        return value + NASTY
+    if isinstance(value, dict):
+        return {key: item if key in KEPT else nasty(item) for key, item in value.items()}
+    return [nasty(item) for item in value] if isinstance(value, list) else value
+
+
+def assert_inert(text: str) -> None:
+    assert "evil" in text
+    assert all(character.isprintable() or character == "\n" for character in text), repr(text)
+
+
+@pytest.mark.parametrize("what", ["run", "experiment"])
+def test_text_of_others_does_not_reach_the_terminal(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if what == "run":
+        error = failure(lambda: (train.report({"a": "b"}), 1 / 0), workers=1)
+        place = Path(error.result.path)  # type: ignore[union-attr]
+    else:
+        tuner = tune.Tuner(
+            trial,
+            param_space={"x": tune.grid_search([1.0, 3.0])},
+            tune_config=tune.TuneConfig(metric="loss", mode="min"),
+            run_config=train.RunConfig(name="e", storage_path=str(tmp_path), verbose=0),
+        )
+        place = Path(tuner.fit().experiment_path)
+    for path in place.rglob("*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(nasty(line)) + "\n" for line in lines))
+    capsys.readouterr()
+    for command in ("show", "stack"):
+        cli.main([command, str(place)])
+        assert_inert("".join(capsys.readouterr()))
+    cli.main(["show", f"no such run {NASTY}"])
+    assert_inert(capsys.readouterr().err)

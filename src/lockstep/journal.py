@@ -110,9 +110,29 @@ def read_lines(data: bytes) -> Iterator[bytes]:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """One event of a journal."""
-    record: dict[str, Any] = json.loads(line)
-    return record
+    """One event of a journal, or a manifest.
+
+    Raises:
+        ValueError: it is not a JSON object.
+    """
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"it is a {type(record).__name__}, not an object")
+    # Half of a surrogate pair cannot be printed, or be in a dataframe.
+    return _encodable(record) if b"\\ud" in line.lower() else record
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return value
 
 
 def check_version(header: dict[str, Any], path: str) -> None:
@@ -122,7 +142,7 @@ def check_version(header: dict[str, Any], path: str) -> None:
         StorageError: a later lockstep, with a newer format, wrote the journal.
     """
     found = header.get("version", FORMAT_VERSION)
-    if found > FORMAT_VERSION:
+    if not isinstance(found, int) or found > FORMAT_VERSION:
         raise StorageError(
             f"{path} has format version {found}, and this lockstep reads versions up to "
             f"{FORMAT_VERSION}; read it with the lockstep that wrote it, or update this one."

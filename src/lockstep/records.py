@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from lockstep.storage import Storage
 __all__ = [
     "RunRecords",
     "address_from",
+    "damage_named",
     "existing_checkpoints",
     "newest_run",
     "open_address",
@@ -27,6 +28,25 @@ __all__ = [
 ]
 
 _INSIDE = "./"
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What code that expects a record raises on something else."""
+
+
+@contextmanager
+def damage_named(where: str) -> Iterator[None]:
+    """Around code that uses what a file contains: what it cannot use is one sentence.
+
+    Raises:
+        StorageError: names the file and what is wrong with it.
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        what = f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
+        raise StorageError(
+            f"{where} is not what lockstep writes ({what or type(error).__name__}); the file is "
+            "damaged: replace it with a good copy."
+        ) from error
 
 
 def address_from(storage: Storage, checkpoint: Checkpoint) -> str:
@@ -120,7 +140,8 @@ class RunRecords:
                 if event in ("report", "log"):  # a line that another program has formatted
                     (self._reports if event == "report" else self._logs).append(numbered)
                 else:
-                    self._apply(record)
+                    with damage_named(f"line {numbered[0]} of {self._path}"):
+                        self._apply(record)
         self.rows = len(self._reports)
         if self._reports:
             self._parse(self._reports[-1])  # a damaged last row is reported here
@@ -153,9 +174,10 @@ class RunRecords:
 
     def row(self, report: dict[str, Any]) -> dict[str, Any]:
         """A report as a row with the automatic keys."""
-        return full_row(
-            reported_metrics(report), self.run, self.attempts[report["attempt"]], report
-        )
+        with damage_named(f"a report in {self._path}"):
+            return full_row(
+                reported_metrics(report), self.run, self.attempts[report["attempt"]], report
+            )
 
     def _parse(self, numbered: tuple[int, bytes]) -> dict[str, Any]:
         return _parse(numbered, self._path)
@@ -188,9 +210,9 @@ def _parse(numbered: tuple[int, bytes], path: str) -> dict[str, Any]:
     number, line = numbered
     try:
         record = parse_line(line)
-        if "event" not in record:
+        if not isinstance(record.get("event"), str):
             raise ValueError("it names no event")
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise StorageError(
             f"line {number} of {path} is not a record of a run ({error}); "
             "the file is damaged: replace it with a good copy, or remove the line."
@@ -224,7 +246,7 @@ def existing_checkpoints(
 def _published_as(storage: Storage, name: str) -> list[CheckpointRecord]:
     """The checkpoint of this name; none if a user has copied another checkpoint there."""
     manifest = storage.manifest(name)
-    with suppress(ValueError, TypeError):
+    with suppress(*_DAMAGE):
         record = CheckpointRecord.of(parse_line(manifest or b""))
         if record.name == name:
             return [record]
@@ -260,5 +282,6 @@ def _start_time(run: Storage) -> float | None:
         if b"\n" in chunk:
             break
     for line in read_lines(head):
-        return float(_parse((1, line), run.path(JOURNAL_FILE))["time"])
+        with damage_named(f"line 1 of {run.path(JOURNAL_FILE)}"):
+            return float(_parse((1, line), run.path(JOURNAL_FILE))["time"])
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterable
 from functools import cached_property
 from itertools import pairwise
@@ -13,9 +14,11 @@ from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig
 from lockstep.error_record import unpack_error, with_live
 from lockstep.journal import parse_line
+from lockstep.lookup import find_run
 from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
 from lockstep.records import (
     RunRecords,
+    damage_named,
     existing_checkpoints,
     newest_run,
     open_checkpoint,
@@ -26,8 +29,6 @@ from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage, open_storage
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
     import pyarrow.fs
 
@@ -55,6 +56,10 @@ class Result:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         records = RunRecords(storage)
+        with damage_named(self._journal):
+            self._read(storage, records)
+
+    def _read(self, storage: Storage, records: RunRecords) -> None:
         self.state: str = records.state
         config = records.run["config"]
         # A trial's config is the searched one; another run's is its train_loop_config.
@@ -91,9 +96,17 @@ class Result:
 
         Nothing that the directory contains is executed.
 
+        Args:
+            path: a directory or a URI; or, below the results root, the name of an experiment, or
+                the name or trial id of a run.
+            storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
+
         Raises:
-            FileNotFoundError: the directory contains no run.
+            FileNotFoundError: there is no run.
+            StorageError: the run cannot be read, or is damaged.
         """
+        if storage_filesystem is None and isinstance(path, str) and not os.path.isabs(path):
+            return cls(find_run(path))
         storage = open_storage(path, storage_filesystem)
         if not storage.exists(JOURNAL_FILE):
             storage = newest_run(storage)
@@ -156,17 +169,23 @@ class Result:
     def metrics_dataframe(self) -> pd.DataFrame:
         """One row a report, from every attempt; nested metrics as ``a/b`` columns.
 
+        The reported metrics come first, then the automatic keys.
+
         The column ``attempt`` is the number of the attempt; a metric of that name is in the column
         ``metrics/attempt``.
         """
         import pandas as pd
 
         records = RunRecords(self._storage)
-        rows = [
-            {**_metric_columns({"attempt"}, records.row(report)), "attempt": report["attempt"]}
-            for report in records.reports()
-        ]
-        return pd.DataFrame(rows)
+        own: dict[str, None] = {}
+        rows = []
+        with damage_named(self._journal):
+            for report in records.reports():
+                own.update(dict.fromkeys(_metric_columns({"attempt"}, reported_metrics(report))))
+                row = _metric_columns({"attempt"}, records.row(report))
+                rows.append({**row, "attempt": report["attempt"]})
+            frame = pd.DataFrame(rows)
+        return frame[[*own, *(name for name in frame.columns if name not in own)]]
 
     @cached_property
     def rank_dataframe(self) -> pd.DataFrame:
@@ -179,7 +198,8 @@ class Result:
             for report in RunRecords(self._storage).reports()
             for rank, metrics in enumerate(report["ranks"])
         )
-        return _dataframe(["rank", "attempt", "training_iteration"], rows)
+        with damage_named(self._journal):
+            return _dataframe(["rank", "attempt", "training_iteration"], rows)
 
     @cached_property
     def log_dataframe(self) -> pd.DataFrame:
@@ -192,7 +212,8 @@ class Result:
             for batch in RunRecords(self._storage).logs()
             for row in batch["rows"]
         )
-        return _dataframe(["rank", "attempt", "step", "time"], rows)
+        with damage_named(self._journal):
+            return _dataframe(["rank", "attempt", "step", "time"], rows)
 
     def __repr__(self) -> str:
         shown = {
@@ -226,6 +247,10 @@ class Result:
             if item["rank"] not in self.worker_failures:
                 self.worker_failures[item["rank"]] = unpack_error(item["error"])
         self.error: BaseException | None = next(iter(self.worker_failures.values()), None)
+
+    @property
+    def _journal(self) -> str:
+        return self._storage.path(JOURNAL_FILE)
 
     def _open(self, record: CheckpointRecord) -> Checkpoint:
         return open_checkpoint(self._storage, record)

@@ -38,9 +38,32 @@ class CheckpointRecord:
 
     @staticmethod
     def of(written: Mapping[str, Any]) -> CheckpointRecord:
-        """The record from a journal or a manifest, without the keys of later versions."""
+        """The record from a journal or a manifest, without the keys of later versions.
+
+        Raises:
+            TypeError: a value is missing, or of another type.
+        """
         known = {field.name for field in fields(CheckpointRecord)}
-        return CheckpointRecord(**{key: written[key] for key in written if key in known})
+        record = CheckpointRecord(**{key: written[key] for key in written if key in known})
+        for name, kinds in _KINDS.items():
+            if not isinstance(getattr(record, name), kinds):
+                raise TypeError(f"its {name} is {getattr(record, name)!r}")
+        return record
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "id": (int,),
+    "name": (str,),
+    "index": (int,),
+    "score": (int, float, type(None)),
+    "metrics": (dict,),
+    "timestamp": (int, float),
+    "uploaded": (bool,),
+    "iteration": (int,),
+    "trained_s": (int, float),
+    "positions": (dict, type(None)),
+    "kind": (str, type(None)),
+}
 
 
 def _quality(record: CheckpointRecord, config: CheckpointConfig) -> tuple[float, int]:

@@ -4,10 +4,12 @@ import math
 
 import pytest
 
+from lockstep.console import make_display
 from lockstep.console.report_lines import ReportLines
 from lockstep.console.status import Progress
 from lockstep.console.text import (
     clean,
+    clean_lines,
     format_elapsed,
     format_metrics,
     format_rate,
@@ -167,3 +169,18 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
         if second == 29:
             assert rate == pytest.approx(100)
     assert rate == pytest.approx(2)
+
+
+def test_clean_text_has_nothing_that_a_terminal_obeys() -> None:
+    assert clean("a\x1b[2J\x9bb\x07\u202ec\u2066\ud800") == "a [2J b  c ?"
+    assert clean_lines("a\x1b\nb\r\nc") == "a \nb \nc"
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_messages_have_nothing_that_a_terminal_obeys(
+    verbose: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_display(verbose).message("ValueError: \x1b]0;title\x07 \u202e evil\nmore", "warning")
+    text = capsys.readouterr().err
+    assert text.endswith("evil\nmore\n")
+    assert text.replace("\n", "").isprintable()

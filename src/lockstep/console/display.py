@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lockstep.console.report_lines import ReportLines
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import ranks_label
+from lockstep.console.text import clean_lines, ranks_label
 
 __all__ = [
     "Display",
@@ -125,7 +125,7 @@ class SilentDisplay(Display):
     def message(self, text: str, level: Level = "info") -> None:
         """Show warnings and errors."""
         if level != "info":
-            write_line(text, error=True)
+            write_line(clean_lines(text), error=True)
 
     def labelled(self, label: str, line: str) -> None:
         """Show nothing: the line is in the rank's log file."""

@@ -126,7 +126,7 @@ class _PlainLines(PlainDisplay):
     def start(self, status: RunStatus) -> None:
         self._progress = Progress(status, self._clock)
         self._shown = status
-        write_line(f"[lockstep] {clean(status.name)}: experiment directory {status.path}")
+        write_line(f"[lockstep] {clean(status.name)}: experiment directory {clean(status.path)}")
 
     def _line(self, progress: Progress) -> str:
         status = _status(progress)

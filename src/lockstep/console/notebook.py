@@ -9,7 +9,14 @@ from typing import Any
 
 from lockstep.console.display import Level, ProgressDisplay, write_line
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import best_text, clean, facts, format_metrics, without_controls
+from lockstep.console.text import (
+    best_text,
+    clean,
+    clean_lines,
+    facts,
+    format_metrics,
+    without_controls,
+)
 
 __all__ = ["NotebookDisplay"]
 
@@ -54,7 +61,7 @@ class NotebookDisplay(ProgressDisplay):
 
     def message(self, text: str, level: Level = "info") -> None:
         """Print the line; warnings and errors go to stderr."""
-        self._print([text], error=level != "info")
+        self._print([clean_lines(text)], error=level != "info")
 
     def labelled(self, label: str, line: str) -> None:
         """Print the line behind its label."""

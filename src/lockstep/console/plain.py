@@ -6,7 +6,15 @@ import math
 
 from lockstep.console.display import Level, ProgressDisplay, write_line
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import best_text, clean, facts, metrics_line, without_controls
+from lockstep.console.text import (
+    best_text,
+    clean,
+    clean_lines,
+    facts,
+    inert,
+    metrics_line,
+    without_controls,
+)
 
 __all__ = ["PlainDisplay"]
 
@@ -28,7 +36,9 @@ class PlainDisplay(ProgressDisplay):
         """Write the run's name and directory."""
         self._progress = Progress(status, self._clock)
         self._shown = status
-        write_line(f"{_PREFIX}{clean(status.name)}: {status.state}, run directory {status.path}")
+        write_line(
+            f"{_PREFIX}{clean(status.name)}: {status.state}, run directory {inert(status.path)}"
+        )
 
     def refresh(self) -> None:
         """Write a progress line, if one is due."""
@@ -47,7 +57,7 @@ class PlainDisplay(ProgressDisplay):
 
     def message(self, text: str, level: Level = "info") -> None:
         """Write the line; warnings and errors go to stderr."""
-        write_line(_PREFIX + text, error=level != "info")
+        write_line(_PREFIX + clean_lines(text), error=level != "info")
 
     def labelled(self, label: str, line: str) -> None:
         """Write the line behind its label, without commands for a terminal; colours stay."""

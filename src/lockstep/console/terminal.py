@@ -14,7 +14,7 @@ from lockstep.console.display import Level, ProgressDisplay, write_line
 from lockstep.console.panel import path_room
 from lockstep.console.plain import PlainDisplay
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import clean, encodable, without_controls
+from lockstep.console.text import clean, clean_lines, encodable, without_controls
 
 if TYPE_CHECKING:
     from rich.console import (
@@ -148,11 +148,11 @@ class TerminalDisplay(ProgressDisplay):
             return
         with self._lock:
             if self._live is None:
-                write_line(text, error=level != "info")
+                write_line(clean_lines(text), error=level != "info")
                 return
             from rich.text import Text
 
-            line = Text(encodable(text))
+            line = Text(clean_lines(text))
             line.stylize(_LEVEL_STYLES[level])  # as a span: Text(style=…) is not rendered
             self._lines.append(("", line))
             self._print_lines()

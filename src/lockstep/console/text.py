@@ -14,12 +14,14 @@ __all__ = [
     "MAX_METRICS",
     "best_text",
     "clean",
+    "clean_lines",
     "encodable",
     "facts",
     "format_elapsed",
     "format_metrics",
     "format_rate",
     "format_value",
+    "inert",
     "metrics_line",
     "ranks_label",
     "shorten",
@@ -31,6 +33,7 @@ _MAX_KEY = 28
 _MAX_VALUE = 24
 _MAX_LINE = 160
 
+_DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _CONTROLS = re.compile(
     r"(?P<colour>\x1b\[[\d;:]*m)"
     r"|\x1b\[[\x30-\x3f]*[\x20-\x2f]*[\x40-\x7e]?"  # cursor movements and other commands
@@ -41,11 +44,26 @@ _CONTROLS = re.compile(
 
 
 def clean(text: str) -> str:
-    """``text`` on one line, without control characters and lone surrogates."""
+    """``text`` on one line, without what a terminal would obey, and without lone surrogates.
+
+    For everything that comes from outside: names, hosts, states, texts of exceptions.
+    """
+    return inert(encodable(text))
+
+
+def inert(text: str) -> str:
+    """``text`` with spaces for line breaks, control characters and changes of the direction."""
     if text.isascii() and text.isprintable():
         return text
-    text = encodable(text)
-    return "".join(" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in text)
+    return "".join(
+        " " if c in _DIRECTIONS or unicodedata.category(c) in ("Cc", "Zl", "Zp") else c
+        for c in text
+    )
+
+
+def clean_lines(text: str) -> str:
+    """The same for a text of several lines."""
+    return "\n".join(map(clean, text.split("\n"))) if not text.isprintable() else clean(text)
 
 
 def encodable(text: str) -> str:

@@ -12,14 +12,13 @@ import fcntl
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 
 from lockstep.engine.titles import SERVER_TITLE
 from lockstep.errors import EngineError
 
-__all__ = ["ATTACH_SIGNAL", "StackRequest", "answer_requests", "is_worker"]
+__all__ = ["ATTACH_SIGNAL", "StackRequest", "answer_requests", "is_worker", "start_ticks"]
 
 ATTACH_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes a worker write its threads' stacks to its file in memory."""
@@ -28,8 +27,6 @@ _FILE = "lockstep-stacks"
 _MAX_BYTES = 1 << 20
 _SERVER = (SERVER_TITLE.encode(), b"lockstep.engine.forkserver")
 """In the command line of a fork server: its title, or its program where it has no title."""
-_CLOCK_S = 2.0
-"""How far the times in the run's journal and the kernel's times may differ."""
 
 
 def answer_requests() -> None:
@@ -46,13 +43,13 @@ class StackRequest:
 
     Args:
         pid: the worker's process.
-        recorded: when the run recorded that this worker is up, in seconds since the epoch.
+        started: when it started, as the run has recorded it (``WorkerInfo.started``).
 
     Raises:
         EngineError: the process is not that worker (any more), or this user may not signal it.
     """
 
-    def __init__(self, pid: int, recorded: float) -> None:
+    def __init__(self, pid: int, started: int) -> None:
         if sys.platform != "linux":
             raise EngineError(f"a worker's stacks can only be read on Linux; it is {sys.platform}")
         try:
@@ -61,7 +58,7 @@ class StackRequest:
         except ProcessLookupError:
             raise EngineError(f"process {pid} has ended") from None
         try:
-            _check(pid, recorded)
+            _check(pid, started)
             self._fd = _open_file(pid)
             try:
                 self._start = os.fstat(self._fd).st_size
@@ -110,20 +107,31 @@ def _open_file(pid: int) -> int:
     raise EngineError(f"process {pid} has closed the file for its stacks")
 
 
-def is_worker(pid: int, recorded: float) -> bool:
-    """Whether the worker that a run recorded at that time still runs, seen from this machine."""
+def is_worker(pid: int, started: int) -> bool:
+    """Whether the worker that a run has recorded still runs, seen from this machine."""
     try:
-        _check(pid, recorded)
+        _check(pid, started)
     except (EngineError, OSError):
         return False
     return True
 
 
-def _check(pid: int, recorded: float) -> None:
+def start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since the machine did; 0 where that is not known.
+
+    No clock that can be set is involved.
+    """
+    try:
+        return _parent_and_start(Path("/proc", str(pid)))[1]
+    except OSError:
+        return 0
+
+
+def _check(pid: int, started: int) -> None:
     """Make sure that it is the worker: the signal would kill a process without a handler."""
     process = Path("/proc", str(pid))
-    parent, started = _parent_and_start(process)
-    if started > recorded + _CLOCK_S:
+    parent, ticks = _parent_and_start(process)
+    if started and ticks != started:
         raise EngineError(f"the worker has ended, and process {pid} is another process now")
     # A worker may have changed its own command line; its parent, the server, has not.
     commands = [(Path("/proc", str(number)) / "cmdline").read_bytes() for number in (pid, parent)]
@@ -137,10 +145,8 @@ def _check(pid: int, recorded: float) -> None:
         raise EngineError(f"process {pid} is not ready to show its stacks; try again")
 
 
-def _parent_and_start(process: Path) -> tuple[int, float]:
+def _parent_and_start(process: Path) -> tuple[int, int]:
     # The name of the program comes first, in parentheses, and may contain spaces.
     fields = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
     values = fields.split()
-    uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    age = uptime - int(values[19]) / os.sysconf("SC_CLK_TCK")
-    return int(values[1]), time.time() - age
+    return int(values[1]), int(values[19])

@@ -74,6 +74,8 @@ class WorkerInfo(NamedTuple):
     pid: int
     hostname: str
     node_ip: str
+    started: int = 0
+    """When the process started, in clock ticks since the machine did; 0 if that is not known."""
 
 
 class WorkerMessage(NamedTuple):

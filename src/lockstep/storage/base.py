@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
+import stat
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +25,7 @@ __all__ = [
     "already_published",
     "file_chunks",
     "join",
+    "open_regular",
     "storage_errors",
 ]
 
@@ -246,8 +250,32 @@ def _cause(error: BaseException) -> str:
     return text.partition(" Detail: ")[0].strip().rstrip(".") or type(error).__name__
 
 
+def open_regular(path: str) -> io.FileIO:
+    """Open a local file to read it. A pipe could wait for ever, and a device never end.
+
+    Raises:
+        OSError: it is not there, or is not a regular file.
+    """
+    _check_regular(os.stat(path), path)
+    # Opened without waiting, and looked at again: it may be another file by now.
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    try:
+        _check_regular(os.fstat(file.fileno()), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(status: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+
+
 def file_chunks(path: str) -> Iterator[bytes]:
     """A local file's content in chunks."""
-    with storage_errors("read", path, reading=True), open(path, "rb", buffering=0) as file:
+    with storage_errors("read", path, reading=True), open_regular(path) as file:
         while chunk := file.read(CHUNK):
             yield chunk

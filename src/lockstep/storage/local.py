@@ -20,6 +20,7 @@ from lockstep.storage.base import (
     already_published,
     file_chunks,
     join,
+    open_regular,
     storage_errors,
 )
 
@@ -90,8 +91,8 @@ class LocalStorage(Storage):
 
     def read(self, name: str) -> bytes:
         path = self.path(name)
-        with storage_errors("read", path, reading=True), open(path, "rb") as file:
-            return file.read()
+        with storage_errors("read", path, reading=True), open_regular(path) as file:
+            return file.readall()
 
     def write(self, name: str, data: Buffer) -> None:
         path = self.path(name)
@@ -304,7 +305,7 @@ def _remove_tree(path: str) -> None:
 
 
 def _copy_file(source: str, destination: str) -> None:
-    with open(source, "rb", buffering=0) as reader, open(destination, "wb", buffering=0) as writer:
+    with open_regular(source) as reader, open(destination, "wb", buffering=0) as writer:
         copy = getattr(os, "copy_file_range", None)
         if copy is not None:
             # Not every filesystem supports this; the loop below copies the rest.

@@ -414,3 +414,15 @@ def test_checkpoints_of_the_result() -> None:
             each.get_best_checkpoint("accuracy", "max")
         with pytest.raises(ValueError, match="'best'"):
             each.get_best_checkpoint("loss", "best")  # type: ignore[arg-type]
+
+
+def test_the_reported_metrics_are_the_first_columns() -> None:
+    def function() -> None:
+        train.report({"loss": 1.0, "nested": {"a": 1}})
+        train.report({"loss": 0.5, "later": 2, "done": True, "attempt": "mine"})
+
+    frame = fit(function, workers=1).metrics_dataframe
+    own = ["loss", "nested/a", "later", "done", "metrics/attempt"]
+    assert list(frame.columns[:5]) == own
+    assert "training_iteration" in frame.columns[5:]
+    assert fit(lambda: None, workers=1).metrics_dataframe.empty

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import tempfile
 
 from lockstep.lock import is_locked
+from lockstep.lookup import is_own_directory
 from lockstep.run_layout import JOURNAL_FILE, SNAPSHOT_PREFIX, snapshot_prefix, spool_prefix
 
 __all__ = ["clear_dead_spools", "clear_snapshots"]
@@ -22,7 +22,8 @@ def clear_snapshots(directory: str, trial_id: str, root: str) -> None:
 def clear_dead_spools() -> None:
     """Delete what drivers that were killed had still to upload. Their records stay."""
     for spool in _entries(tempfile.gettempdir(), spool_prefix()):
-        if _is_mine(spool) and is_locked(os.path.join(spool, JOURNAL_FILE)) is False:
+        # In a directory of another user, to open a file may wait for ever.
+        if is_own_directory(spool) and is_locked(os.path.join(spool, JOURNAL_FILE)) is False:
             _remove(spool, SNAPSHOT_PREFIX)
 
 
@@ -39,12 +40,3 @@ def _entries(folder: str, prefix: str) -> list[str]:
         ]
     except OSError:
         return []
-
-
-def _is_mine(directory: str) -> bool:
-    """Whether this user made the directory: in another user's, opening a file may block."""
-    try:
-        status = os.lstat(directory)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import posixpath
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockstep.records import newest_run
+from lockstep.records import RunRecords, newest_run
 from lockstep.run_layout import JOURNAL_FILE, TRAINER_FILE
 from lockstep.storage import Storage, open_storage
 from lockstep.train.record.kept_objects import KeptObjects, pickle_each, pickle_run_config
@@ -104,6 +105,12 @@ def saved_trainer(storage: Storage, given: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: one of them cannot be loaded, or a dataset was not kept; names it.
     """
     if not is_saved(storage):
+        if "trial" in RunRecords(storage).run:
+            raise FileNotFoundError(
+                f"{storage.uri} is a trial of an experiment, which is restored as a whole: "
+                f"Tuner.restore({posixpath.dirname(storage.uri)!r}). To train the trial alone, "
+                "start a run with its config, from its checkpoint."
+            )
         raise FileNotFoundError(
             f"{storage.path(TRAINER_FILE)} is missing (a driver killed as it began has not written "
             "it yet), so the training function is not known: give train_loop_per_worker and the "

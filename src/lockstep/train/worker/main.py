@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from lockstep.engine.attach import start_ticks
 from lockstep.engine.base import Channel, WorkerInfo
 from lockstep.error_record import pack_error
 from lockstep.errors import StopTraining, WorkerDiedError
@@ -163,7 +164,8 @@ def _enter_working_dir(working_dir: str | None, context: TrainContext) -> None:
 
 
 def _worker_info(rank: int) -> WorkerInfo:
-    return WorkerInfo(rank, os.getpid(), socket.gethostname(), _node_ip())
+    started = start_ticks(os.getpid())
+    return WorkerInfo(rank, os.getpid(), socket.gethostname(), _node_ip(), started)
 
 
 def _node_ip() -> str:

@@ -20,8 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.checks import is_number
 from lockstep.journal import check_version, parse_line, read_lines
-from lockstep.records import RunRecords
+from lockstep.records import RunRecords, damage_named
 from lockstep.run_layout import experiment_file, experiment_number
 from lockstep.segments import read_journal
 from lockstep.storage import Storage
@@ -74,6 +75,15 @@ class TrialRecord:
     """The newest ``exploit`` event: the config and the donor's checkpoint to continue with."""
     error: str | None = None
 
+    def check(self) -> None:
+        """Raise a TypeError if the journal has something else where these have to be."""
+        texts = (self.trial_id, self.experiment_tag, self.directory, self.status, self.error or "")
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"trial {self.trial_id!r} has a name that is not a text")
+        times = (self.time, *(when for when, _ in self.status_changes[-1:]))
+        if not isinstance(self.index, int) or not all(map(is_number, times)):
+            raise TypeError(f"trial {self.trial_id!r} has a number that is not a number")
+
     def added(self) -> dict[str, Any]:
         """The values of the ``trial`` event."""
         names = ("trial_id", "index", "config", "experiment_tag", "directory", "time")
@@ -102,8 +112,9 @@ class ExperimentRecords:
         self.state = "unfinished"
         self._path = storage.path(experiment_file("journal", self.number))
         journal = experiment_file("journal", self.number)
-        for line in read_lines(read_journal(storage, journal)):
-            self._apply(parse_line(line))
+        for number, line in enumerate(read_lines(read_journal(storage, journal)), 1):
+            with damage_named(f"line {number} of {self._path}"):
+                self._apply(parse_line(line))
         if not self.header:
             raise FileNotFoundError(
                 f"{self._path} records no experiment; "
@@ -130,7 +141,7 @@ class ExperimentRecords:
         Raises:
             StorageError: the journal cannot be read, or is damaged.
         """
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), damage_named(self._path):
             return RunRecords(self.run_storage(trial))
         return None
 
@@ -145,12 +156,14 @@ class ExperimentRecords:
             self.state = record["state"]
         elif event == "trial":
             self.trials[record["trial_id"]] = TrialRecord(**record)
+            self.trials[record["trial_id"]].check()
         elif event == "status":
             trial = self.trials[record["trial_id"]]
             trial.status = record["status"]
             trial.status_changes.append((record["time"], record["status"]))
             trial.error = record.get("error")
             trial.directory = record.get("directory", trial.directory)
+            trial.check()
             if trial.status == "RUNNING" and trial.exploit is not None:
                 # The donor's checkpoint was copied into the trial's own run before it started.
                 trial.exploit["checkpoint"] = None
