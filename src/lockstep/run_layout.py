@@ -22,6 +22,7 @@ import os
 import re
 import time
 import zlib
+from collections.abc import Iterable
 
 __all__ = [
     "callback_state_file",
@@ -34,6 +35,7 @@ __all__ = [
     "is_undelivered",
     "lock_path",
     "log_file",
+    "newest_directory",
     "run_directory",
     "run_title",
     "snapshot_prefix",
@@ -87,6 +89,7 @@ OWN_NAMES = frozenset(
 )
 """Names that no checkpoint may have."""
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d$")
 _EXPERIMENT_JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
 _MADE_NAME = re.compile(r".*_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
 """An experiment's name that was not the user's: ``TorchTrainer_2026-01-31_12-00-00``."""
@@ -110,6 +113,12 @@ def run_directory(trainer: str, trial_id: str, tag: str, began: float | None = N
 def run_title(experiment: str, run: str) -> str:
     """``digits TorchTrainer_3f2a1_00000``: the user's name first, where there is one."""
     return run if _MADE_NAME.fullmatch(experiment) else f"{experiment} {run}".strip()
+
+
+def newest_directory(names: Iterable[str]) -> str | None:
+    """The one of a run's directories, by ``run_directory``, that was created last."""
+    dated = [(match[0], name) for name in names if (match := _DATE.search(name))]
+    return max(dated)[1] if dated else None
 
 
 def checkpoint_name(checkpoint_id: int) -> str:

@@ -30,6 +30,7 @@ from lockstep.metrics import describable
 from lockstep.records import RunRecords, newest_run
 from lockstep.redact import redact
 from lockstep.result import Result
+from lockstep.run_layout import newest_directory
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.train.backend import Backend, BackendConfig, check_backend
@@ -330,7 +331,8 @@ class DataParallelTrainer(BaseTrainer):
             path: the run's directory, or an experiment's (its newest run).
             storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
             train_loop_per_worker, train_loop_config, scaling_config: instead of the run's own,
-                which are kept with it.
+                which are kept with it. So a script that was edited since runs its new code only if
+                the function is given here; else ``fit`` says what differs.
             run_config: instead of the run's own, except for where it is. Callbacks that could not
                 be kept have to be given again here.
             datasets: instead of the run's own of the same names. Those that hold much in memory
@@ -450,7 +452,12 @@ class DataParallelTrainer(BaseTrainer):
         if self._restored_from is not None or self.run_config.resume != "never" or name is None:
             return
         with suppress(FileNotFoundError, LockstepError):  # what is wrong there is not this run's
-            run = newest_run(experiment_storage(self.run_config, name))
+            experiment = experiment_storage(self.run_config, name)
+            # By its name: there may be hundreds, and reading all of their journals takes long.
+            newest = newest_directory(experiment.listdir())
+            if newest is None:
+                return
+            run = experiment.child(newest)
             records = RunRecords(run)
             if records.state != "finished" and records.checkpoints:
                 yield (

@@ -527,6 +527,7 @@ def test_a_backend_that_cannot_be_set_up(where: str, kind: type[Exception]) -> N
     retried = kind is ConnectionRefusedError
     assert len(raised.value.result.attempts) == (2 if retried else 0)
     assert ("before the training function was called" in str(raised.value)) is not retried
+    assert ("Another attempt would fail" in str(raised.value)) is not retried
 
 
 def test_a_function_whose_module_cannot_be_imported_in_the_worker(tmp_path: Path) -> None:

@@ -662,6 +662,20 @@ class TestFailures:
         assert not record.retry
         assert end == e.End(Phase.FAILED, machine.state.failures)
 
+    def test_where_the_function_was_called_before_a_failed_start_is_retried(self) -> None:
+        machine = Machine(1, max_failures=-1).run()
+        machine.feed(e.Raised(0, ERROR))
+        machine.gone(0)
+        machine.run().feed(e.Raised(0, ERROR, before_start=True))
+        machine.gone(0)
+        assert machine.phase() is Phase.WAITING
+
+    def test_the_rows_of_an_earlier_driver_do_not_tell_that_the_function_starts(self) -> None:
+        state, _ = RunState.new(1, FailurePolicy(-1), rows=7)
+        for event in (ready(0), e.Raised(0, ERROR, before_start=True), e.Gone(0, 1, "")):
+            state, _ = transition(state, event)
+        assert state.phase is Phase.FAILED
+
     def test_a_connection_that_breaks_before_the_function_is_called_is_retried(self) -> None:
         machine = Machine(1, max_failures=1).run()
         lost = pack_error(ConnectionRefusedError("no rendezvous"))

@@ -26,7 +26,7 @@ from lockstep.records import RunRecords
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
-from lockstep.train.driver.failure import describe, first_cause
+from lockstep.train.driver.failure import describe, fails_again, first_cause
 from lockstep.train.driver.notes import missing_stop_note, repeats_note, unanswered_note
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.state import RunState
@@ -233,6 +233,9 @@ def failure_text(run: Run, state: RunState) -> str:
     Of a crash also its stack.
     """
     text = describe(state.failures, state.attempt, state.world_size)
+    allowed = state.policy.decide(state.failed_attempts) == "retry"
+    if allowed and fails_again(first_cause(state.failures)):
+        text = f"{text} Another attempt would fail in the same way, so none is made."
     if state.repeats > 1:
         text = f"{text} {repeats_note(state.repeats)}"
     text = f"{text} The run is in {run.storage.uri}."

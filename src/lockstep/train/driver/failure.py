@@ -191,7 +191,7 @@ def describe(failures: tuple[WorkerFailure, ...], attempt: int, world_size: int)
     cause = first_cause(failures)
     notes = [f"in attempt {attempt}"] if attempt > 1 else []
     if fails_again(cause):
-        notes.append("before the training function was called, so no other attempt is made")
+        notes.append("before the training function was called")
     others = {failure.rank: failure for failure in reversed(failures)}
     del others[cause.rank]
     cut_off = [] if lost_connection(cause) else [r for r in others if lost_connection(others[r])]

@@ -118,6 +118,8 @@ class RunState(NamedTuple):
     """How many attempts in a row failed at the same place, with the same error."""
     last_failure: tuple[Any, ...] = ()
     """How the last attempt failed, and after how many rows."""
+    began: bool = False
+    """An earlier attempt of this driver has called the function."""
     rows: int = 0
     next_checkpoint_id: int = 0
     # This attempt's workers, by rank.
@@ -173,7 +175,8 @@ class RunState(NamedTuple):
         ``past``: the fields of a resumed run: attempt, rows, next_checkpoint_id, committed, …
         """
         scaling = scaling or ScalingPolicy(world_size, world_size)
-        state = _fresh_attempt(RunState(world_size, policy, scaling, **past))
+        rows = past.get("rows", 0)
+        state = _fresh_attempt(RunState(world_size, policy, scaling, rows_before=rows, **past))
         return state, [StartWorkers(state.attempt, world_size)]
 
 
@@ -199,6 +202,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         saves=(),
         committed_before=state.committed,
         rows_before=state.rows,
+        began=state.began or state.rows > state.rows_before,
         returned=frozenset(),
         trackers_open=frozenset(),
         closing=frozenset(),
@@ -747,7 +751,10 @@ def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
 
 def _failed(state: RunState, failures: tuple[WorkerFailure, ...]) -> tuple[RunState, list[Action]]:
     state = _count_failure(state, failures)
-    hopeless = fails_again(first_cause(failures))
+    cause = first_cause(failures)
+    # Where the function has been called once, the machine may be at fault.
+    hopeless = fails_again(cause) and not state.began
+    state = state._replace(began=state.began or not cause.before_start)
     if hopeless or state.policy.decide(state.failed_attempts) == "raise":
         state = state._replace(phase=Phase.FAILED)
         return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
