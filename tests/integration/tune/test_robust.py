@@ -51,6 +51,17 @@ def statuses(directory: Path) -> dict[str, list[str]]:
 # ------------------------------------------------------------------------- directories and names
 
 
+def test_a_trial_s_output_is_in_its_log_and_silence_makes_no_file() -> None:
+    def trial(config: dict[str, Any]) -> None:
+        if config["x"]:
+            print("printed", config["x"])
+        tune.report({"x": config["x"]})
+
+    silent, printing = fit(trial, {"x": tune.grid_search([0, 1])})
+    assert Path(printing.path, "logs", "rank_0.log").read_text() == "printed 1\n"
+    assert not Path(silent.path, "logs").exists()
+
+
 def test_two_experiments_of_one_name_share_no_directory(tmp_path: Path) -> None:
     def run(x: int) -> Any:
         return fit(

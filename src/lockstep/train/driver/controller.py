@@ -110,6 +110,7 @@ class Controller:
         self._run = run
         self._display = display
         self._decide = decide
+        self._shares_loop = shares_loop
         self._waits_for_storage = run.storage.is_local and not shares_loop
         self._verbose = config.verbose
         self._notifier = RunNotifier(run, plan.run_context, callbacks, display, config.verbose)
@@ -318,7 +319,10 @@ class Controller:
         self._group_spec = replace(self._group_spec, size=action.size)
         display = None if self._engine.in_this_process else self._display
         try:
-            output = OutputRouter(self._run.directory, self._group_spec.size, display)
+            # Most trials print nothing, and creating a file takes longer than starting a worker.
+            output = OutputRouter(
+                self._run.directory, self._group_spec.size, display, create=not self._shares_loop
+            )
         except OSError as error:
             failed = StorageError(f"could not open the workers' logs: {error}.")
             self._feed(e.Closed(pack_error(failed)))
@@ -355,7 +359,7 @@ class Controller:
 
     def _order_save(self, action: e.OrderSave) -> None:
         save, plan = action
-        self._run.clear_stage(save.name)
+        self._run.begin_save(save.name)
         storage = self._run.storage
         # Two ranks may hold the same name. After one warning, comparing the files is wasted work.
         compare = {} if self._notifier.has_warned("differ") else plan.compare

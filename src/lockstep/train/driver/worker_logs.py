@@ -75,6 +75,13 @@ class OutputRouter:
     a tidy form. A line that takes long to end (a progress bar) is shown as it stands every ten
     seconds, in a long run every minute, if it has changed, and at its end only if it has changed
     since.
+
+    Args:
+        directory: the run's.
+        world_size: how many ranks there are.
+        display: shows what they print.
+        clock: what tells the time.
+        create: create all files now; False: each when its rank first prints.
     """
 
     def __init__(
@@ -83,17 +90,15 @@ class OutputRouter:
         world_size: int,
         display: Display | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        create: bool = True,
     ) -> None:
-        os.makedirs(os.path.join(directory, LOG_DIRECTORY), exist_ok=True)
+        self._directory = directory
         self._world_size = world_size
         self._display = display
-        # Unbuffered: the last lines before a crash are the ones that matter.
-        self._files: list[BinaryIO] = [
-            open(  # noqa: SIM115
-                os.path.join(directory, log_file(rank)), "ab", buffering=0, opener=open_private
-            )
-            for rank in range(world_size)
-        ]
+        self._files: list[BinaryIO | None] = [None] * world_size
+        for rank in range(world_size if create else 0):
+            self._open(rank)
         self._splitters = [LineSplitter() for _ in range(world_size)]
         self._stacks = [StackCollector(source_line) for _ in range(world_size)]
         self._collapser = LineCollapser(world_size)
@@ -110,7 +115,7 @@ class OutputRouter:
         """See :class:`lockstep.engine.OutputSink`."""
         # A full disk must not stop the terminal; storage errors show where they matter.
         with contextlib.suppress(OSError):
-            self._files[rank].write(data)
+            (self._files[rank] or self._open(rank)).write(data)
         if self._display is not None:
             now = self._clock()
             self._take(rank, self._splitters[rank].feed(data), now)
@@ -142,7 +147,16 @@ class OutputRouter:
             self._pass_on(rank, self._stacks[rank].flush(), now)
         self._show(self._collapser.flush(math.inf))
         for file in self._files:
-            file.close()
+            if file is not None:
+                file.close()
+
+    def _open(self, rank: int) -> BinaryIO:
+        os.makedirs(os.path.join(self._directory, LOG_DIRECTORY), exist_ok=True)
+        path = os.path.join(self._directory, log_file(rank))
+        # Unbuffered: the last lines before a crash are the ones that matter.
+        file = open(path, "ab", buffering=0, opener=open_private)  # noqa: SIM115
+        self._files[rank] = file
+        return file
 
     def _patience(self, now: float) -> float:
         return min(max((now - self._began) / 10, 10.0), 60.0)

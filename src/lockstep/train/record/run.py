@@ -80,6 +80,7 @@ class Run:
         self.is_protected: Callable[[CheckpointRecord], bool] = lambda _: False
         self.metadata: Mapping[str, Any] = {}
         self._unfinished_stages: set[str] = set()
+        self._has_saved = restored
         self._mirror: Mirror | None = None
         self._unreachable: StorageError | None = None
         with ExitStack() as undo:
@@ -136,7 +137,7 @@ class Run:
         self._user_directories = {entry for entry in entries if entry is not None}
         self._unfinished_stages -= self.taken_names()
         for name in filter(is_numbered, sorted(self._unfinished_stages)):
-            self.clear_stage(name)
+            self.begin_save(name)
         self.rows = past.rows
         self._attempts = max(past.attempts, default=0)
 
@@ -390,8 +391,9 @@ class Run:
         self.checkpoints.append(record)
         return self._drop_surplus(ended=False)
 
-    def clear_stage(self, name: str) -> None:
+    def begin_save(self, name: str) -> None:
         """Delete what a killed driver has left of a checkpoint with this name."""
+        self._has_saved = True
         if name in self._unfinished_stages:
             self._unfinished_stages.remove(name)
             self.storage.discard(name)
@@ -432,7 +434,10 @@ class Run:
             flush: False where the caller flushes later, so that the end survives a power cut.
         """
         failed = self._unreachable
-        clear_snapshots(self.directory, self.trial_id, self.storage.root)
+        if self._has_saved or state != "finished":
+            # Else no worker has made a snapshot, and listing the temporary directory of a machine
+            # may take longer than the rest of the end.
+            clear_snapshots(self.directory, self.trial_id, self.storage.root)
         try:
             if failed is None:
                 # A run that has not finished may be resumed, and needs a checkpoint for that.
