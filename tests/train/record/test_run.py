@@ -211,6 +211,7 @@ def test_nothing_set_aside_stays_after_the_end(
     tmp_path: Path, temporary: Path, phase: Phase
 ) -> None:
     run = create(open_storage(tmp_path / "run"))
+    run.begin_save("checkpoint_000000")  # workers set files aside when a save is ordered
     aside = [set_aside(run), set_aside(run, run.directory)]
     run.end(phase.value)
     run.close()
