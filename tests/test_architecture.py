@@ -84,6 +84,7 @@ INNER_LAYERS = {
         "protocol",
         "backend",
         "serialize",
+        "unpickling",
         "sources",
         "function",
         "reduction",

@@ -409,6 +409,16 @@ def test_a_large_environment(engine: Engine) -> None:
         assert all(m[0]["environment"] == {"LARGE_7": "x" * 100_000} for m in run.messages)
 
 
+@pytest.mark.parametrize(("count", "size"), [(1, 300_000), (100, 60_000)])
+def test_an_environment_that_no_new_process_could_have(
+    fresh: LocalEngine, count: int, size: int
+) -> None:
+    large = {f"LARGE_{index}": "x" * size for index in range(count)}
+    with driven(fresh, "facts", payload=b"LARGE_0", environment=large) as run:
+        assert run.until_ended() == [0]
+        assert run.messages[0][0]["environment"] == {"LARGE_0": "x" * size}
+
+
 def test_many_workers(engine: Engine) -> None:
     with driven(engine, "facts", size=100) as run:
         assert run.until_ended() == [0] * 100

@@ -31,6 +31,11 @@ _BLAS_SETTERS = [
 ]
 
 
+LONGEST_VALUE = 1 << 16
+LARGEST_ENVIRONMENT = 1 << 20
+"""In bytes. Linux takes 128 kB for one variable, and for all together a quarter of the stack."""
+
+
 def available_cpus() -> int:
     """CPUs this process may run on."""
     if hasattr(os, "sched_getaffinity"):
@@ -125,11 +130,22 @@ def worker_environment(spec: GroupSpec, rank: int) -> dict[str, str]:
 
 
 def server_environment(spec: GroupSpec) -> dict[str, str]:
-    """A fork server's environment. The server computes nothing: OpenBLAS needs no threads."""
+    """A fork server's environment. The server computes nothing: OpenBLAS needs no threads.
+
+    Long values are left out. They may be too long for a new process, but not for its forks.
+    """
     environment = settings.child_environment(spec.environment)
     if settings.user_thread_setting(spec.environment) is None:
         environment["OPENBLAS_NUM_THREADS"] = "1"
-    return environment
+    sizes = {name: len(os.fsencode(value)) for name, value in environment.items()}
+    kept: dict[str, str] = {}
+    total = 0
+    for name in sorted(sizes, key=sizes.__getitem__):
+        total += sizes[name] + len(name) + 10
+        if sizes[name] > LONGEST_VALUE or total > LARGEST_ENVIRONMENT:
+            break
+        kept[name] = environment[name]
+    return kept
 
 
 class BlasThreads:

@@ -148,9 +148,13 @@ def _dumps(
             if reduce is not None and (reduced := reduce(value)) is not None:
                 return reduced
             # cloudpickle knows plain modules only; torch.backends.cudnn is of a class of its own.
-            if isinstance(value, ModuleType) and type(value) is not ModuleType:
+            if isinstance(value, ModuleType):
                 name = value.__name__
-                if sys.modules.get(name) is value:
+                if sys.modules.get(name) is not value:
+                    owner = _owner_of(value)
+                    if owner is not None:
+                        return getattr, owner
+                elif type(value) is not ModuleType:
                     return importlib.import_module, (name,)
             return super().reducer_override(value)
 
@@ -169,6 +173,19 @@ def _dumps(
     # Only where it is needed: pickle calls persistent_id for every object.
     (Pickler if outside is None else KeepingPickler)(buffer).dump(value)
     return buffer.getvalue()
+
+
+def _owner_of(module: ModuleType) -> tuple[ModuleType, str] | None:
+    """Where a module that cannot be imported by its own name is an attribute of one that can.
+
+    A library in another language may make such modules: ``from tokenizers import trainers``.
+    """
+    _, _, name = module.__name__.rpartition(".")
+    for owner in list(sys.modules.values()):
+        is_owner = getattr(owner, "__dict__", {}).get(name) is module
+        if is_owner and owner.__name__ != "__main__" and _workers_can_import(owner):
+            return owner, name
+    return None
 
 
 def _module_of(value: Any) -> ModuleType | None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lockstep import train
 from lockstep.train import Backend, BackendConfig, DataParallelTrainer, RunConfig
-from tests.integration.runs import fit, run_script
+from tests.integration.runs import failure, fit, run_script
 
 FACTOR = 3
 LOCK = threading.Lock()
@@ -326,6 +328,142 @@ def test_objects_of_classes_in_main_can_be_pickled_in_a_worker(tmp_path: Path) -
         """,
     )
     assert done.stdout.splitlines() == ["{'size': 3}"] * 4
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_data_loader_with_processes_of_its_own_takes_classes_of_main(
+    tmp_path: Path, method: str
+) -> None:
+    done = run_script(
+        tmp_path,
+        f"""
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        from lockstep import train
+        from lockstep.train import RunConfig
+        from lockstep.train.torch import TorchTrainer
+
+        class Row:
+            def __init__(self, value):
+                self.value = value
+
+        class Rows(Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                return Row(SCALE * index)
+
+        SCALE = 3
+
+        def collate(rows):
+            return Row([row.value for row in rows])  # a class of this script, on its way back
+
+        def train_func():
+            loader = DataLoader(
+                Rows(), batch_size=2, num_workers=1, collate_fn=collate,
+                multiprocessing_context={method!r},
+            )
+            batches = list(loader)
+            train.report({{"values": [batch.value for batch in batches],
+                           "same": all(type(batch) is Row for batch in batches)}})
+
+        # No guard: the loader's process must not run this script.
+        result = TorchTrainer(train_func, run_config=RunConfig(verbose=0)).fit()
+        print(result.reported_metrics)
+        """,
+    )
+    assert done.stdout.splitlines() == ["{'values': [[0, 3], [6, 9]], 'same': True}"]
+
+
+class Sleeper:
+    """Can be pickled, but not loaded."""
+
+    def __init__(self) -> None:
+        self.size = 1
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("it does not wake up")
+
+
+SLEEPER = Sleeper()
+
+
+def uses_sleeper() -> object:
+    return SLEEPER
+
+
+def test_a_variable_that_does_not_load_is_named() -> None:
+    inner = Sleeper()
+
+    def closure() -> None:
+        train.report({"size": inner.size})
+
+    def of_a_helper() -> None:
+        uses_sleeper()
+
+    def with_default(sleeper: Any = inner) -> None:
+        train.report({})
+
+    def plain_func() -> None:
+        train.report({})
+
+    class Called:
+        def __init__(self) -> None:
+            self.number, self.sleeper = 1, Sleeper()
+
+        def __call__(self) -> None:
+            train.report({})
+
+    cases: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+        (closure, {}, "variable 'inner', used by closure,"),
+        (of_a_helper, {}, "global variable 'SLEEPER', used by uses_sleeper,"),
+        (with_default, {}, "a default argument of "),
+        (Called(), {}, "attribute 'sleeper' of the training function"),
+        (plain_func, {"lr": 1, "model": {"deep": inner}}, "train_loop_config['model']['deep']"),
+    ]
+    for function, config, what in cases:
+        error = failure(function, config=config, workers=1)
+        assert str(error).startswith(f"Rank 0 failed with TypeError: {what}"), str(error)
+        assert (
+            "cannot be loaded in a worker (ValueError: it does not wake up); create or import it "
+            "inside the training function instead of capturing it"
+        ) in str(error)
+        assert isinstance(error.__cause__, TypeError)
+        assert isinstance(error.__cause__.__cause__, ValueError)
+
+
+def test_a_module_that_exists_only_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ModuleType("made_by_this_process")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+
+    def train_func() -> None:
+        train.report({"name": made.__name__})
+
+    text = str(failure(train_func, workers=1))
+    assert "variable 'made', used by train_func, cannot be loaded in a worker (ModuleNot" in text
+
+
+def test_a_module_that_is_only_an_attribute_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in_another_language.py").write_text(
+        "from types import ModuleType\n"
+        "class Handle:\n"
+        "    def __setstate__(self, state): raise ValueError('not by value')\n"
+        "handle = Handle()\n"
+        "handle.x = 1\n"
+        "parts = ModuleType('parts')\n"
+        "parts.handle, parts.size = handle, 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = importlib.import_module("in_another_language").parts
+
+    def train_func() -> None:
+        train.report({"size": parts.size})
+
+    assert fit(train_func, workers=1).metrics["size"] == 3
 
 
 def test_a_whole_model_of_a_class_in_main_goes_through_torch_save(tmp_path: Path) -> None:

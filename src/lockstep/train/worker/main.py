@@ -30,7 +30,9 @@ from lockstep.train.protocol import (
     WorkerSetup,
 )
 from lockstep.train.sources import register_sources
+from lockstep.train.unpickling import load, load_function
 from lockstep.train.worker import session as sessions
+from lockstep.train.worker.by_value import send_on_by_value
 from lockstep.train.worker.lingering import threads_left
 from lockstep.train.worker.shards import Shards
 from lockstep.train.worker.torch_device import get_device
@@ -83,7 +85,7 @@ def _prepare(
     context = replace(
         place_among(launch.workers, channel.rank, setup.context),
         attempt=launch.attempt,
-        metadata=pickle.loads(setup.metadata),
+        metadata=load(setup.metadata, "metadata"),
     )
     master = "127.0.0.1" if setup.single_machine else launch.workers[0].node_ip
     _enter_working_dir(setup.working_dir, context)
@@ -104,10 +106,12 @@ def _prepare(
     )
     sessions.activate(session)
     register_sources(setup.sources)
-    function, config = pickle.loads(setup.function)
-    overrides = pickle.loads(setup.overrides) if setup.overrides else {}
+    function, config = load_function(setup.function)
+    overrides = load(setup.overrides, "param_space") if setup.overrides else {}
     config = config_like(config, {**config, **overrides})
     _adopt_main(function)
+    if not hasattr(sys.modules["__main__"], "__file__"):  # a process of its own
+        send_on_by_value()
     return session, partial(function, config) if takes_config(function) else function
 
 
