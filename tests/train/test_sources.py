@@ -15,6 +15,7 @@ from lockstep.train.sources import (
     name_of,
     register_sources,
     sources_of,
+    used_sources,
 )
 
 TEXT = """
@@ -77,8 +78,10 @@ def test_only_what_the_function_uses_counts(
     script: tuple[Path, Any], old: str, new: str, changed: list[str] | None
 ) -> None:
     file, module = script
-    kept = sources_of(module.train_func)
-    assert kept == {str(file): TEXT}
+    kept = used_sources(sources_of(module.train_func), module.train_func)
+    lines = kept[str(file)].splitlines()
+    assert all(line in ("", own) for line, own in zip(lines, TEXT.splitlines(), strict=False))
+    assert "return SCALE * x" in kept[str(file)]
     assert changed_definitions(kept, module.train_func) == []
     assert differing_sources(kept) == {}
     file.write_text("\n" + TEXT.replace(old, new))
@@ -87,10 +90,20 @@ def test_only_what_the_function_uses_counts(
     assert differing_sources(kept) == kept
 
 
+def test_what_the_function_does_not_use_is_not_kept(script: tuple[Path, Any]) -> None:
+    file, module = script
+    texts = sources_of(module.train_func)
+    assert texts == {str(file): TEXT}
+    kept = used_sources(texts, module.train_func)[str(file)]
+    for text in ("UNUSED", "learning_rate", "Callable", "driver"):
+        assert text not in kept
+    assert "learning_rate" not in used_sources(texts, module.outer())[str(file)]
+
+
 def test_of_what_is_around_a_nested_function_nothing_counts(script: tuple[Path, Any]) -> None:
     file, module = script
     function = module.outer()
-    kept = sources_of(function)
+    kept = used_sources(sources_of(function), function)
     file.write_text(TEXT.replace("learning_rate = 0.1", "learning_rate = 0.2"))
     assert changed_definitions(kept, function) == []
     file.write_text(TEXT.replace("return helper(1)", "return helper(2)", 1))
@@ -99,7 +112,8 @@ def test_of_what_is_around_a_nested_function_nothing_counts(script: tuple[Path, 
 
 def test_objects_that_are_called(script: tuple[Path, Any]) -> None:
     file, module = script
-    kept = sources_of(module.Callable())
+    function = module.Callable()
+    kept = used_sources(sources_of(function), function)
     file.write_text(TEXT.replace("SCALE = 2", "SCALE = 3"))
     assert changed_definitions(kept, module.Callable()) == ["SCALE"]
 

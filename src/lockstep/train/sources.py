@@ -14,6 +14,8 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import chain, zip_longest
 from types import FunctionType
 from typing import Any
 
@@ -26,6 +28,7 @@ __all__ = [
     "name_of",
     "register_sources",
     "sources_of",
+    "used_sources",
 ]
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -51,9 +54,24 @@ def sources_of(function: Callable[..., Any]) -> dict[str, str]:
     return {file: text for file, text in texts.items() if 0 < len(text) <= _LONGEST}
 
 
+def used_sources(texts: Mapping[str, str], function: Callable[..., Any]) -> dict[str, str]:
+    """What a run keeps of ``sources_of``: the function, and what it uses.
+
+    Of other files than the function's own these are definitions and imports. Other lines are
+    empty: they may hold a password that the function never sees.
+    """
+    inner = _inner(function)
+    if inner is None:
+        return {}
+    own = [file for file in texts if _is_own(file, inner)]
+    used = _used(tuple(texts[file] for file in own), inner.__qualname__)
+    parts = {file: _definitions_only(text) for file, text in texts.items() if file not in own}
+    return {**dict(zip(own, used, strict=True)), **parts}
+
+
 def differing_sources(kept: Mapping[str, str]) -> dict[str, str]:
     """Those of ``kept`` that a worker would not find in the files of these names."""
-    return {file: text for file, text in kept.items() if _text(file) != text}
+    return {file: text for file, text in kept.items() if not _has_lines(_text(file), text)}
 
 
 def register_sources(texts: Mapping[str, str]) -> None:
@@ -88,8 +106,72 @@ def changed_definitions(kept: Mapping[str, str], function: Callable[..., Any]) -
     elif own in kept and inner.__module__ == "__main__":
         cells = _definitions(text for file, text in kept.items() if file not in files)
         changed = _changed(inner.__qualname__, cells, {**cells, **_of_main(cells)})
-    others = (file for file in files if file != own and not _same(kept[file], files[file]))
+    others = (
+        file for file in files if file != own and not _same_definitions(kept[file], files[file])
+    )
     return [*changed, *map(os.path.basename, others)]
+
+
+def _is_own(file: str, function: FunctionType) -> bool:
+    """Whether it is the function's file, or, for a notebook, one of its cells."""
+    return file == function.__code__.co_filename or not os.path.isfile(file)
+
+
+def _has_lines(text: str | None, kept: str) -> bool:
+    if text is None:
+        return False
+    pairs = zip_longest(kept.splitlines(), text.splitlines())
+    return all(line == now for line, now in pairs if line)
+
+
+@lru_cache(maxsize=16)
+def _used(texts: tuple[str, ...], qualname: str) -> list[str]:
+    """The texts with the function and what it uses, directly or not; other lines are empty."""
+    root, *path = qualname.replace("<locals>.", "").split(".")
+    found = [_definitions([text]) for text in texts]
+    kept: list[list[range]] = [[] for _ in texts]
+    pending, seen = [root], {root}
+    while pending:
+        name = pending.pop()
+        for definitions, lines in zip(found, kept, strict=True):
+            statement = definitions.get(name)
+            if name == root:
+                for inner in path:  # of a function around the function, the first lines
+                    if isinstance(statement, ast.ClassDef):
+                        break
+                    if isinstance(statement, _DEFINITIONS):
+                        lines.append(range(statement.lineno - 1, statement.body[0].lineno - 1))
+                    statement = _inside(statement, [inner])
+            if statement is None:
+                continue
+            lines.append(_range(statement))
+            used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} - seen
+            seen |= used
+            pending += used
+    return [_lines_of(text, own) for text, own in zip(texts, kept, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def _definitions_only(text: str) -> str:
+    kinds = (*_DEFINITIONS, ast.Import, ast.ImportFrom)
+    found = [s for s in _statements(_parsed(text).body) if isinstance(s, kinds)]
+    return _lines_of(text, map(_range, found))
+
+
+def _range(statement: ast.stmt) -> range:
+    """The lines of a statement, with its decorators; the first line of a file is 0."""
+    decorators = getattr(statement, "decorator_list", ())
+    first = min([statement.lineno, *(node.lineno for node in decorators)])
+    return range(first - 1, statement.end_lineno or first)
+
+
+def _lines_of(text: str, ranges: Iterable[range]) -> str:
+    """These lines where they are; every other line is empty."""
+    lines = text.splitlines()
+    kept = [""] * len(lines)
+    for index in chain.from_iterable(ranges):
+        kept[index] = lines[index]
+    return "\n".join(kept).rstrip("\n")
 
 
 def _inner(function: Callable[..., Any]) -> FunctionType | None:
@@ -179,8 +261,9 @@ def _inside(statement: ast.stmt | None, path: list[str]) -> ast.stmt | None:
     return statement
 
 
-def _same(one: str, other: str) -> bool:
-    return one == other or ast.dump(_parsed(one)) == ast.dump(_parsed(other))
+def _same_definitions(kept: str, text: str) -> bool:
+    now = _definitions_only(text)
+    return kept == now or ast.dump(_parsed(kept)) == ast.dump(_parsed(now))
 
 
 def _parsed(text: str) -> ast.Module:

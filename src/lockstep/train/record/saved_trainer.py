@@ -16,6 +16,7 @@ from lockstep.run_layout import JOURNAL_FILE, TRAINER_FILE
 from lockstep.storage import Storage, open_storage
 from lockstep.train.record.kept_objects import KeptObjects, pickle_each, pickle_run_config
 from lockstep.train.record.large_objects import LargeObjects
+from lockstep.train.sources import used_sources
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -69,7 +70,7 @@ def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
         name: data if (data := pickled.get(name)) and len(data) <= DATASET_BYTES else None
         for name in trainer.datasets
     }
-    kept["sources"] = trainer.sources
+    kept["sources"] = used_sources(trainer.sources, trainer.train_loop_per_worker)
     large.save(storage)
     storage.write(TRAINER_FILE, pickle.dumps(kept))
 
