@@ -20,7 +20,7 @@ from lockstep.trackers.files import (
     truncate,
 )
 
-__all__ = ["CSVLoggerCallback"]
+__all__ = ["CSVLoggerCallback", "csv_file"]
 
 _CELL_TYPES = (str, int, float, bool, type(None))
 _CELLS = frozenset(_CELL_TYPES)
@@ -34,7 +34,12 @@ class CSVLoggerCallback(FileLoggerCallback):
 
     def open_file(self, trial: TrialSnapshot) -> RowFile:
         """Return the trial's ``progress.csv``."""
-        return _Table(os.path.join(trial.local_path, PROGRESS_FILE))
+        return csv_file(trial.local_path)
+
+
+def csv_file(directory: str) -> RowFile:
+    """The ``progress.csv`` of a run's directory."""
+    return _Table(os.path.join(directory, PROGRESS_FILE))
 
 
 class _Table(RowFile):
@@ -42,6 +47,13 @@ class _Table(RowFile):
         super().__init__(path)
         self._columns: dict[str, None] | None = None
         self._pending: list[dict[str, Any]] = []
+
+    def count(self) -> int:
+        try:
+            with open(self.path, "rb") as file:
+                return max(sum(1 for _ in _complete_rows(file)) - 1, 0)  # without the header
+        except FileNotFoundError:
+            return 0
 
     def add(self, result: dict[str, Any]) -> None:
         row = dict(result)

@@ -26,6 +26,10 @@ class RowFile(ABC):
         self.path = path
 
     @abstractmethod
+    def count(self) -> int:
+        """How many complete rows the file has."""
+
+    @abstractmethod
     def add(self, result: dict[str, Any]) -> None:
         """Keep one more row for the next flush."""
 

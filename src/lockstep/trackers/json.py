@@ -18,7 +18,7 @@ from lockstep.trackers.files import (
     truncate,
 )
 
-__all__ = ["JsonLoggerCallback"]
+__all__ = ["JsonLoggerCallback", "json_file"]
 
 
 class JsonLoggerCallback(FileLoggerCallback):
@@ -34,7 +34,12 @@ class JsonLoggerCallback(FileLoggerCallback):
 
     def open_file(self, trial: TrialSnapshot) -> RowFile:
         """Return the trial's ``result.json``."""
-        return _Lines(os.path.join(trial.local_path, RESULT_FILE))
+        return json_file(trial.local_path)
+
+
+def json_file(directory: str) -> RowFile:
+    """The ``result.json`` of a run's directory."""
+    return _Lines(os.path.join(directory, RESULT_FILE))
 
 
 # One encoder for all rows: json.dumps(default=…) would create one for each row.
@@ -46,6 +51,13 @@ class _Lines(RowFile):
         super().__init__(path)
         self._checked = False
         self._pending: list[str] = []
+
+    def count(self) -> int:
+        try:
+            with open(self.path, "rb") as file:
+                return sum(line.endswith(b"\n") for line in file)
+        except FileNotFoundError:
+            return 0
 
     def add(self, result: dict[str, Any]) -> None:
         try:

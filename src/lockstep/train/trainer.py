@@ -33,6 +33,7 @@ from lockstep.result import Result
 from lockstep.run_layout import newest_directory
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
+from lockstep.trackers.complete import complete_tables
 from lockstep.train.backend import Backend, BackendConfig, check_backend
 from lockstep.train.context import TrainContext
 from lockstep.train.datasets import (
@@ -233,6 +234,8 @@ class DataParallelTrainer(BaseTrainer):
         if isinstance(run, Result):
             return run
         with closing(run):
+            if run.restored:
+                complete_tables(run.directory, RunRecords(run.storage))
             try:
                 plan = self.plan_run(payload, run)
                 if not self._restored_from or self._changed:

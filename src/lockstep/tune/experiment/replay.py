@@ -24,6 +24,7 @@ from lockstep.early_stopping import EarlyStopping
 from lockstep.hooks import call_hook
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
+from lockstep.trackers.complete import complete_tables
 from lockstep.tune.experiment.configs import decode_config
 from lockstep.tune.experiment.records import ExperimentRecords, TrialRecord, final_status
 from lockstep.tune.experiment.trial import Trial
@@ -78,6 +79,8 @@ def restore_trials(
 
     def restore_trial(record: TrialRecord) -> _RestoredTrial:
         run = records.read_run(record)
+        if run is not None and records.storage.is_local:
+            complete_tables(records.storage.path(record.directory), run)
         newest = _newest_checkpoint(records, record, run)
         trial = _make_trial(records, record, run, space, trainable_name, restored)
         if newest is not None:
