@@ -1,7 +1,7 @@
 # Every target sets up what it needs in .venv; a second call starts at once.
 #   make demo    train a small model on two workers
 #   make test    the test suite, each framework in its environment (test-main, test-tensorflow, …: one)
-#   make check   ruff and mypy
+#   make check   ruff and mypy; known vulnerabilities of dependencies, where the index tells
 #   make signatures  renew tests/public_api.txt, the public names and signatures
 #   make bench   the benchmarks, against peers in .venv-peers
 #   make clean   remove environments, caches and build outputs
@@ -49,6 +49,8 @@ check: .venv/.dev
 	@$(PY) -m ruff format --check .
 	@echo "check: mypy --strict"
 	@$(PY) -m mypy --strict src tests scripts
+	@echo "check: known vulnerabilities of dependencies"
+	@$(PY) scripts/vulnerabilities.py
 
 signatures: .venv/.dev
 	@echo "signatures: scripts/public_api.py"
