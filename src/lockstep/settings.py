@@ -13,6 +13,7 @@ from pathlib import Path
 __all__ = [
     "callback_flush_seconds",
     "child_environment",
+    "chooses_debugger",
     "cuda_visible_devices",
     "engine_name",
     "legacy_keras",
@@ -78,6 +79,11 @@ def callback_flush_seconds() -> float:
 def sync_seconds() -> float:
     """``LOCKSTEP_SYNC_S``: how often a journal's new lines are copied to remote storage."""
     return max(_seconds("LOCKSTEP_SYNC_S", 1.0), 0.05)
+
+
+def chooses_debugger() -> bool:
+    """``PYTHONBREAKPOINT``: whether ``breakpoint()`` calls something else than pdb, or nothing."""
+    return os.environ.get("PYTHONBREAKPOINT", "") not in ("", "pdb.set_trace")
 
 
 def cuda_visible_devices() -> str | None:

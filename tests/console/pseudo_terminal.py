@@ -90,8 +90,10 @@ class Terminal:
         os.write(self.master.fileno(), b"\x03")
 
     def type_line(self, text: str) -> None:
-        """Type on the program's stdin, which is a pipe: nothing is echoed."""
-        assert self.process.stdin is not None
+        """Type on the program's stdin: a pipe, where nothing is echoed, or the terminal."""
+        if self.process.stdin is None:
+            os.write(self.master.fileno(), text.encode() + b"\n")
+            return
         self.process.stdin.write(text.encode() + b"\n")
         self.process.stdin.flush()
 
@@ -126,8 +128,12 @@ def on_terminal(
     lines: int = 40,
     environment: Mapping[str, str] | None = None,
     stderr: Path | None = None,
+    types: bool = False,
 ) -> Iterator[Terminal]:
-    """Run ``script`` with stdout (and stderr, unless it goes to a file) on a terminal."""
+    """Run ``script`` with stdout (and stderr, unless it goes to a file) on a terminal.
+
+    ``types``: the user types on the terminal, too; else stdin is a pipe.
+    """
     inherited = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")
     env = {key: value for key, value in os.environ.items() if key not in inherited}
     env |= {"TERM": "xterm-256color", "PYTHONPATH": str(SRC), "PYTHONUTF8": "1"}
@@ -141,7 +147,7 @@ def on_terminal(
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script)],
-                    stdin=subprocess.PIPE,
+                    stdin=slave if types else subprocess.PIPE,
                     stdout=slave,
                     stderr=handed_over.enter_context(stderr.open("wb")) if stderr else slave,
                     env=env,

@@ -73,6 +73,12 @@ class Display(ABC):
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Show a report on its own line, with ``verbose=2``; about ten lines a second at most."""
 
+    def pause(self) -> None:  # noqa: B027
+        """Redraw nothing until ``resume``: a debugger uses the terminal. Lines are still shown."""
+
+    def resume(self) -> None:  # noqa: B027
+        """Redraw again."""
+
     @abstractmethod
     def finish(self, status: RunStatus) -> None:
         """Draw the last status and restore the terminal."""

@@ -81,6 +81,7 @@ class TerminalDisplay(ProgressDisplay):
         super().__init__(**options)
         self._plain: PlainDisplay | None = None  # used while another run has the panel
         self._live: Live | None = None
+        self._paused = False
         self._panel = _NewestPanel()
         self._drawn: RunStatus | None = None
         self._drawn_at = -math.inf
@@ -92,33 +93,53 @@ class TerminalDisplay(ProgressDisplay):
 
     def start(self, status: RunStatus) -> None:
         """Draw the panel for the first time."""
-        from rich.console import Console
-        from rich.live import Live
-
         if self._live is not None:
             return
-        console = Console(highlight=False, markup=False, emoji=False)
-        # A redirected stderr stays redirected; on the terminal it must not overwrite the panel.
-        errors = sys.stderr is not None and sys.stderr.isatty()
-        live = Live(self._panel, console=console, auto_refresh=False, redirect_stderr=errors)
         if not _terminal.acquire(blocking=False):
             self._plain = self._plain_kind(
                 every_report=self._report_lines is not None, clock=self._clock
             )
             self._plain.start(status)
             return
-        self._live = live
         self._progress = Progress(status, self._clock)
         with self._lock:
-            with self._closing_on_broken_terminal():
-                self._live.start()
-                # A killed driver could not show the cursor again, so the cursor is never hidden.
-                console.show_cursor(True)
+            console = self._open()
             if len(status.path) > path_room(console.width):
                 # In a line of its own, which can be copied: the panel shows its end only.
                 self._lines.append(("run  ", clean(status.path)))
             self._draw()
         atexit.register(self._close)
+
+    def _open(self) -> Console:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(highlight=False, markup=False, emoji=False)
+        # A redirected stderr stays redirected; on the terminal it must not overwrite the panel.
+        errors = sys.stderr is not None and sys.stderr.isatty()
+        self._live = Live(self._panel, console=console, auto_refresh=False, redirect_stderr=errors)
+        with self._closing_on_broken_terminal():
+            self._live.start()
+            # A killed driver could not show the cursor again, so the cursor is never hidden.
+            console.show_cursor(True)
+        return console
+
+    def pause(self) -> None:
+        """Remove the panel."""
+        with self._lock:
+            if self._live is not None:
+                self._paused = True
+                self._print_lines()
+                self._live.transient = True
+                self._stop()
+
+    def resume(self) -> None:
+        """Draw the panel again, unless another run has the terminal now."""
+        with self._lock:
+            if self._paused and _terminal.acquire(blocking=False):
+                self._open()
+                self._draw()
+            self._paused = False
 
     def update(self, status: RunStatus) -> None:
         """Keep the newest status."""
@@ -195,6 +216,9 @@ class TerminalDisplay(ProgressDisplay):
 
     def _add(self, label: str, line: str | Text) -> None:
         with self._lock:
+            if self._paused:
+                write_line(f"{label}{line}")
+                return
             self._lines.append((label, line))
             if len(self._lines) >= _MAX_BUFFERED_LINES:
                 self._print_lines()

@@ -9,6 +9,9 @@ Snapshotted      ─────────▶                  only in ASYNC m
 Saved            ─────────▶
                  ◀─────────    Answer        when every rank is here (and it is committed)
 LogRow           ─────────▶                  posted, in batches, any time
+BorrowTerminal   ─────────▶                  at a breakpoint
+                 ◀─────────    Terminal      when no other rank has it
+ReturnTerminal   ─────────▶                  when the user continues
 Holding          ─────────▶                  when the function has opened a tracker's run
                  ◀─────────    LetGo         instead of Answer, when another rank has failed
 Finished / Failed / Interrupted ──▶
@@ -29,6 +32,7 @@ from lockstep.train.context import TrainContext
 
 __all__ = [
     "Answer",
+    "BorrowTerminal",
     "CheckpointReport",
     "CloseTrackers",
     "ClosingTrackers",
@@ -42,10 +46,12 @@ __all__ = [
     "Lingering",
     "LogRow",
     "Report",
+    "ReturnTerminal",
     "SaveOrder",
     "Saved",
     "Snapshotted",
     "Stop",
+    "Terminal",
     "TrackerOpened",
     "WorkerSetup",
 ]
@@ -190,6 +196,22 @@ class LogRow(NamedTuple):
     """One ``train.log()`` call as a JSON object, already encoded."""
 
     json: str
+
+
+class BorrowTerminal(NamedTuple):
+    """The function has stopped at a breakpoint, and its user wants to talk to the debugger."""
+
+
+class Terminal(NamedTuple):
+    """The driver's terminal is this rank's until ``ReturnTerminal``."""
+
+    path: str | None
+    """None: there is no terminal, and ``problem`` says so."""
+    problem: str
+
+
+class ReturnTerminal(NamedTuple):
+    """The debugger does not need the terminal any more."""
 
 
 class Finished(NamedTuple):

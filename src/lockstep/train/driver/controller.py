@@ -55,6 +55,7 @@ from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.save_plan import differing_files
 from lockstep.train.driver.state import RunState, transition
 from lockstep.train.driver.storage_queue import StorageQueue
+from lockstep.train.driver.terminal_loan import TerminalLoan
 from lockstep.train.driver.worker_logs import OutputRouter
 from lockstep.train.record.run import Run
 
@@ -123,6 +124,7 @@ class Controller:
             settings.start_timeout_seconds(),
         )
         self._logged = 0
+        self._loan = TerminalLoan(loop, display, self._send)
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
         self._output: OutputRouter | None = None
@@ -268,6 +270,7 @@ class Controller:
         if isinstance(event, WorkerMessage):
             self._message(event.rank, event.message)
         elif isinstance(event, WorkerExited):
+            self._loan.end(event.rank)
             if self.state.scaling.elastic:
                 self._feed(e.CapacityChanged(self._engine.capacity(self._group_spec)))
             self._feed(e.Gone(event.rank, event.exitcode, event.detail))
@@ -300,6 +303,10 @@ class Controller:
         elif kind is m.Interrupted:
             if not self.state.interrupted:
                 self._feed(e.Interrupt())
+        elif kind is m.BorrowTerminal:
+            self._loan.request(rank)
+        elif kind is m.ReturnTerminal:
+            self._loan.end(rank)
         elif kind is m.Lingering:
             self._notifier.warn_once("lingering", lingering_note(rank, message.threads, EXIT_S))
         else:
@@ -591,6 +598,8 @@ class Controller:
         stalled = self._hangs.stalled(self.state, now)
         if stalled is not None:
             self._report_stalled(stalled)
+        if self._loan.wanted:
+            self._logged += 1  # the user of a debugger takes time to think: that is no hang
         stuck = self._hangs.stuck(self.state, now, self._logged)
         # In this process the loop stands still while the function runs, and so does the watch.
         if stuck is not None and self._group is not None and not self._engine.in_this_process:

@@ -8,6 +8,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from lockstep.train.sources import register_sources
 from lockstep.train.unpickling import load, load_function
 from lockstep.train.worker import session as sessions
 from lockstep.train.worker.by_value import send_on_by_value
+from lockstep.train.worker.debugger import Debugging
 from lockstep.train.worker.lingering import threads_left
 from lockstep.train.worker.shards import Shards
 from lockstep.train.worker.torch_device import get_device
@@ -55,7 +57,12 @@ def main(channel: Channel) -> int:
         try:
             session, call = _prepare(channel, setup, backend, launch)
             called = True
-            _train(channel, session, call)
+            debugging: AbstractContextManager[Any] = nullcontext()
+            if setup.own_process:
+                debugging = Debugging(
+                    channel.rank, session.borrow_terminal, session.return_terminal
+                )
+            _train(channel, session, call, debugging)
         except BaseException:
             if len(launch.workers) == 1:
                 # No other rank to wait for; and in this process, the next attempt needs it closed.
@@ -115,9 +122,14 @@ def _prepare(
     return session, partial(function, config) if takes_config(function) else function
 
 
-def _train(channel: Channel, session: sessions.Session, call: Callable[[], Any]) -> None:
+def _train(
+    channel: Channel,
+    session: sessions.Session,
+    call: Callable[[], Any],
+    debugging: AbstractContextManager[Any],
+) -> None:
     try:
-        with session.end_hooks(_packed):
+        with session.end_hooks(_packed), debugging:
             call()
     except StopTraining:
         pass

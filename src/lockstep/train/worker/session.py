@@ -28,6 +28,7 @@ from lockstep.trackers.values import Outcome
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.protocol import (
     Answer,
+    BorrowTerminal,
     CheckpointReport,
     CloseTrackers,
     ClosingTrackers,
@@ -36,9 +37,11 @@ from lockstep.train.protocol import (
     Finished,
     LogRow,
     Report,
+    ReturnTerminal,
     Saved,
     SaveOrder,
     Snapshotted,
+    Terminal,
     TrackerOpened,
 )
 from lockstep.train.reduction import check_reduce
@@ -139,6 +142,25 @@ class Session:
         self._check_process("log()")
         row = {"step": step, "time": time.time(), "metrics": normalise(metrics)}
         self._channel.post(LogRow(_encode(row)))
+
+    def borrow_terminal(self) -> str:
+        """Wait for the driver's terminal; return its path.
+
+        Raises:
+            RuntimeError: the driver has no terminal.
+        """
+        self._check_process("breakpoint()")
+        with self._lock:
+            self._channel.send(BorrowTerminal())
+            answer = self._channel.receive()
+        assert isinstance(answer, Terminal)
+        if answer.path is None:
+            raise RuntimeError(answer.problem)
+        return answer.path
+
+    def return_terminal(self) -> None:
+        """Give the driver's terminal back."""
+        self._channel.send(ReturnTerminal())
 
     def keep_file(self, name: str, source: str) -> None:
         """Store a local file in the run directory, under a name that no other rank uses."""

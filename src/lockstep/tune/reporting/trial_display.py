@@ -37,6 +37,14 @@ class TrialDisplay(SilentDisplay):
         """Show the line."""
         self._display.labelled(label, line)
 
+    def pause(self) -> None:
+        """Pause the experiment's display."""
+        self._display.pause()
+
+    def resume(self) -> None:
+        """Resume the experiment's display."""
+        self._display.resume()
+
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Show the report with the trial's id."""
         self._display.report(index, {"trial": self._id, **metrics})
