@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +23,26 @@ def as_rank(rank: int = 0, size: int = 1) -> Iterator[None]:
     session = sessions.Session(
         cast(Channel, None), context, open_storage(Path.cwd()), None, None, []
     )
+    before = sessions.current()
     sessions.activate(session)
     try:
         yield
     finally:
-        sessions.activate(None)
+        sessions.activate(before)
+
+
+def in_a_worker(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a worker, because it computes gradients.
+
+    On a machine with GPUs the first gradient of a process opens all of them, also if everything is
+    on the CPU. They stay open, which would count as a leak.
+    """
+
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        fit(functools.partial(test, **arguments), 1)
+
+    return run
 
 
 def fit(

@@ -22,7 +22,7 @@ from lockstep.train.torch import (
     prepare_optimizer,
     unscale,
 )
-from tests.train.torch.ranks import as_rank, fit
+from tests.train.torch.ranks import as_rank, fit, in_a_worker
 
 
 class Outputs(NamedTuple):
@@ -240,6 +240,7 @@ class FakeScaler(torch.amp.GradScaler):
         super().update(new_scale)
 
 
+@in_a_worker
 def test_a_scaled_step_is_the_step_without_scaling() -> None:
     scaler = FakeScaler()
     weights = [torch.ones(2, requires_grad=True) for _ in range(2)]
@@ -268,6 +269,7 @@ def test_a_scaled_step_is_the_step_without_scaling() -> None:
     assert len(pickle.loads(pickle.dumps(optimizers[0])).param_groups) == 2
 
 
+@in_a_worker
 def test_a_scheduler_made_before_still_works() -> None:
     weight = torch.ones(1, requires_grad=True)
     with as_rank():
@@ -282,6 +284,7 @@ def test_a_scheduler_made_before_still_works() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
+@in_a_worker
 def test_a_step_that_overflowed_is_skipped(fused: bool) -> None:
     weight = torch.ones(1, requires_grad=True)
     with as_rank():
@@ -353,6 +356,7 @@ def test_two_sharded_models_and_an_earlier_optimizer_share_one_scale() -> None:
     assert fit(function).reported_metrics == {"plain": 0.5, "scale": 8.0}
 
 
+@in_a_worker
 def test_gradients_can_be_clipped_between_backward_and_step() -> None:
     weight = torch.ones(2, requires_grad=True)
     with as_rank():
@@ -367,6 +371,7 @@ def test_gradients_can_be_clipped_between_backward_and_step() -> None:
     assert weight.tolist() == [0.75, 0.75], "unscaled once, not twice"
 
 
+@in_a_worker
 def test_unscale_without_scaling_does_nothing() -> None:
     weight = torch.ones(1, requires_grad=True)
     with as_rank():
@@ -385,6 +390,7 @@ def test_unscale_names_an_optimizer_that_was_not_prepared() -> None:
             unscale(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0))
 
 
+@in_a_worker
 def test_the_scale_continues_after_a_resume() -> None:
     weight = torch.ones(1, requires_grad=True)
     with as_rank():

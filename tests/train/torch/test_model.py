@@ -122,8 +122,13 @@ def _trained(prepare: Callable[[nn.Module], nn.Module]) -> tuple[nn.Module, floa
 
 def _trained_unsharded() -> tuple[int, float]:
     """The number of weights of the unsharded model, and its loss after the same steps."""
-    model, loss = _trained(lambda model: model)
-    return sum(p.numel() for p in model.parameters()), loss
+
+    def function() -> None:
+        model, loss = _trained(lambda model: model)
+        train.report({"size": sum(p.numel() for p in model.parameters()), "loss": loss})
+
+    metrics = fit(function, 1).metrics
+    return metrics["size"], metrics["loss"]
 
 
 def test_shards_train_like_the_unsharded_model() -> None:

@@ -51,6 +51,7 @@ def test_profiles_without_steps_do_not_replace_each_other() -> None:
     assert list(result.metrics_dataframe["profiler_traces"]) == [[name] for name in names]
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11, of its own accord
 def test_outside_a_run_it_needs_a_directory(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as done:
         torch.ones(2).sum()
