@@ -65,6 +65,7 @@ INNER_LAYERS = {
     "data": [
         "arrow",
         "sources",
+        "processes",
         "plan",
         "iterate",
         "compat",

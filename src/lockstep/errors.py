@@ -7,6 +7,7 @@
     ├── RemoteError                  stands in for an exception whose type is not known here
     ├── MismatchedReportsError       ranks called report() a different number of times
     ├── CheckpointError              a checkpoint could not be written, committed or read
+    ├── DataProcessError             a process of map_batches(processes=True) ended by itself
     ├── StorageError                 the run's storage failed or is unusable
     ├── HangError                    ranks did not reach a report in time
     ├── StopConditionError           the user's stop function raised
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError",
+    "DataProcessError",
     "EngineError",
     "HangError",
     "InsufficientResourcesError",
@@ -130,6 +132,10 @@ class PreemptedError(LockstepError):
 
 class StopConditionError(LockstepError):
     """The function given as ``RunConfig(stop=…)`` raised; its error is the cause."""
+
+
+class DataProcessError(LockstepError):
+    """A process that runs a dataset's functions (``processes=True``) ended by itself."""
 
 
 class CheckpointError(LockstepError):

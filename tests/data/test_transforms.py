@@ -97,13 +97,6 @@ class TestMapBatches:
         assert len({row["who"] for row in rows}) == 3
         together.reset()
         assert len(blocks(12, 1).map_batches(Meeting, concurrency=(1, 3)).take_all()) == 12
-        for pool in (
-            lockstep.data.ActorPoolStrategy(size=3),
-            lockstep.data.ActorPoolStrategy(min_size=1, max_size=3, initial_size=2),
-            lockstep.data.TaskPoolStrategy(size=3),
-        ):
-            together.reset()
-            assert len(blocks(12, 1).map_batches(Meeting, compute=pool).take_all()) == 12
         with pytest.raises(ValueError, match="concurrency=0"):
             blocks(12).map_batches(Meeting, concurrency=0)
         with pytest.raises(TypeError, match="compute=3: give an ActorPoolStrategy"):

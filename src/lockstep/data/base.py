@@ -12,7 +12,7 @@ from lockstep.data.iterate.batching import locally_shuffled
 from lockstep.data.iterate.iterator import DataIterator, Pass, Request
 from lockstep.data.plan.hashing import draw_seed
 from lockstep.data.plan.operations import Operation
-from lockstep.data.plan.order import Group, read_windows, windows_of
+from lockstep.data.plan.order import Group, new_meter, read_windows, windows_of
 from lockstep.data.plan.position import LocalShuffle
 from lockstep.data.plan.schema import known_schema
 from lockstep.data.plan.unit import Piece, Reader, Unit, count_rows
@@ -119,8 +119,8 @@ class DatasetBase(DataIterator):
         """A dataset with one more operation on each block."""
         return self._derive(operation.text, lambda groups: with_operation(groups, operation))
 
-    def _pieces(self, epoch: int = 0) -> Iterator[Piece]:
-        """All rows of an epoch, in order."""
+    def _pieces(self, epoch: int = 0, current: Pass | None = None) -> Iterator[Piece]:
+        """All rows of an epoch, in order; ``current`` is the user's pass over them."""
         from lockstep.data.iterate.threads import arrow_threads
 
         groups = self._groups()
@@ -129,7 +129,8 @@ class DatasetBase(DataIterator):
             unit.raw_rows is None for group in groups for unit in group.units
         ):
             groups = self._counted()
-        reader = Reader(arrow_threads() > 1, exact=False)
+        begin = Reader if current is None else current.begin_reading
+        reader = begin(arrow_threads() > 1, exact=False)
         return read_windows(windows_of(groups, epoch), None, reader)
 
     def _tables(self) -> Iterator[pa.Table]:
@@ -143,10 +144,12 @@ class DatasetBase(DataIterator):
             shuffle = LocalShuffle(request.shuffle_size, seed)
 
         def pieces() -> Iterator[Piece]:
-            rows = self._pieces(epoch)
+            rows = self._pieces(epoch, current)
             return rows if shuffle is None else locally_shuffled(rows, shuffle, epoch, 0, 0)
 
-        return Pass(pieces, request.batch_size, self._stats, epoch)
+        current = Pass(pieces, request.batch_size, self._stats, epoch)
+        current.meter = new_meter(self._groups())
+        return current
 
 
 def with_operation(groups: Sequence[Group], operation: Operation) -> list[Group]:

@@ -22,9 +22,10 @@ _Concurrency = int | tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class ActorPoolStrategy:
-    """Ray's older way to set ``concurrency``: ``size`` is used, or else the largest size allowed.
+    """``compute=ActorPoolStrategy(size=4)`` is ``processes=True, concurrency=4``.
 
-    The other fields configure Ray's actors and change nothing here.
+    Without a ``size``, the largest size allowed is used. The other fields configure Ray's actors
+    and change nothing here.
     """
 
     size: int | None = None
@@ -38,7 +39,7 @@ class ActorPoolStrategy:
 
 @dataclass(frozen=True)
 class TaskPoolStrategy:
-    """Ray's older way to set the ``concurrency`` of functions."""
+    """``compute=TaskPoolStrategy(size=4)`` is ``processes=True, concurrency=4``."""
 
     size: int | None = None
 
@@ -49,7 +50,7 @@ class Transforms(DatasetBase):
     They take the arguments of Ray Data. Arguments for Ray's scheduler (``num_cpus``, ``num_gpus``,
     ``memory``, ``resources``, ``max_retries`` and others: the ``hints``) are accepted and change
     nothing: a transform runs in the worker that uses its rows, in a thread beside the training
-    function.
+    function, or in processes that belong to the worker.
     """
 
     def map_batches(
@@ -65,6 +66,7 @@ class Transforms(DatasetBase):
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
+        processes: bool = False,
         preserves_rows: bool | None = None,
         udf_modifying_row_count: bool | None = None,
         **hints: Any,
@@ -78,8 +80,8 @@ class Transforms(DatasetBase):
                 One object is created in each worker, so that a costly setup runs once.
             batch_size: the largest number of rows in a batch; None (or ``"auto"``, ``"default"``)
                 makes each piece that is read a batch.
-            compute: an ``ActorPoolStrategy`` or ``TaskPoolStrategy``, in older scripts; use
-                ``concurrency``.
+            compute: an ``ActorPoolStrategy`` or ``TaskPoolStrategy``, as in Ray's scripts: the
+                same as ``processes=True`` with the pool's size as ``concurrency``.
             batch_format: the type of batch that ``fn`` gets: ``"numpy"`` (a dict of arrays),
                 ``"pandas"``, ``"pyarrow"`` or ``"torch"``. ``fn`` may return any of these types, or
                 a generator of batches.
@@ -88,7 +90,11 @@ class Transforms(DatasetBase):
                 that, data in memory is.
             fn_args, fn_kwargs: passed to ``fn`` after the batch.
             fn_constructor_args, fn_constructor_kwargs: passed to the class.
-            concurrency: the number of threads that call ``fn`` at once.
+            concurrency: the number of threads that call ``fn`` at once, or of processes.
+            processes: call ``fn`` in processes of their own, as many as ``concurrency`` says, or as
+                this process has CPUs. Python code then takes no time from the training function,
+                and runs on all of them at once. The rows keep their order. ``fn`` is pickled; of a
+                class, each process creates one object.
             preserves_rows: whether output row i is made of input row i. None assumes so: shards,
                 slices and ``count()`` depend on it. Where only rows are asked for, any number is
                 accepted, with a warning. Give False where ``fn`` changes the number of rows;
@@ -107,8 +113,9 @@ class Transforms(DatasetBase):
             None if batch_size is None else check_int(f"batch_size={batch_size!r}", batch_size, 1)
         )
         call = _call(
-            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, compute, concurrency
-        )
+            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
+            compute, concurrency, processes,
+        )  # fmt: skip
         name = check_format(batch_format)
         write = not zero_copy_batch
         return self._with_operation(ops.MapBatches(call, rows, name, preserves_rows, write))
@@ -123,13 +130,15 @@ class Transforms(DatasetBase):
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
+        processes: bool = False,
         **hints: Any,
     ) -> Dataset:
         """Transform each row: ``fn`` from a dict to a dict. Arguments as in ``map_batches``."""
         check_hints("map", hints)
         call = _call(
-            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, compute, concurrency
-        )
+            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
+            compute, concurrency, processes,
+        )  # fmt: skip
         return self._with_operation(ops.MapRows(call))
 
     def flat_map(
@@ -142,13 +151,15 @@ class Transforms(DatasetBase):
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
+        processes: bool = False,
         **hints: Any,
     ) -> Dataset:
         """Turn each row into any number of rows: ``fn`` from a dict to a list of dicts."""
         check_hints("flat_map", hints)
         call = _call(
-            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, compute, concurrency
-        )
+            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
+            compute, concurrency, processes,
+        )  # fmt: skip
         return self._with_operation(ops.FlatMap(call))
 
     def filter(
@@ -162,6 +173,7 @@ class Transforms(DatasetBase):
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
+        processes: bool = False,
         **hints: Any,
     ) -> Dataset:
         """Keep some rows.
@@ -182,8 +194,9 @@ class Transforms(DatasetBase):
             return self._checked(ops.FilterExpression(as_expression(expr)))
         assert fn is not None
         call = _call(
-            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, compute, concurrency
-        )
+            fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
+            compute, concurrency, processes,
+        )  # fmt: skip
         return self._with_operation(ops.FilterRows(call))
 
     def add_column(
@@ -194,14 +207,15 @@ class Transforms(DatasetBase):
         batch_format: str | None = "pandas",
         compute: Any = None,
         concurrency: _Concurrency = None,
+        processes: bool = False,
         **hints: Any,
     ) -> Dataset:
         """Add or replace a column: ``fn`` from a batch to the column's values."""
         check_hints("add_column", hints)
         if not isinstance(col, str):
             raise TypeError(f"add_column({col!r}, …): the name of a column is a string.")
-        call = _call(fn, None, None, None, None, compute, concurrency)
-        return self._with_operation(ops.AddColumn(col, call, check_format(batch_format)))
+        call = _call(fn, None, None, None, None, compute, concurrency, processes)
+        return self._with_operation(ops.AddColumn(call, col, check_format(batch_format)))
 
     def select_columns(self, cols: str | Sequence[str], **hints: Any) -> Dataset:
         """Keep some columns, in this order; only these are read from files."""
@@ -245,13 +259,19 @@ def _call(
     constructor_kwargs: Mapping[str, Any] | None,
     compute: Any,
     concurrency: _Concurrency,
+    processes: bool,
 ) -> ops.Call:
-    threads = _pool_size(compute) if concurrency is None else concurrency
-    return ops.Call(fn, args, kwargs, constructor_args, constructor_kwargs, threads)
+    if not isinstance(processes, bool):
+        raise TypeError(
+            f"processes={processes!r}: give True or False, and their number with concurrency=…."
+        )
+    size = _pool_size(compute) if concurrency is None else concurrency
+    elsewhere = processes or compute is not None
+    return ops.Call(fn, args, kwargs, constructor_args, constructor_kwargs, size, elsewhere)
 
 
 def _pool_size(compute: Any) -> int | None:
-    """The size of a pool, or None; ``"actors"`` and ``"tasks"`` set no size."""
+    """The size of a pool, or None where it sets none."""
     if compute is None or compute in ("actors", "tasks"):
         return None
     if isinstance(compute, TaskPoolStrategy):

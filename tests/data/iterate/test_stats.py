@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+import pytest
 
 from lockstep.data import Dataset, DataShard
 from tests.data.datasets import blocks
@@ -13,8 +16,6 @@ def shard(dataset: Dataset, size: int = 1, rank: int = 0, **options: Any) -> Dat
 
 
 def test_waiting_is_measured() -> None:
-    import time
-
     def slowly(batch: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.2)
         return batch
@@ -43,3 +44,54 @@ def test_waiting_is_measured() -> None:
 
 def test_nothing_yet() -> None:
     assert blocks(10).stats().wait_share == 0
+
+
+def work(seconds: float) -> None:
+    """Python code that takes this much CPU time."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        sum(range(100))
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+def test_python_code_beside_the_users_is_counted(concurrency: int | None) -> None:
+    def busy(batch: dict[str, Any]) -> dict[str, Any]:
+        work(0.02)
+        return batch
+
+    dataset = blocks(400, 40).map_batches(busy, batch_size=10, concurrency=concurrency)
+    busy_shard = shard(dataset)
+    for _ in busy_shard.iter_batches(batch_size=10):
+        work(0.02)
+    stats = busy_shard.stats()
+    # Both need 0.8 s, and one of the two runs at a time.
+    assert 0.2 < stats.stood_s < 1.0
+    assert stats.wait_share > 0.25
+    assert f"but stood still for {stats.stood_s:.3f} s of it" in str(stats)
+    assert stats.lost_s == stats.waited_s + stats.stood_s
+
+
+def test_code_that_leaves_the_interpreter_alone_is_not_counted() -> None:
+    def asleep(batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.01)
+        return batch
+
+    quiet = shard(blocks(200, 20).map_batches(asleep))
+    for _ in quiet.iter_batches(batch_size=10):
+        work(0.01)
+    assert quiet.stats().stood_s < 0.1
+    plain = shard(blocks(200, 20))
+    for _ in plain.iter_batches(batch_size=10):
+        time.sleep(0.001)
+    assert plain.stats().stood_s == 0
+
+
+def test_code_in_processes_is_not_counted() -> None:
+    def busy(batch: dict[str, Any]) -> dict[str, Any]:
+        work(0.01)
+        return batch
+
+    there = shard(blocks(100, 10).map_batches(busy, processes=True, concurrency=1))
+    for _ in there.iter_batches(batch_size=10):
+        work(0.01)
+    assert there.stats().stood_s == 0

@@ -267,7 +267,7 @@ def test_a_missing_file_is_an_error_before_training(tmp_path: Path) -> None:
 
 def test_a_schema_that_changes_is_an_error_before_training(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1, 2], "x": [0.5, 1.5]}), tmp_path / "0.parquet")
-    pq.write_table(pa.table({"id": [3, 4]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"id": [3, 4], "x": ["a", "b"]}), tmp_path / "1.parquet")
     with pytest.raises(ValueError, match=r"1\.parquet.*'x'|'x'.*1\.parquet"):
         fit(never, datasets={"train": lockstep.data.read_parquet(str(tmp_path))})
 
@@ -426,6 +426,31 @@ def test_waiting_is_measured() -> None:
     assert 0.5 < after <= 1.0
     assert result.metrics["data_wait"] == after
     assert "waiting" in result.metrics["stats"]
+
+
+def test_functions_in_processes_of_the_workers(tmp_path: Path) -> None:
+    def note(batch: dict[str, Any]) -> dict[str, Any]:
+        import os
+
+        return {**batch, "pid": np.full(len(batch["id"]), os.getpid())}
+
+    def ask() -> None:
+        import os
+
+        shard = train.get_dataset_shard("train")
+        found, pids = [], set()
+        for batch in shard.iter_batches(batch_size=10):
+            found += batch["id"].tolist()
+            pids |= set(batch["pid"].tolist())
+        train.report({"ids": found, "pids": sorted(pids), "here": os.getpid()})
+
+    dataset = ids(2000).map_batches(note, processes=True, concurrency=1)
+    result = fit(ask, datasets={"train": dataset})
+    assert [i for share in shares(result, "ids") for i in share] == list(range(2000))
+    pids = {pid for share in shares(result, "pids") for pid in share}
+    assert len(pids) == 2
+    assert not pids & {rank["here"] for rank in result.metrics_by_rank}
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)  # they ended with the workers
 
 
 def test_waiting_is_told_in_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:

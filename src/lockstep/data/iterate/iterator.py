@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from lockstep.data.arrow.formats import check_format, to_rows
 from lockstep.data.iterate.batching import Batch, cut_arrays, cut_tables
 from lockstep.data.iterate.prefetch import Prefetcher
 from lockstep.data.iterate.stats import DataStats
-from lockstep.data.plan.unit import Piece
+from lockstep.data.plan.meter import Meter, Stood
+from lockstep.data.plan.unit import Piece, Reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +70,8 @@ class Pass:
         full_batches: leave out a last batch that is smaller than the others.
         consumed: the number of rows handed to the user.
         ended: the pass ended by itself, or the user dropped it.
+        meter: of users' functions, None where there are none.
+        reader: reads the rows, once that has begun.
     """
 
     pieces: Callable[[], Iterator[Piece]]
@@ -80,6 +84,26 @@ class Pass:
     local_shuffle: LocalShuffle | None = None
     consumed: int = 0
     ended: bool = False
+    meter: Meter | None = None
+    reader: weakref.ref[Reader] | None = None
+
+    def begin_reading(self, threads: bool, exact: bool = True) -> Reader:
+        """The reader of this pass; closing the pass cancels what it has sent to processes."""
+        reader = Reader(threads, exact, self.meter)
+        self.reader = weakref.ref(reader)  # it holds rows, which end with their use
+        return reader
+
+    def end(self) -> None:
+        """The user wants no more rows: what was sent to processes is not needed any more."""
+        self.ended = True
+        self.pieces = _no_pieces  # which may refer to the pass, and to the dataset
+        reader = None if self.reader is None else self.reader()
+        if reader is not None:
+            reader.cancel()
+
+
+def _no_pieces() -> Iterator[Piece]:
+    return iter(())
 
 
 Cutter = Callable[[Iterator[Piece], "int | None", bool], Iterator[Batch]]
@@ -155,6 +179,7 @@ class _Running(Generic[T]):
         self._batches = batches
         self._hand_over = work.hand_over
         self._left = time.perf_counter()
+        self._stood = None if current.meter is None else Stood(current.meter)
 
     def __iter__(self) -> _Running[T]:
         return self
@@ -164,6 +189,7 @@ class _Running(Generic[T]):
         if current.ended:
             raise StopIteration
         came = time.perf_counter()
+        stood = 0.0 if self._stood is None else self._stood.seconds()
         try:
             batch, rows = next(self._batches)
             if self._hand_over is not None:
@@ -172,14 +198,16 @@ class _Running(Generic[T]):
             self.close()
             raise
         left = time.perf_counter()
-        current.stats.add(rows, waited=left - came, used=came - self._left)
+        current.stats.add(rows, waited=left - came, used=came - self._left, stood=stood)
         self._left = left
+        if self._stood is not None:
+            self._stood.begin()
         current.consumed += rows
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the pass and its threads."""
-        self._pass.ended = True
+        self._pass.end()
         # Stop all before joining any: one thread may wait for another's results.
         for prefetcher in self._prefetchers:
             prefetcher.stop()

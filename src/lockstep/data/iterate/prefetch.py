@@ -49,7 +49,7 @@ class _Shared(Generic[T]):
 
     def end(self, error: BaseException | None) -> None:
         with self.changed:
-            self.ended, self.error = True, error
+            self.ended, self.error = True, None if self.stopped else error
             self.changed.notify_all()
 
     def stop(self) -> None:
@@ -144,3 +144,4 @@ def _work(make: Callable[[], Iterator[T]], size_of: Callable[[T], int], shared: 
         if close is not None:
             close()
         shared.end(error)
+        error = None  # its traceback has this frame, and would keep everything alive

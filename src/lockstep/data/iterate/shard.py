@@ -11,7 +11,14 @@ from lockstep.data.arrow.unify import concatenated
 from lockstep.data.iterate.batching import locally_shuffled, skipped
 from lockstep.data.iterate.iterator import DataIterator, Pass, Request
 from lockstep.data.plan.hashing import draw_seed
-from lockstep.data.plan.order import Group, read_windows, reseeded, total_rows, windows_of
+from lockstep.data.plan.order import (
+    Group,
+    new_meter,
+    read_windows,
+    reseeded,
+    total_rows,
+    windows_of,
+)
 from lockstep.data.plan.position import (
     Cut,
     LocalShuffle,
@@ -24,7 +31,7 @@ from lockstep.data.plan.position import (
     within,
 )
 from lockstep.data.plan.schema import inferred_schema
-from lockstep.data.plan.unit import Piece, Reader
+from lockstep.data.plan.unit import Piece
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,6 +124,7 @@ class DataShard(DataIterator):
             full_batches=request.drop_last and cut.order == "global",
             local_shuffle=local,
             consumed=consumed,
+            meter=new_meter(self._groups),
         )
         current.pieces = _Pieces(self._groups, cut, self._rank, self._rows, current)
         self._pass, self._saved, self._epoch = current, None, epoch + 1
@@ -308,6 +316,7 @@ class _Pieces:
         self, groups: Sequence[Group], cut: Cut, rank: int, rows: int, current: Pass
     ) -> None:
         self._groups, self._cut, self._rank, self._rows = groups, cut, rank, rows
+        self._pass = current
         self._base, self._epoch = current.base, current.epoch
         self._start, self._shuffle = current.consumed, current.local_shuffle
         self._full_batches = current.full_batches
@@ -328,7 +337,7 @@ class _Pieces:
             start = window * self._shuffle.size
         left = within(own, np.array([[start, length(own)]], dtype=np.int64))
         windows = windows_of(self._groups, self._epoch)
-        reader = Reader(arrow_threads() > 1)
+        reader = self._pass.begin_reading(arrow_threads() > 1)
         pieces = read_windows(windows, joined(within(base, left)), reader)
         if self._shuffle is None:
             return pieces

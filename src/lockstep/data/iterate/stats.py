@@ -15,28 +15,38 @@ class DataStats:
         rows, batches: how many were handed out.
         waited_s: the time the user waited for batches.
         used_s: the time the user spent between batches.
+        stood_s: the part of ``used_s`` in which the user's thread stood still, because Python code
+            of ``map_batches`` or ``map`` ran in the same process; estimated (see ``Stood``).
     """
 
     rows: int = 0
     batches: int = 0
     waited_s: float = 0.0
     used_s: float = 0.0
+    stood_s: float = 0.0
 
-    def add(self, rows: int, *, waited: float, used: float) -> None:
+    def add(self, rows: int, *, waited: float, used: float, stood: float = 0.0) -> None:
         """Count a batch."""
         self.rows += rows
         self.batches += 1
         self.waited_s += waited
         self.used_s += used
+        self.stood_s += stood
+
+    @property
+    def lost_s(self) -> float:
+        """The time that the data has cost the user: waiting, and standing still."""
+        return self.waited_s + self.stood_s
 
     @property
     def wait_share(self) -> float:
-        """The share of the time spent waiting, 0 to 1."""
+        """The share of the time that the data has cost, 0 to 1."""
         total = self.waited_s + self.used_s
-        return self.waited_s / total if total else 0.0
+        return self.lost_s / total if total else 0.0
 
     def __str__(self) -> str:
+        stood = f" but stood still for {self.stood_s:.3f} s of it" if self.stood_s >= 0.001 else ""
         return (
             f"{self.rows} rows in {self.batches} batches; waited {self.waited_s:.3f} s for data, "
-            f"used it for {self.used_s:.3f} s ({self.wait_share:.0%} waiting)"
+            f"used it for {self.used_s:.3f} s{stood} ({self.wait_share:.0%} waiting)"
         )

@@ -6,6 +6,7 @@ before the work is done) or changes their number.
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import threading
@@ -16,13 +17,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lockstep import settings
 from lockstep.checks import check_int
 from lockstep.data.arrow.expressions import by_position
 from lockstep.data.arrow.formats import described, from_rows, to_format, to_rows, to_table
 from lockstep.data.arrow.unify import concatenated, conformed
+from lockstep.data.plan.meter import metered
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import pyarrow as pa
+
+    from lockstep.data.processes.pool import ProcessPool
 
 __all__ = [
     "AddColumn",
@@ -39,8 +46,15 @@ __all__ = [
     "Sample",
     "SelectColumns",
     "SliceRows",
+    "UserOperation",
+    "add_note",
     "check_columns",
 ]
+
+_TASKS_OF_A_PROCESS = 4
+"""How many parts of the rows read at once a process gets: the others work while one is late."""
+_FEW_ROWS = 256
+"""Fewer rows than this are not divided further, unless a process would have none."""
 
 
 class Operation(ABC):
@@ -48,6 +62,8 @@ class Operation(ABC):
 
     keeps_rows = True
     runs_user_code = False
+    processes = 0
+    """The number of processes it runs in; 0: in this one."""
     seen_to_change_rows = False
     """Whether ``keeps_rows`` was assumed, and found to be wrong."""
 
@@ -72,6 +88,8 @@ class Call:
     Args:
         fn: a function, or a class whose objects can be called.
         concurrency: how many threads may call it at once; of a class, the number of objects.
+        processes: call it in that many processes instead; without a number, in as many as this
+            process has CPUs.
     """
 
     def __init__(
@@ -82,6 +100,7 @@ class Call:
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: int | tuple[int, ...] | None = None,
+        processes: bool = False,
     ) -> None:
         if not callable(fn):
             raise TypeError(f"{fn!r} cannot be called; give a function or a class with __call__.")
@@ -98,13 +117,31 @@ class Call:
         self.args = tuple(fn_args or ())
         self.kwargs = dict(fn_kwargs or {})
         self.constructor = (tuple(fn_constructor_args or ()), dict(fn_constructor_kwargs or {}))
-        self.threads = _threads(concurrency)
+        given = None if concurrency is None else _most(concurrency)
+        self.in_processes = processes
+        self.given = given
+        self.threads = 1 if processes or given is None else given
         self._reset()
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._made = 0
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._pool: ProcessPool | None = None
+
+    def pool(self, operation: UserOperation) -> ProcessPool:
+        """The processes that run an operation with this function, started when they are needed."""
+        with self._lock:
+            if self._pool is None or not self._pool.usable:
+                self._pool = _new_pool(operation, self.processes)
+            return self._pool
+
+    @property
+    def processes(self) -> int:
+        """The number of processes to call it in; 0: in this one."""
+        if not self.in_processes:
+            return 0
+        return self.given or settings.omp_threads() or os.cpu_count() or 1
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if not key.startswith("_")}
@@ -141,21 +178,86 @@ class Call:
             raise
 
 
-def _threads(concurrency: int | tuple[int, ...] | None) -> int:
+def _most(concurrency: int | tuple[int, ...]) -> int:
     most = max(concurrency) if isinstance(concurrency, tuple) and concurrency else concurrency
-    return 1 if most is None else check_int(f"concurrency={concurrency!r}", most, 1)
+    return check_int(f"concurrency={concurrency!r}", most, 1)
+
+
+def _new_pool(operation: UserOperation, size: int) -> ProcessPool:
+    import cloudpickle
+
+    from lockstep.data.processes.pool import ProcessPool
+
+    try:
+        function = cloudpickle.dumps(operation.here)
+    except Exception as error:
+        raise TypeError(
+            f"{operation.text} cannot be sent to other processes ({type(error).__name__}: {error});"
+            " create what cannot be pickled in the __init__ of a class, or leave out processes=True"
+            " and compute."
+        ) from error
+    return ProcessPool(
+        function, size or settings.omp_threads() or os.cpu_count() or 1, operation.text
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class MapBatches(Operation):
-    """A user's function on batches."""
+class UserOperation(Operation):
+    """An operation that calls a user's function, in this process or in others."""
 
     call: Call
+    runs_user_code = True
+
+    @property
+    def processes(self) -> int:  # type: ignore[override]
+        """The number of processes it runs in; 0: in this one."""
+        return self.call.processes
+
+    @abstractmethod
+    def here(self, table: pa.Table, owned: bool = True) -> pa.Table:
+        """The rows after this step, in this process."""
+
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+        """In this process; a ``Reader`` calls ``submit`` and ``collect`` where there are others."""
+        return self.here(table, owned)
+
+    def submit(self, table: pa.Table) -> list[Future[pa.Table]]:
+        """Send the rows to the processes, in parts."""
+        pool = self.call.pool(self)
+        size = self.rows_of_a_task(table.num_rows, pool.size)
+        return [pool.submit(table.slice(n, size)) for n in range(0, table.num_rows, size)]
+
+    def collect(self, table: pa.Table, tasks: list[Future[pa.Table]]) -> pa.Table:
+        """The rows of all parts, in order; the first error ends the others. Empties ``tasks``."""
+        done: list[pa.Table] = []
+        try:
+            while len(done) < len(tasks):
+                done.append(tasks[len(done)].result())
+        except Exception as error:
+            size = self.rows_of_a_task(table.num_rows, self.processes)
+            first = len(done) * size
+            last = min(first + size, table.num_rows) - 1
+            add_note(error, f"(in rows {first} to {last} of {table.num_rows} read at once)")
+            raise
+        finally:
+            while tasks:  # they have the error, whose traceback has this frame
+                tasks.pop().cancel()
+        return concatenated(done)
+
+    def rows_of_a_task(self, rows: int, processes: int) -> int:
+        """How many rows to send to a process at once."""
+        even = -(-rows // processes)
+        return max(-(-even // _TASKS_OF_A_PROCESS), min(even, _FEW_ROWS), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class MapBatches(UserOperation):
+    """A user's function on batches."""
+
     batch_size: int | None
     batch_format: str
     keeps: bool | None
     write: bool
-    runs_user_code = True
     _seen: list[str] = field(default_factory=list, init=False)
 
     @property
@@ -184,7 +286,12 @@ class MapBatches(Operation):
         """Whether rows are kept; assumed unless the user denied it."""
         return self.keeps is not False
 
-    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+    def rows_of_a_task(self, rows: int, processes: int) -> int:
+        """A multiple of the batch size."""
+        found = super().rows_of_a_task(rows, processes)
+        return found if self.batch_size is None else -(-found // self.batch_size) * self.batch_size
+
+    def here(self, table: pa.Table, owned: bool = True) -> pa.Table:
         """Cut into batches, call the function on each, concatenate the results."""
         rows = table.num_rows
         size = self.batch_size or max(1, -(-rows // self.call.threads))
@@ -197,7 +304,7 @@ class MapBatches(Operation):
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(self.call.threads, "lockstep-data-map") as pool:
-                done = list(pool.map(partial(self._one, owned=owned), batches))
+                done = list(pool.map(metered(partial(self._one, owned=owned)), batches))
         return concatenated(done)
 
     def _one(self, table: pa.Table, owned: bool) -> pa.Table:
@@ -206,13 +313,10 @@ class MapBatches(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class MapRows(Operation):
+class MapRows(UserOperation):
     """A user's function on each row."""
 
-    call: Call
-    runs_user_code = True
-
-    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+    def here(self, table: pa.Table, owned: bool = True) -> pa.Table:
         """Row by row."""
         rows = [self._one(row) for row in to_rows(table)]
         return from_rows(rows, table.schema, self.text)
@@ -232,14 +336,12 @@ class MapRows(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class FlatMap(Operation):
+class FlatMap(UserOperation):
     """A user's function from a row to rows."""
 
-    call: Call
     keeps_rows = False
-    runs_user_code = True
 
-    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+    def here(self, table: pa.Table, owned: bool = True) -> pa.Table:
         """Row by row."""
         rows: list[Mapping[str, Any]] = []
         for row in to_rows(table):
@@ -256,14 +358,12 @@ class FlatMap(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class FilterRows(Operation):
+class FilterRows(UserOperation):
     """The rows for which a user's function returns true."""
 
-    call: Call
     keeps_rows = False
-    runs_user_code = True
 
-    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+    def here(self, table: pa.Table, owned: bool = True) -> pa.Table:
         """Row by row; the values do not change."""
         import pyarrow as pa
 
@@ -330,20 +430,18 @@ class FilterExpression(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class AddColumn(Operation):
+class AddColumn(UserOperation):
     """A column that a user's function makes from a batch."""
 
     name: str
-    call: Call
     batch_format: str
-    runs_user_code = True
 
     @property
     def text(self) -> str:
         """With the column and the function's name."""
         return f"add_column({self.name!r}, {self.call.name})"
 
-    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+    def here(self, table: pa.Table, owned: bool = True) -> pa.Table:
         """Append the column, or replace the one of that name."""
         doing = self.text
         values = self.call(to_format(table, self.batch_format, write=True, owned=owned))
@@ -439,6 +537,12 @@ class ConformColumns(Operation):
     def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Copy the columns whose type changes."""
         return conformed(table, self.schema)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Say below an error where it happened; Python 3.10 has no such notes."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
 
 
 def check_columns(names: Iterable[str], columns: Sequence[str], doing: str) -> list[str]:

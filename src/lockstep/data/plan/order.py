@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lockstep.data.arrow.columns import Concatenated, take
 from lockstep.data.plan.hashing import key_of, permutation
-from lockstep.data.plan.unit import Piece, Reader, Unit
+from lockstep.data.plan.lookahead import in_order
+from lockstep.data.plan.meter import Meter
+from lockstep.data.plan.unit import Pending, Piece, Reader, Unit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +27,7 @@ __all__ = [
     "Group",
     "Intervals",
     "Window",
+    "new_meter",
     "read_windows",
     "reseeded",
     "total_rows",
@@ -139,6 +142,12 @@ def read_windows(
 
     The rows of all windows must have been counted, unless ``intervals`` is None.
     """
+    return in_order(_pending(windows, intervals, reader), reader)
+
+
+def _pending(
+    windows: Iterator[Window] | Sequence[Window], intervals: Intervals | None, reader: Reader
+) -> Iterator[Pending]:
     import numpy as np
 
     position = 0
@@ -159,16 +168,14 @@ def read_windows(
                 yield from _read(window, None if complete else own, reader)
 
 
-def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Piece]:
+def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Pending]:
     """A window's rows; ``own`` are intervals inside the window, None for all of it."""
     units = window.units
     if window.key is None and units[0].size > STREAMED_BYTES and units[0].keeps_rows:
         yield from _streamed(units[0], own, reader)
         return
     if window.key is None:
-        piece = reader.rows(units[0], None if own is None else _slice_or_rows(own))
-        if piece.table.num_rows:
-            yield piece
+        yield reader.begin(units[0], None if own is None else _slice_or_rows(own))
         return
     # Operations that keep the rows may run after the permutation, once for all units.
     commute = all(unit.keeps_rows for unit in units) and _same_operations(units)
@@ -195,7 +202,7 @@ def _read(window: Window, own: Intervals | None, reader: Reader) -> Iterator[Pie
         yield from _shuffled(table, units, reader, commute)
 
 
-def _streamed(unit: Unit, own: Intervals | None, reader: Reader) -> Iterator[Piece]:
+def _streamed(unit: Unit, own: Intervals | None, reader: Reader) -> Iterator[Pending]:
     """A large unit's rows, part by part."""
     import numpy as np
 
@@ -212,9 +219,7 @@ def _streamed(unit: Unit, own: Intervals | None, reader: Reader) -> Iterator[Pie
                 if isinstance(chosen, slice)
                 else take(table, chosen)
             )
-            piece = reader.finish(Piece(part, not unit.source.in_memory), unit)
-            if piece.table.num_rows:
-                yield piece
+            yield reader.pending(Piece(part, not unit.source.in_memory), unit)
         if position + table.num_rows >= own[-1, 1]:
             return
 
@@ -261,14 +266,11 @@ def _some(
 
 def _shuffled(
     table: pa.Table | None, units: Sequence[Unit], reader: Reader, commute: bool
-) -> Iterator[Piece]:
+) -> Iterator[Pending]:
     if table is None:
         return
     piece = Piece(table, True)
-    if commute:
-        piece = reader.finish(piece, units[0])
-    if piece.table.num_rows:
-        yield piece
+    yield reader.pending(piece, units[0]) if commute else Pending(lambda: piece, 0, 0)
 
 
 def _slice_or_rows(own: Intervals) -> Any:
@@ -296,6 +298,13 @@ def reseeded(groups: Sequence[Group], seeds: Sequence[int | None]) -> list[Group
         else replace(group, shuffle=replace(group.shuffle, seed=seed))
         for group, seed in zip(groups, seeds, strict=True)
     ]
+
+
+def new_meter(groups: Sequence[Group]) -> Meter | None:
+    """A meter of the users' functions that run in this process; None where there are none."""
+    chains = {id(unit.operations): unit.operations for group in groups for unit in group.units}
+    here = (op for chain in chains.values() for op in chain if op.runs_user_code)
+    return Meter() if any(operation.processes == 0 for operation in here) else None
 
 
 def total_rows(groups: Sequence[Group]) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.arrow.columns import take
+from lockstep.data.plan.meter import Meter
 from lockstep.data.plan.operations import (
     DropColumns,
     FilterExpression,
@@ -16,15 +18,19 @@ from lockstep.data.plan.operations import (
     Sample,
     SelectColumns,
     SliceRows,
+    UserOperation,
+    add_note,
     check_columns,
 )
 from lockstep.data.sources.base import Block, Source
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["Piece", "Reader", "Unit", "count_rows"]
+__all__ = ["Pending", "Piece", "Reader", "Unit", "count_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +97,35 @@ class Piece:
     owned: bool
 
 
-class Reader:
-    """Reads units; not thread-safe. Keeps the last block, since parts of it often follow."""
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """Rows that were read, and the operations that are to be done on them by ``finish``.
 
-    def __init__(self, threads: bool = True, exact: bool = True) -> None:
+    ``finish`` may be called in another thread. ``processes`` is how many processes the operations
+    use, ``size`` the number of bytes before them.
+    """
+
+    finish: Callable[[], Piece]
+    processes: int
+    size: int
+
+
+class Reader:
+    """Reads units; keeps the last block, since parts of it often follow.
+
+    Not thread-safe, except that pending rows may be finished in other threads.
+    """
+
+    def __init__(
+        self, threads: bool = True, exact: bool = True, meter: Meter | None = None
+    ) -> None:
         self._threads = threads
         self._exact = exact
+        self._meter = meter
+        self._cancelled = False
         self._last: tuple[Any, pa.Table] | None = None
+        self._lock = threading.Lock()
+        self._tasks: set[Future[pa.Table]] = set()
         self.memory: dict[int, Any] = {}
         """Buffers that shuffled windows join their rows in, one window after the other."""
 
@@ -145,19 +173,54 @@ class Reader:
 
     def rows(self, unit: Unit, chosen: np.ndarray[Any, Any] | slice | None = None) -> Piece:
         """A unit's rows: all, a slice, or the chosen ones in this order."""
+        return self.begin(unit, chosen).finish()
+
+    def begin(self, unit: Unit, chosen: np.ndarray[Any, Any] | slice | None = None) -> Pending:
+        """A unit's rows, as of ``rows``; its operations are pending."""
         table = self.raw(unit)
-        operations = _projection(unit)[2]
         owned = not unit.source.in_memory and self._last is None
         if unit.keeps_rows:
-            table, owned = _choose(table, chosen, owned)
-            return self.run(Piece(table, owned), operations, unit)
-        piece = self.run(Piece(table, owned), operations, unit)
-        table, owned = _choose(piece.table, chosen, piece.owned)
-        return Piece(table, owned)
+            return self.pending(Piece(*_choose(table, chosen, owned)), unit)
+        return self.pending(Piece(table, owned), unit, chosen)
+
+    def pending(
+        self, piece: Piece, unit: Unit, chosen: np.ndarray[Any, Any] | slice | None = None
+    ) -> Pending:
+        """The rows of ``raw`` with the unit's remaining operations; then some are chosen."""
+        operations = _projection(unit)[2]
+
+        def finish() -> Piece:
+            done = self.run(piece, operations, unit)
+            return done if chosen is None else Piece(*_choose(done.table, chosen, done.owned))
+
+        processes = max((operation.processes for operation in operations), default=0)
+        return Pending(finish, processes, piece.table.nbytes if processes else 0)
 
     def finish(self, piece: Piece, unit: Unit) -> Piece:
         """The rows of ``raw`` after the unit's remaining operations."""
-        return self.run(piece, _projection(unit)[2], unit)
+        return self.pending(piece, unit).finish()
+
+    def cancel(self) -> None:
+        """Nobody needs what was sent to processes; what was not begun there is not done."""
+        with self._lock:
+            self._cancelled = True
+            tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+
+    def _elsewhere(self, operation: UserOperation, table: pa.Table) -> pa.Table:
+        from concurrent.futures import CancelledError
+
+        with self._lock:
+            if self._cancelled:
+                raise CancelledError
+            tasks = operation.submit(table)
+            self._tasks.update(tasks)
+        try:
+            return operation.collect(table, tasks)
+        finally:
+            with self._lock:
+                self._tasks = {task for task in self._tasks if not task.done()}
 
     def run(self, piece: Piece, operations: Iterable[Operation], unit: Unit) -> Piece:
         """The rows after some of a unit's operations; stops early once no rows are left."""
@@ -168,10 +231,16 @@ class Reader:
             if before == 0:
                 break
             try:
-                table = operation.apply(table, owned)
+                if isinstance(operation, UserOperation) and operation.processes:
+                    table = self._elsewhere(operation, table)
+                elif operation.runs_user_code and self._meter is not None:
+                    with self._meter.running():
+                        table = operation.apply(table, owned)
+                else:
+                    table = operation.apply(table, owned)
             except Exception as error:
-                if unit.block.name and hasattr(error, "add_note"):
-                    error.add_note(f"(in rows of {unit.block.name})")
+                if unit.block.name:
+                    add_note(error, f"(in rows of {unit.block.name})")
                 raise
             if operation.keeps_rows and table.num_rows != before:
                 if exact or not isinstance(operation, MapBatches) or operation.keeps:
@@ -181,8 +250,8 @@ class Reader:
                         "rows."
                     )
                 operation.changes_rows(before, table.num_rows)
-            # A user's function may keep the memory it returns.
-            owned = owned and not operation.runs_user_code
+            # A user's function may keep the memory it returns, unless it has run elsewhere.
+            owned = operation.processes > 0 or (owned and not operation.runs_user_code)
         return Piece(table, owned)
 
 

@@ -71,7 +71,7 @@ class Shards:
         positions, waited = {}, 0.0
         for name, shard in self._shards.items():
             positions[name] = shard.state_dict()
-            waited += shard.stats().waited_s
+            waited += shard.stats().lost_s
         share = (waited - self._waited_s) / seconds if seconds > 0 else 0.0
         self._waited_s = waited
         return DataReport(positions, round(min(max(share, 0.0), 1.0), 4))
