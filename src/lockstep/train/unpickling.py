@@ -28,13 +28,17 @@ def load_function(data: bytes) -> tuple[Callable[..., Any], dict[str, Any]]:
 
     Raises:
         TypeError: something in them does not load here; names the variable.
+        Exception: the function's own module cannot be imported here; its own error.
     """
     try:
         function, config = pickle.loads(data)
     except Exception as error:
+        variable = _variable(_held(data))
+        if variable is None:
+            raise
         raise TypeError(
-            f"{_reason(_variable(_held(data)), error)}; create or import it inside the training "
-            "function instead of capturing it."
+            f"{_reason(variable, error)}; create or import it inside the training function "
+            "instead of capturing it."
         ) from error
     return function, config
 
@@ -56,14 +60,14 @@ def _held(data: bytes) -> list[Any]:
     return []
 
 
-def _variable(held: Sequence[Any]) -> str:
-    """What does not load of a function and its config."""
+def _variable(held: Sequence[Any]) -> str | None:
+    """What does not load of a function and its config; None: the function itself."""
     if _is_config(held):
         return f"train_loop_config{_place(held[2:])}"
     setters = [index for index, item in enumerate(held) if _is_setter(item)]
     if not setters or len(held) < setters[-1] + 4:
         keys = _keys(held[2:])  # of an object that is called instead of a function
-        return f"{f'attribute {keys[0]!r} of ' if keys else ''}the training function"
+        return f"attribute {keys[0]!r} of the training function" if keys else None
     # cloudpickle's way of making a function: the function, two dicts, then its attributes.
     function = held[setters[-1] + 1]
     name = str(getattr(function, "__qualname__", "the training function"))
