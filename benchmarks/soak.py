@@ -1,4 +1,7 @@
-"""A long soak: runs whose workers and drivers are killed at random instants, for as long as asked.
+"""A long soak: runs to which bad things happen at random instants, for as long as asked.
+
+Workers, drivers and all processes at once are killed; processes are stopped and continued; a file
+change fails with EIO or ENOSPC; the wall clock jumps; workers print texts that are made to do harm.
 
     python benchmarks/soak.py --minutes 30 [--seed 7]
 
@@ -12,11 +15,12 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.integration.failures.soak import check, hit_driver, hit_workers
+from tests.integration.failures.soak import KINDS, check
 
 
 def main() -> None:
@@ -26,27 +30,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
-    runs = hits = drivers = 0
+    counts: Counter[str] = Counter()
     while time.monotonic() < end:
-        seed = arguments.seed + runs
+        seed = arguments.seed + counts.total()
         rng = random.Random(seed)
-        mode = rng.choice(["sync", "async"])
+        mode, kind = rng.choice(["sync", "async"]), rng.choice(list(KINDS))
         with tempfile.TemporaryDirectory() as directory:
             storage, notes = Path(directory, "runs"), Path(directory, "notes")
             try:
-                if rng.random() < 0.25:
-                    result = hit_driver(storage, notes, rng, mode)
-                    drivers += 1
-                else:
-                    result, more = hit_workers(storage, notes, rng, mode)
-                    hits += more
-                check(storage, notes, result)
+                check(storage, notes, KINDS[kind](storage, notes, rng, mode))
             except BaseException:
-                print(f"failed: repeat with --seed {seed}", file=sys.stderr)
+                print(f"\nfailed ({kind}, {mode}): repeat with --seed {seed}", file=sys.stderr)
                 raise
-        runs += 1
-        print(f"\r{runs} runs, {hits} workers and {drivers} drivers killed", end="", flush=True)
-    print("\neverything held")
+        counts[kind] += 1
+        print(f"\r{counts.total()} runs", end="", flush=True)
+    print(f"\r{counts.total()} runs, and everything held:")
+    for kind, count in sorted(counts.items()):
+        print(f"  {count:6,}  {kind}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.integration.failures.soak import check, hit_driver, hit_workers
+from tests.integration.failures.soak import KINDS, check, hit_driver, hit_workers
 
 MODES = ["sync", "async"]
 
@@ -36,3 +37,14 @@ def test_drivers_killed_at_random_instants(mode: str, tmp_path: Path) -> None:
     for number in range(12):
         storage, notes = tmp_path / f"{number}", tmp_path / f"{number}-notes"
         check(storage, notes, hit_driver(storage, notes, rng, mode))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "workers" not in kind])
+def test_other_faults_at_random_instants(kind: str, tmp_path: Path) -> None:
+    if kind in ("a file change failed", "the clock jumped") and shutil.which("cc") is None:
+        pytest.skip("there is no C compiler, which makes the library that fails file changes")
+    rng = random.Random(kind)
+    for number in range(4):
+        storage, notes = tmp_path / f"{number}", tmp_path / f"{number}-notes"
+        check(storage, notes, KINDS[kind](storage, notes, rng, rng.choice(MODES)))
