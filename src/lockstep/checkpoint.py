@@ -25,6 +25,7 @@ from lockstep.run_layout import (
     MANIFEST,
     METADATA_FILE,
     PICKLED_DICT_FILE,
+    scratch_prefix,
 )
 from lockstep.storage import Storage, open_storage
 
@@ -201,7 +202,7 @@ class Checkpoint:
             self._directory()
             yield self._storage.root
             return
-        temporary = tempfile.mkdtemp(prefix="lockstep-")
+        temporary = tempfile.mkdtemp(prefix=scratch_prefix("checkpoint"))
         try:
             yield self.to_directory(temporary)
         finally:

@@ -38,6 +38,8 @@ __all__ = [
     "newest_directory",
     "run_directory",
     "run_title",
+    "scratch_owner",
+    "scratch_prefix",
     "snapshot_prefix",
     "spool_prefix",
     "undelivered_file",
@@ -76,6 +78,11 @@ SPOOL_PREFIX = "lockstep-run-"
 EXPERIMENT_SPOOL_PREFIX = "lockstep-experiment-"
 """The prefix of local directories of experiments whose storage is remote."""
 
+COPIED_FILE = ".copied"
+"""In a spool: how many bytes of its journal are on storage."""
+KEPT_FILE = ".kept"
+"""In a spool: storage did not take it, and the user was told where it is."""
+
 OWN_NAMES = frozenset(
     (
         JOURNAL_FILE,
@@ -90,6 +97,7 @@ OWN_NAMES = frozenset(
 """Names that no checkpoint may have."""
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d$")
+_SCRATCH = re.compile(r"lockstep-[a-z]+-([0-9a-f]{8})-(\d+)-")
 _EXPERIMENT_JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
 _MADE_NAME = re.compile(r".*_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
 """An experiment's name that was not the user's: ``TorchTrainer_2026-01-31_12-00-00``."""
@@ -170,12 +178,27 @@ def snapshot_prefix(trial_id: str, root: str) -> str:
     return f"{SNAPSHOT_PREFIX}{trial_id}-{zlib.crc32(root.encode()):08x}-"
 
 
-def spool_prefix() -> str:
+def spool_prefix(kind: str = SPOOL_PREFIX) -> str:
     """The prefix of this machine's spools.
 
     Machines may share a temporary directory, and cannot see whether each other's drivers run.
     """
-    return f"{SPOOL_PREFIX}{zlib.crc32(os.uname().nodename.encode()):08x}-"
+    return f"{kind}{_machine()}-"
+
+
+def scratch_prefix(kind: str) -> str:
+    """The prefix of a directory that this process makes for a while, and deletes itself."""
+    return f"lockstep-{kind}-{_machine()}-{os.getpid()}-"
+
+
+def scratch_owner(name: str) -> int | None:
+    """The process of this machine that made a directory with a ``scratch_prefix``; else None."""
+    match = _SCRATCH.match(name)
+    return int(match[2]) if match and match[1] == _machine() else None
+
+
+def _machine() -> str:
+    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
 def experiment_file(kind: str, number: int) -> str:

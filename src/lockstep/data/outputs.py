@@ -17,7 +17,7 @@ from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase
 from lockstep.data.iterate.batching import cut_tables
 from lockstep.data.plan.operations import check_columns
-from lockstep.run_layout import TEMPORARY
+from lockstep.run_layout import TEMPORARY, scratch_prefix
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,7 +199,7 @@ class Outputs(DatasetBase):
         first = max(earlier.values(), default=-1) + 1
         token = secrets.token_hex(4)
         names: list[str] = []
-        with tempfile.TemporaryDirectory(prefix="lockstep-data-") as scratch:
+        with tempfile.TemporaryDirectory(prefix=scratch_prefix("data")) as scratch:
             tables = cut_tables(self._pieces(), rows or _ROWS_PER_FILE, False, "pyarrow")
             for number, (table, _) in enumerate(tables, first):
                 name = f"part-{number:05d}-{token}.{ending}"

@@ -231,7 +231,11 @@ class RemoteStorage(Storage):
         self._delete(name)
 
     def sweep(self) -> None:
-        """Nothing to do: unpublished files look like any others; ``discard`` them by name."""
+        """Delete temporary files. Unpublished ones look like any others: ``discard`` them."""
+        if not _is_object_store(self.filesystem):
+            for name, info in self._select("", recursive=False):
+                if info.is_file and name.startswith(TEMPORARY):
+                    self.delete(name)
 
     def _display_uri(self, name: str) -> str:
         return self.child(name).uri if name else self.uri

@@ -11,12 +11,11 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StopTraining
+from lockstep.run_layout import scratch_prefix
 from lockstep.train import api
 from lockstep.train.worker import session
 
 __all__ = ["Trainable", "TrainableFunction"]
-
-_PREFIX = "lockstep-trainable-"
 
 
 class Trainable:
@@ -108,7 +107,7 @@ class Trainable:
     def save(self, checkpoint_dir: str | None = None) -> Checkpoint:
         """Save into the directory (by default a new temporary one)."""
         if checkpoint_dir is None:
-            checkpoint_dir = tempfile.mkdtemp(prefix=_PREFIX)
+            checkpoint_dir = tempfile.mkdtemp(prefix="lockstep-trainable-")  # the caller's
         os.makedirs(checkpoint_dir, exist_ok=True)
         saved = self.save_checkpoint(checkpoint_dir)
         if isinstance(saved, dict):
@@ -244,5 +243,7 @@ class TrainableFunction:
 @contextmanager
 def _saved(trainable: Trainable) -> Iterator[Checkpoint]:
     """A trainable's checkpoint in a temporary directory, which is deleted after the report."""
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix=scratch_prefix("trainable"), ignore_cleanup_errors=True
+    ) as directory:
         yield trainable.save(directory)

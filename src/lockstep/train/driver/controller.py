@@ -348,6 +348,8 @@ class Controller:
         run.begin_attempt(
             self.state.attempt, action.workers, time.perf_counter() - self._started_at
         )
+        if not run.storage.is_local:
+            self._storage.sync_journal_soon()  # the attempt's number is used now
         newest = run.newest_checkpoint()
         checkpoint = run.open_checkpoint(newest) if newest else self._start_from
         self._reported = [(run.open_checkpoint(r), r.metrics) for r in run.checkpoints]

@@ -82,9 +82,10 @@ class StorageQueue:
     def sync_soon(self) -> None:
         """Copy what has changed to remote storage."""
         self._sync_all = True
-        self._sync_journal_soon()
+        self.sync_journal_soon()
 
-    def _sync_journal_soon(self) -> None:
+    def sync_journal_soon(self) -> None:
+        """Copy what is new in the journal to remote storage."""
         # One copy in the queue is enough: it takes what there is when its turn comes.
         if not self._sync_waits:
             self._sync_waits = True
@@ -100,7 +101,7 @@ class StorageQueue:
             self._all_due = now + SYNC_INTERVAL_S
             self.sync_soon()
         else:
-            self._sync_journal_soon()
+            self.sync_journal_soon()
         self._later(min(SYNC_INTERVAL_S, settings.sync_seconds()), self.sync_regularly)
 
     def abandon(self) -> None:

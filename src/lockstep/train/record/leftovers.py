@@ -1,16 +1,34 @@
-"""What workers and drivers that died have left on this machine, and how it is removed."""
+"""What workers and drivers that died have left on this machine, and how it is removed.
+
+Only what this user made on this machine, and only what a process made that is gone.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator
 
 from lockstep.lock import is_locked
 from lockstep.lookup import is_own_directory
-from lockstep.run_layout import JOURNAL_FILE, SNAPSHOT_PREFIX, snapshot_prefix, spool_prefix
+from lockstep.run_layout import (
+    COPIED_FILE,
+    EXPERIMENT_SPOOL_PREFIX,
+    JOURNAL_FILE,
+    KEPT_FILE,
+    SNAPSHOT_PREFIX,
+    experiment_number,
+    scratch_owner,
+    snapshot_prefix,
+    spool_prefix,
+)
 
-__all__ = ["clear_dead_spools", "clear_snapshots"]
+__all__ = ["clear_leftovers", "clear_snapshots", "take_lost_lines"]
+
+KEEP_S = 7 * 86400.0
+"""How long a spool stays whose last lines are not on storage: a restore here can still use them."""
 
 
 def clear_snapshots(directory: str, trial_id: str, root: str) -> None:
@@ -19,12 +37,85 @@ def clear_snapshots(directory: str, trial_id: str, root: str) -> None:
     _remove(tempfile.gettempdir(), snapshot_prefix(trial_id, root))
 
 
-def clear_dead_spools() -> None:
-    """Delete what drivers that were killed had still to upload. Their records stay."""
-    for spool in _entries(tempfile.gettempdir(), spool_prefix()):
-        # In a directory of another user, to open a file may wait for ever.
-        if is_own_directory(spool) and is_locked(os.path.join(spool, JOURNAL_FILE)) is False:
-            _remove(spool, SNAPSHOT_PREFIX)
+def clear_leftovers() -> None:
+    """Delete what processes that were killed have left in the temporary directory.
+
+    A spool stays, without files that are useless now, if lines of its journal are missing on
+    storage.
+    """
+    for directory in _entries(tempfile.gettempdir(), "lockstep-"):
+        owner = scratch_owner(os.path.basename(directory))
+        if owner is not None and is_own_directory(directory) and not _is_running(owner):
+            shutil.rmtree(directory, ignore_errors=True)
+    for spool, journal in _dead_spools():
+        _remove(spool, SNAPSHOT_PREFIX)
+        if _is_copied(spool, journal):
+            shutil.rmtree(spool, ignore_errors=True)
+
+
+def take_lost_lines(journal: bytes) -> tuple[bytes, bool]:
+    """The journal of a run with the lines that its driver, which was killed here, did not copy.
+
+    The spool that had them is deleted. If there is none, or another driver has continued the run
+    meanwhile, the journal is returned as it is, and False.
+    """
+    found = False
+    first = journal[: journal.find(b"\n") + 1]
+    for spool, path in _dead_spools():
+        try:
+            with open(path, "rb") as file:
+                if not first or file.read(len(first)) != first:
+                    continue
+                file.seek(0)
+                data = file.read()
+        except OSError:
+            continue
+        data = data[: data.rfind(b"\n") + 1]
+        if data.startswith(journal):
+            journal = data
+        elif not journal.startswith(data):
+            continue
+        found = True
+        if not os.path.exists(os.path.join(spool, KEPT_FILE)):
+            shutil.rmtree(spool, ignore_errors=True)
+    return journal, found
+
+
+def _dead_spools() -> Iterator[tuple[str, str]]:
+    """The spools of drivers that are gone, each with its journal."""
+    for prefix in (spool_prefix(), spool_prefix(EXPERIMENT_SPOOL_PREFIX)):
+        for spool in _entries(tempfile.gettempdir(), prefix):
+            if not is_own_directory(spool):
+                continue
+            names = _names(spool)
+            journals = [n for n in names if n == JOURNAL_FILE or experiment_number(n) is not None]
+            for name in journals:
+                path = os.path.join(spool, name)
+                if is_locked(path) is False:
+                    yield spool, path
+
+
+def _is_copied(spool: str, journal: str) -> bool:
+    """Whether nothing of a journal is missing on storage, or it has been missing for long."""
+    if os.path.exists(os.path.join(spool, KEPT_FILE)):
+        return False
+    try:
+        status = os.stat(journal)
+        with open(os.path.join(spool, COPIED_FILE), encoding="ascii") as file:
+            copied = int(file.read() or 0)
+    except (OSError, ValueError):
+        return False
+    return status.st_size <= copied or time.time() - status.st_mtime > KEEP_S
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _remove(folder: str, prefix: str) -> None:
@@ -34,9 +125,11 @@ def _remove(folder: str, prefix: str) -> None:
 
 def _entries(folder: str, prefix: str) -> list[str]:
     # Not glob: its cache keeps every pattern, and each run has a prefix of its own.
+    return [os.path.join(folder, name) for name in _names(folder) if name.startswith(prefix)]
+
+
+def _names(folder: str) -> list[str]:
     try:
-        return [
-            os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(prefix)
-        ]
+        return os.listdir(folder)
     except OSError:
         return []

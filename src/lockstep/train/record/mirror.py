@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from lockstep.errors import StorageError
-from lockstep.run_layout import SNAPSHOT_PREFIX, lock_path
+from lockstep.run_layout import COPIED_FILE, KEPT_FILE, SNAPSHOT_PREFIX, lock_path
 from lockstep.segments import (
     delete_segments,
     list_segments,
@@ -28,6 +28,7 @@ from lockstep.segments import (
     segment_name,
 )
 from lockstep.storage import Lease, Storage
+from lockstep.train.record.leftovers import take_lost_lines
 
 __all__ = ["Mirror"]
 
@@ -63,6 +64,8 @@ class Mirror:
         """How much of the journal is on storage."""
         self._whole_end = 0
         """How much of it was there when it was last copied as a whole."""
+        self.found_spool = False
+        """Whether ``fetch`` has found the spool of the last driver, so that nothing is missing."""
         self._segments: set[tuple[int, int]] = set()
         self._whole_under_way: list[int] = []
         """The ends of whole copies that may still arrive; more than one if one was abandoned."""
@@ -82,8 +85,12 @@ class Mirror:
                 self._storage.get(name, path)
                 continue
             self._segments = set(list_segments(self._storage, name))
+            found = read_journal(self._storage, name)
+            whole, self.found_spool = take_lost_lines(found)
             with open(path, "wb") as file:
-                file.write(read_journal(self._storage, name))
+                file.write(whole)
+            if len(whole) > len(found):  # so that readers have them, too
+                self.sync_journal()
         self._copied = {name: _version(path) for name, path in self._files()}
 
     def sync_journal(self) -> None:
@@ -111,6 +118,14 @@ class Mirror:
         if self._lease is not None:
             self._lease.check()
 
+    def _note_copied(self, end: int) -> None:
+        self._journal_end = max(self._journal_end, end)
+        with (
+            suppress(OSError),
+            open(os.path.join(self.directory, COPIED_FILE), "w", encoding="ascii") as file,
+        ):
+            file.write(str(self._journal_end))
+
     def _copy_segment(self) -> None:
         start = self._journal_end
         data = self._lines_from(start)
@@ -118,7 +133,7 @@ class Mirror:
             segment = (start, start + len(data))
             self._storage.write(segment_name(self._journal, *segment), data)
             self._segments.add(segment)
-            self._journal_end = max(self._journal_end, segment[1])
+            self._note_copied(segment[1])
 
     def _copy_whole(self) -> None:
         data = self._lines_from(0)
@@ -135,7 +150,7 @@ class Mirror:
             self._whole_under_way.remove(end)
         # A copy that was abandoned may replace this one later: what it lacks becomes a segment.
         self._whole_end = min([end, *others])
-        self._journal_end = max(self._journal_end, self._whole_end)
+        self._note_copied(self._whole_end)
         if not others:
             old = {segment for segment in self._segments if segment[1] <= end}
             delete_segments(self._storage, self._journal, old)
@@ -176,11 +191,13 @@ class Mirror:
             if self._unreachable is not None:
                 raise self._unreachable
             self.sync()
-            if self._segments:
+            if self._segments and not self._whole_under_way:
                 self._copy_whole()
                 self._storage.discard(segment_directory(self._journal))
         except StorageError as error:
             self._keep = True
+            with suppress(OSError), open(os.path.join(self.directory, KEPT_FILE), "w"):
+                pass
             text = f"{error} The records are kept in {self.directory!r}."
             raise StorageError(text) from error
 
@@ -201,7 +218,7 @@ class Mirror:
                 path = os.path.join(directory, file)
                 name = os.path.relpath(path, self.directory).replace(os.sep, "/")
                 # A file that is being written has this ending until it is complete.
-                own = (self._journal, lock_path(self._journal))
+                own = (self._journal, lock_path(self._journal), COPIED_FILE, KEPT_FILE)
                 if name not in own and not name.endswith(".tmp"):
                     yield name, path
 

@@ -39,7 +39,7 @@ from lockstep.segments import segment_directory
 from lockstep.storage import Storage, open_storage
 from lockstep.train.datasets import merge_positions
 from lockstep.train.protocol import CheckpointReport, Report
-from lockstep.train.record.leftovers import clear_dead_spools, clear_snapshots
+from lockstep.train.record.leftovers import clear_leftovers, clear_snapshots
 from lockstep.train.record.mirror import Mirror
 from lockstep.train.reduction import combine
 
@@ -84,8 +84,9 @@ class Run:
         self._mirror: Mirror | None = None
         self._unreachable: StorageError | None = None
         with ExitStack() as undo:
+            if leased or not storage.is_local:  # of local trials, the experiment does it
+                clear_leftovers()
             if not storage.is_local:
-                clear_dead_spools()
                 self._mirror = Mirror(storage, JOURNAL_FILE, spool_prefix(), leased=leased)
                 undo.callback(self._mirror.close)
                 if restored:
@@ -140,6 +141,10 @@ class Run:
             self.begin_save(name)
         self.rows = past.rows
         self._attempts = max(past.attempts, default=0)
+        lost = self._mirror is not None and not self._mirror.found_spool
+        if lost and past.state == "unfinished":
+            # The last driver may have begun an attempt after its last copy: a number is used once.
+            self._attempts += 1
 
     def _fetch(self, mirror: Mirror) -> None:
         """Get the small files of a run on remote storage, to continue them."""

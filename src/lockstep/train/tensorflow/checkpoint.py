@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError
+from lockstep.run_layout import scratch_prefix
 
 __all__ = ["MODEL_FILE", "TensorflowCheckpoint"]
 
@@ -31,7 +32,7 @@ class TensorflowCheckpoint(Checkpoint):
         """Return a checkpoint of the complete Keras model, with its optimizer."""
         if not callable(getattr(model, "save", None)):
             raise TypeError(f"TensorflowCheckpoint.from_model({model!r}): expected a Keras model.")
-        with tempfile.TemporaryDirectory(prefix="lockstep-") as directory:
+        with tempfile.TemporaryDirectory(prefix=scratch_prefix("model")) as directory:
             model.save(os.path.join(directory, MODEL_FILE))
             return cls._of_files(_read_files(directory), MODEL_FILE)
 

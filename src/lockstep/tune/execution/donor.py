@@ -12,14 +12,12 @@ from lockstep.errors import CheckpointError
 from lockstep.journal import parse_line
 from lockstep.records import RunRecords, address_from, open_checkpoint
 from lockstep.retention import CheckpointRecord
-from lockstep.run_layout import MANIFEST, checkpoint_name
+from lockstep.run_layout import MANIFEST, checkpoint_name, scratch_prefix
 from lockstep.storage import Storage
 from lockstep.storage.base import join
 from lockstep.train.record.run import Run
 
 __all__ = ["copy_donor_checkpoint"]
-
-_PREFIX = "lockstep-donor-"
 
 
 def copy_donor_checkpoint(run: Run, experiment: Storage, source: str) -> None:
@@ -77,7 +75,7 @@ def _copy(donor: Storage, name: str, storage: Storage, stage: str) -> None:
         for file in files:
             storage.put(join(stage, file), donor.path(join(name, file)))
         return
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as directory:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix("donor")) as directory:
         donor.get(name, directory)
         storage.each(
             files, lambda file: storage.put(join(stage, file), os.path.join(directory, file))

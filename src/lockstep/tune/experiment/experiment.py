@@ -21,8 +21,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from lockstep.journal import Journal
-from lockstep.run_layout import EXPERIMENT_SPOOL_PREFIX, FORMAT_VERSION, experiment_file
+from lockstep.run_layout import (
+    EXPERIMENT_SPOOL_PREFIX,
+    FORMAT_VERSION,
+    experiment_file,
+    spool_prefix,
+)
 from lockstep.storage import Storage
+from lockstep.train.record.leftovers import clear_leftovers
 from lockstep.train.record.mirror import Mirror
 from lockstep.tune.experiment.configs import encode_config
 from lockstep.tune.experiment.records import (
@@ -48,8 +54,10 @@ class Experiment:
         states = experiment_file("callbacks", number)
         self._mirror: Mirror | None = None
         with ExitStack() as undo:
+            clear_leftovers()
             if not storage.is_local:
-                self._mirror = Mirror(storage, name, EXPERIMENT_SPOOL_PREFIX, leased=True)
+                prefix = spool_prefix(EXPERIMENT_SPOOL_PREFIX)
+                self._mirror = Mirror(storage, name, prefix, leased=True)
                 undo.callback(self._mirror.close)
                 if storage.exists(name):
                     self._mirror.fetch([name, states] if storage.is_directory(states) else [name])

@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.checks import check_int
+from lockstep.run_layout import scratch_prefix
 from lockstep.train import api
 from lockstep.train.worker import session
 
@@ -95,7 +96,7 @@ class BoosterReporter:
         if save is None or not self._is_saved or api.world_rank() != 0:
             api.report(metrics)
             return
-        with tempfile.TemporaryDirectory(prefix="lockstep-booster-") as directory:
+        with tempfile.TemporaryDirectory(prefix=scratch_prefix("booster")) as directory:
             save(os.path.join(directory, self._filename))
             api.report(metrics, checkpoint=Checkpoint(directory))
 
@@ -104,7 +105,7 @@ class BoosterReporter:
         current = session.current()
         if save is None or current is None or self._is_saved or not self._at_end:
             return
-        with tempfile.TemporaryDirectory(prefix="lockstep-booster-") as directory:
+        with tempfile.TemporaryDirectory(prefix=scratch_prefix("booster")) as directory:
             save(os.path.join(directory, self._filename))
             current.save_checkpoint(Checkpoint(directory), of_last_report=True)
 

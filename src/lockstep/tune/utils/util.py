@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep import settings
 from lockstep.metrics import flatten
+from lockstep.run_layout import scratch_prefix
 from lockstep.tune.trainable import Trainable
 
 __all__ = ["flatten_dict", "validate_save_restore", "wait_for_gpu"]
@@ -97,7 +98,7 @@ def validate_save_restore(
     try:
         for _ in range(3):
             first.train()
-        with tempfile.TemporaryDirectory(prefix="lockstep-validate-") as directory:
+        with tempfile.TemporaryDirectory(prefix=scratch_prefix("validate")) as directory:
             second.restore(first.save(directory))
         reached = second.train()["training_iteration"]
         if reached != 4:
