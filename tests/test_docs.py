@@ -122,3 +122,17 @@ def test_the_other_spelling_is_recognised() -> None:
         "in lockstep.",
     ):
         assert not OTHER_PROJECT.search(text), text
+
+
+def test_every_guarantee_names_tests_that_exist() -> None:
+    promises = [
+        line
+        for line in (ROOT / "docs" / "guarantees.md").read_text().splitlines()
+        if line.startswith("| ") and not line.startswith("| promise")
+    ]
+    assert len(promises) > 15
+    for line in promises:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", line)
+        assert named, f"no test holds this promise: {line}"
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
