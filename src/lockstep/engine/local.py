@@ -181,6 +181,7 @@ class _ForkServer:
         self._environment = dict(spec.environment)
         self._reads: frozenset[str] | None = None
         self._owner = os.getpid()
+        self._pid: int | None = None
         self._sending = threading.Lock()
         self._control, remote = socket.socketpair()
         # If the driver was started without stdin, stdout or stderr, the socket may have got one of
@@ -222,8 +223,9 @@ class _ForkServer:
     @property
     def pid(self) -> int:
         """The server's own process, the only child of its keeper."""
-        keeper = self._process.pid
-        return next(iter(children(keeper)), keeper)
+        if self._pid is None:
+            self._pid = next(iter(children(self._process.pid)), None)
+        return self._process.pid if self._pid is None else self._pid
 
     @property
     def is_owned(self) -> bool:
@@ -356,7 +358,7 @@ class _LocalGroup(WorkerGroup):
                 connection.send_frame(payload)
                 pipes.append(read_end)
                 self._workers.append(connection)
-            self._output = OutputPump(pipes, output)
+            self._output = OutputPump(pipes, output, loop)
             undo.pop_all()
         self._session = Connection(
             session, loop, self._ended, self._server_gone, lambda _: self._server_gone()

@@ -86,6 +86,7 @@ class EventLoop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
+        self._at_close: list[Callable[[], None]] = []
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
         self._wait = SpinThenBlock(self._poller.poll)
         self._wakeup = Wakeup()
@@ -152,8 +153,14 @@ class EventLoop:
         if self._timers:
             self._run_due_timers()
 
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Call this when the loop is closed."""
+        self._at_close.append(call)
+
     def close(self) -> None:
         """Release the poller and the wake-up pipe. Idempotent."""
+        while self._at_close:
+            self._at_close.pop()()
         if hasattr(self._poller, "close"):
             self._poller.close()
         self._wakeup.close()

@@ -76,7 +76,10 @@ class TrialStarter:
         else:
             tag = trial.experiment_tag[:_MAX_TAG]
             name = run_directory(trial.trainable_name, trial.trial_id, tag)
-        trial.directory = self._experiment.free_directory(name, trial.trial_id)
+        # The name that lockstep makes has the trial's id, which no other experiment has.
+        trial.directory = self._experiment.free_directory(
+            name, trial.trial_id, unique=creator is None
+        )
         trial.path = self._experiment.storage.path(trial.directory)
 
     def source(self, checkpoint: Checkpoint, trials: Sequence[Trial]) -> str:

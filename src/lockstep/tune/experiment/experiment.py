@@ -128,12 +128,15 @@ class Experiment:
         """The id of the trial with this number."""
         return f"{self.header['trial_id_prefix']}_{index:05d}"
 
-    def free_directory(self, preferred: str, trial_id: str) -> str:
-        """A name for a run's directory that neither this nor another experiment uses."""
+    def free_directory(self, preferred: str, trial_id: str, *, unique: bool) -> str:
+        """A name for a run's directory that neither this nor another experiment uses.
+
+        ``unique``: no other experiment can have the preferred name.
+        """
         names = (f"{preferred}_{trial_id}_{number}" for number in itertools.count(2))
         for name in itertools.chain((preferred, f"{preferred}_{trial_id}"), names):
             # Remote storage was listed once, at the start: asking for each trial is slow.
-            taken = self.storage.is_local and self.storage.exists(name)
+            taken = not unique and self.storage.is_local and self.storage.exists(name)
             if name not in self._directories and not taken:
                 break
         self._directories.add(name)
