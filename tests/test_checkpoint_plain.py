@@ -225,6 +225,7 @@ def deep() -> dict[str, Any]:
     ],
     ids=lambda data: str(next(iter(data))),
 )
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11, of its own accord
 def test_anything_else_is_pickled(data: dict[Any, Any]) -> None:
     assert encode_plain(data) is None
     checkpoint = Checkpoint.from_dict(data)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lockstep import train
 from lockstep.train.callbacks import TorchTensorboardProfilerCallback
 from lockstep.train.torch import TorchWorkerProfiler
+from tests.storage.test_storage import run_python
 from tests.train.torch.ranks import fit
 
 
@@ -51,14 +51,20 @@ def test_profiles_without_steps_do_not_replace_each_other() -> None:
     assert list(result.metrics_dataframe["profiler_traces"]) == [[name] for name in names]
 
 
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11, of its own accord
 def test_outside_a_run_it_needs_a_directory(tmp_path: Path) -> None:
-    with profile(activities=[ProfilerActivity.CPU]) as done:
-        torch.ones(2).sum()
-    with pytest.raises(RuntimeError, match="give it a trace_dir"):
-        TorchWorkerProfiler().trace_handler(done)
-    kept = TorchWorkerProfiler(str(tmp_path / "traces"))
-    kept.trace_handler(done)
-    [name] = kept.get_and_clear_profile_traces()["profiler_traces"]
-    assert (tmp_path / "traces" / name).exists()
-    assert kept.get_and_clear_profile_traces() == {"profiler_traces": []}
+    """In a process of its own: on a machine with GPUs the profiler opens them, and keeps them."""
+    code = """
+        import os, sys, pytest, torch
+        from lockstep.train.torch import TorchWorkerProfiler
+
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as done:
+            torch.ones(2).sum()
+        with pytest.raises(RuntimeError, match="give it a trace_dir"):
+            TorchWorkerProfiler().trace_handler(done)
+        kept = TorchWorkerProfiler(sys.argv[1])
+        kept.trace_handler(done)
+        [name] = kept.get_and_clear_profile_traces()["profiler_traces"]
+        assert os.listdir(sys.argv[1]) == [name]
+        assert kept.get_and_clear_profile_traces() == {"profiler_traces": []}
+    """
+    run_python(code, str(tmp_path / "traces"), check=True)
