@@ -150,9 +150,16 @@ class TestCsv:
 
 class TestJson:
     def test_a_line_a_report(self, tmp_path: Path) -> None:
-        results = [{"loss": 0.5, "nested": {"epoch": i}, "config": {"lr": 1}} for i in range(3)]
+        results = [{"loss": 0.5, "nested": {"epoch": i}} for i in range(3)]
         log(JsonLoggerCallback(), make_trial(tmp_path), *results)
         assert json_rows(tmp_path) == results
+
+    def test_the_config_is_where_it_changes(self, tmp_path: Path) -> None:
+        first, second = {"lr": 1}, {"lr": 2}
+        results = [{"a": i, "config": first if i < 2 else second} for i in range(4)]
+        log(JsonLoggerCallback(), make_trial(tmp_path), *results)
+        expected = [{"a": 0, "config": first}, {"a": 1}, {"a": 2, "config": second}, {"a": 3}]
+        assert json_rows(tmp_path) == expected
 
     def test_numbers_json_does_not_have(self, tmp_path: Path) -> None:
         log(JsonLoggerCallback(), make_trial(tmp_path), {"a": math.nan, "b": -math.inf})

@@ -24,6 +24,8 @@ __all__ = ["JsonLoggerCallback", "json_file"]
 class JsonLoggerCallback(FileLoggerCallback):
     """Writes ``result.json``, one line for each report, and the config to ``params.json``.
 
+    The first line has the config, too, and so has each line from which on it is another one. Ray
+    repeats it in every line, which makes the file many times as long; its readers need no key.
     NaN and infinities are written as Python's ``json`` writes and reads them.
     """
 
@@ -50,6 +52,7 @@ class _Lines(RowFile):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._checked = False
+        self._config: Any = None
         self._pending: list[str] = []
 
     def count(self) -> int:
@@ -60,6 +63,11 @@ class _Lines(RowFile):
             return 0
 
     def add(self, result: dict[str, Any]) -> None:
+        config = result.get("config")
+        if config is not None and config is self._config:
+            result = {key: value for key, value in result.items() if key != "config"}
+        else:
+            self._config = config
         try:
             line = _encode_result(result)
         except (TypeError, ValueError):
