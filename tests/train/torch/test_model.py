@@ -263,6 +263,14 @@ def test_a_compiled_model_has_the_plain_names() -> None:
     fit(function)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated")
+def test_a_scripted_model_is_prepared_too() -> None:
+    with as_rank():
+        model = prepare_model(torch.jit.script(nn.Linear(2, 1)))
+    assert unwrap_model(model) is model
+    model.load_state_dict(model.state_dict())
+
+
 @pytest.mark.parametrize("options", [{}, {"use_orig_params": True}])
 def test_shards_load_both_forms_of_the_complete_model(options: dict[str, Any]) -> None:
     def function() -> None:

@@ -65,10 +65,11 @@ def prepare_model(
         model = _ddp(model, options)
     elif api.world_size() > 1 and strategy == "fsdp":
         model = _fsdp(model, device or get_device(), options)
-    # Public only since torch 2.5. First: FullyShardedDataParallel renames keys in a hook, too.
-    register: Any = model._register_load_state_dict_pre_hook
-    hooks: Any = model._load_state_dict_pre_hooks
-    hooks.move_to_end(register(_EitherForm(), with_module=True).id, last=False)
+    if not isinstance(model, torch.jit.ScriptModule):  # which refuses such hooks
+        # Public only since torch 2.5. First: FullyShardedDataParallel renames keys in a hook, too.
+        register: Any = model._register_load_state_dict_pre_hook
+        hooks: Any = model._load_state_dict_pre_hooks
+        hooks.move_to_end(register(_EitherForm(), with_module=True).id, last=False)
     return model
 
 
