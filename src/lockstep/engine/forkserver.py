@@ -319,7 +319,8 @@ class _Server:
     def _end_strays(self, deadline: float | None, group: int = 0) -> None:
         """End the children of this process that are no workers: their worker has ended.
 
-        Those that have left its process group were not reached with it.
+        Those that have left its process group were not reached with it. Which worker it was cannot
+        be seen any more: what two that end at the same moment leave is treated alike.
 
         Args:
             deadline: they get a SIGTERM now and a SIGKILL then; None: they are killed now.
