@@ -258,6 +258,15 @@ def test_a_process_that_is_no_worker_is_left_alone(
         assert other.poll() is None
 
 
+@pytest.mark.parametrize("pid", [2**70, -1, 0, 1])
+def test_a_number_that_is_no_worker_s(
+    pid: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = journal(tmp_path, hostname=socket.gethostname(), pid=pid)
+    assert cli.main(["stack", run]) == 1
+    assert f"process {pid} " in capsys.readouterr().err
+
+
 def test_a_number_that_was_given_to_another_process() -> None:
     with (
         process("sleep", "1000") as other,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +44,7 @@ ANY: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 
-WORKER = {"rank": 0, "pid": 1, "hostname": "h", "node_ip": "i", "started": 0}
+WORKER = {"rank": 0, "pid": 1, "hostname": socket.gethostname(), "node_ip": "i", "started": 0}
 ERROR = {"type": "ValueError", "module": "builtins", "message": "x", "values": None, "text": ""}
 RUN: list[dict[str, Any]] = [
     {
@@ -137,12 +138,14 @@ EXPERIMENT: list[dict[str, Any]] = [
 @st.composite
 def damaged(draw: st.DrawFn, good: list[dict[str, Any]]) -> bytes:
     """A journal with one or two values changed or left out, or lines that are anything."""
-    records = [dict(record) for record in good]
+    records = [dict(record) for record in good[: draw(st.sampled_from([len(good), -1]))]]
     for _ in range(draw(st.integers(1, 2))):
         record = draw(st.sampled_from(records))
         key = draw(st.sampled_from(sorted(record)))
         if draw(st.booleans()):
             record.pop(key)
+        elif key == "workers":
+            record[key] = [{**WORKER, draw(st.sampled_from(sorted(WORKER))): draw(ANY)}]
         else:
             record[key] = draw(ANY)
         if not record:

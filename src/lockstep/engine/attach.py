@@ -57,6 +57,8 @@ class StackRequest:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             raise EngineError(f"process {pid} has ended") from None
+        except (OSError, OverflowError) as error:  # the journal may say anything
+            raise EngineError(f"process {pid} cannot be reached ({error})") from error
         try:
             _check(pid, started)
             self._fd = _open_file(pid)
