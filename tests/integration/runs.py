@@ -21,6 +21,9 @@ from lockstep.train import (
     WorkerGroupError,
 )
 from lockstep.train.driver import controller
+from lockstep.train.driver.events import Stuck
+from lockstep.train.driver.hangs import HangWatch
+from lockstep.train.driver.state import RunState
 from tests.repository import SRC
 
 
@@ -58,6 +61,30 @@ def wait_for_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure the driver waits for what the others say, however busy this machine is."""
     monkeypatch.setattr(controller, "COLLECT_S", 30.0)
     monkeypatch.setattr(controller, "CAUSE_S", 30.0)
+
+
+def hang_when(monkeypatch: pytest.MonkeyPatch, hangs: Callable[[RunState], bool]) -> dict[str, Any]:
+    """The clock of the hang watch stands still until ``hangs``, then it is much later.
+
+    Returns options of a run that fails at once then, and never before, however busy the machine is.
+    """
+    original, original_init = HangWatch.stuck, HangWatch.__init__
+    now = 0.0
+
+    def init(watch: HangWatch, *limits: float | None) -> None:
+        original_init(watch, *limits)
+        watch.interval_s = 0.02
+
+    def stuck(watch: HangWatch, state: RunState, _: float, logged: int = 0) -> Stuck | None:
+        nonlocal now
+        if now == 0.0 and hangs(state):
+            original(watch, state, now, logged)  # whatever has just changed is progress
+            now = 1e6
+        return original(watch, state, now, logged)
+
+    monkeypatch.setattr(HangWatch, "stuck", stuck)
+    monkeypatch.setattr(HangWatch, "__init__", init)
+    return {"hang_warning_s": None, "hang_timeout_s": 50.0}
 
 
 def run_script(

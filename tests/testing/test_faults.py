@@ -24,6 +24,7 @@ from lockstep.train import (
     WorkerGroupError,
 )
 from lockstep.train.serialize import dump
+from tests.integration.runs import hang_when
 
 EPOCHS = 4
 
@@ -236,8 +237,9 @@ def test_a_hang_ends_with_the_run() -> None:
     assert list(error.worker_failures) == [0]
 
 
-def test_a_hang_that_times_out_is_survived() -> None:
-    config = RunConfig(verbose=0, failure_config=FailureConfig(1), hang_timeout_s=2.0)
+def test_a_hang_that_times_out_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = hang_when(monkeypatch, lambda state: state.rows == 2 and state.arrived == 1)
+    config = RunConfig(verbose=0, failure_config=FailureConfig(1), **options)
     scaling = ScalingConfig(num_workers=2)
     plan = FaultPlan().hang(rank=1, at_report=3)
     trainer = DataParallelTrainer(

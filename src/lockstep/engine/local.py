@@ -109,6 +109,7 @@ class LocalEngine(Engine):
         output: OutputSink,
     ) -> WorkerGroup:
         """See :class:`Engine`."""
+        current_directory()  # checked first: the server's interpreter would not start without it
         for _ in range(2):
             server = self._acquire(spec)
             try:

@@ -23,7 +23,7 @@ from lockstep.errors import StorageError, TrainingInterrupted, WorkerDiedError
 from lockstep.train import Checkpoint
 from lockstep.train.record.run import Run
 from tests.engine.driving import lives, wait_until
-from tests.integration.runs import failure, fit
+from tests.integration.runs import failure, fit, hang_when
 
 ENDS_S = 6.0
 """The promise is two seconds; on a busy machine it may take longer. Before, it took for ever."""
@@ -122,9 +122,11 @@ def test_a_worker_dies_while_the_server_is_stopped(tmp_path: Path) -> None:
     assert fit(lambda: train.report({"a": 1})).metrics["a"] == 1  # on another server
 
 
-def test_workers_hang_while_the_server_is_stopped(tmp_path: Path) -> None:
-    place = {"place": str(tmp_path), "stopped": "server"}
-    error = failure(sit, config=place, hang_timeout_s=1.0, hang_warning_s=None)
+def test_workers_hang_while_the_server_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = hang_when(monkeypatch, lambda _: up(tmp_path)())
+    error = failure(sit, config={"place": str(tmp_path), "stopped": "server"}, **options)
     assert "the fork server is stopped; kill -CONT" in str(error.__cause__)
     wait_until(lambda: not any(map(lives, pids(tmp_path))))
 

@@ -14,7 +14,7 @@ import pytest
 from lockstep import train
 from lockstep.errors import HangError
 from lockstep.train import Checkpoint, DataParallelTrainer, WorkerGroupError
-from tests.integration.runs import failure, fit
+from tests.integration.runs import failure, fit, hang_when
 
 FOREVER_S = 1e6
 TIMEOUT_S = 4.0
@@ -22,29 +22,38 @@ TIMEOUT_S = 4.0
 
 
 def count(config: dict[str, Any]) -> None:
-    """Three steps; in the first attempt rank 1 never comes to the last one."""
+    """Three steps; in the first attempt rank 1 leaves a mark and never comes to the last one."""
     known = train.load_checkpoint()
     context = train.get_context()
     for step in range(known["step"] + 1 if known else 0, 3):
         if step == 2 and context.get_world_rank() == 1 and context.get_attempt() == 1:
             if config["how"] == "stopped":
+                Path(config["mark"]).touch()
                 os.kill(os.getpid(), signal.SIGSTOP)
             else:
-                never_comes_back()
+                never_comes_back(Path(config["mark"]))
         train.report({"step": step}, checkpoint=Checkpoint.from_dict({"step": step}))
 
 
-def never_comes_back() -> None:
+def never_comes_back(mark: Path | None = None) -> None:
+    if mark is not None:
+        mark.touch()
     time.sleep(FOREVER_S)
 
 
 @pytest.fixture(scope="module", params=["stopped", "asleep"])
-def hung(request: pytest.FixtureRequest, session_environment: None) -> WorkerGroupError:
+def hung(
+    request: pytest.FixtureRequest,
+    session_environment: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> WorkerGroupError:
     """The failure of a run of three workers whose rank 1 hung: one run for several tests."""
-    started = time.monotonic()
-    error = failure(count, config={"how": request.param}, workers=3, hang_timeout_s=TIMEOUT_S)
-    assert time.monotonic() - started < 30
-    return error
+    mark = tmp_path_factory.mktemp("hung") / "mark"
+    with pytest.MonkeyPatch.context() as patch:
+        # The other two wait, or would be missing, too.
+        options = hang_when(patch, lambda state: mark.exists() and state.arrived == 2)
+        config = {"how": request.param, "mark": str(mark)}
+        return failure(count, config=config, workers=3, **options)
 
 
 class TestTimeout:
@@ -58,8 +67,12 @@ class TestTimeout:
         assert error.result.metrics_dataframe["step"].tolist() == [0, 1]
 
     @pytest.mark.parametrize("how", ["stopped", "asleep"])
-    def test_another_attempt_resumes(self, how: str) -> None:
-        result = fit(count, config={"how": how}, hang_timeout_s=TIMEOUT_S, max_failures=1)
+    def test_another_attempt_resumes(
+        self, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mark = tmp_path / "mark"
+        options = hang_when(monkeypatch, lambda state: mark.exists() and state.arrived == 1)
+        result = fit(count, config={"how": how, "mark": str(mark)}, max_failures=1, **options)
         assert result.metrics_dataframe["step"].tolist() == [0, 1, 2]
         assert result.metrics_dataframe["attempt"].tolist() == [1, 1, 2]
 
@@ -87,13 +100,17 @@ class TestTimeout:
         assert result.metrics["time_total_s"] > TIMEOUT_S
 
     @pytest.mark.parametrize(("workers", "reports"), [(1, 0), (2, 2)])
-    def test_nobody_waits_and_nothing_happens(self, workers: int, reports: int) -> None:
-        def train_func() -> None:
+    def test_nobody_waits_and_nothing_happens(
+        self, workers: int, reports: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def train_func(config: dict[str, Any]) -> None:
             for step in range(reports):
                 train.report({"step": step})
-            never_comes_back()
+            rank = train.get_context().get_world_rank()
+            never_comes_back(Path(config["marks"], str(rank)))
 
-        error = failure(train_func, workers=workers, hang_timeout_s=1.0, hang_warning_s=None)
+        options = hang_when(monkeypatch, lambda _: len(list(tmp_path.iterdir())) == workers)
+        error = failure(train_func, config={"marks": str(tmp_path)}, workers=workers, **options)
         assert isinstance(error.__cause__, HangError)
         assert "did not come to a report within" in str(error.__cause__)
         assert error.result is not None
@@ -102,14 +119,14 @@ class TestTimeout:
             assert "in never_comes_back" in log
 
     def test_a_rank_has_returned_and_another_waits_for_it_elsewhere(
-        self, capfd: pytest.CaptureFixture[str]
+        self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def train_func() -> None:
             train.report({"step": 0})
             if train.get_context().get_world_rank() == 1:
                 never_comes_back()
 
-        error = failure(train_func, hang_warning_s=0.3, hang_timeout_s=1.5)
+        error = failure(train_func, **hang_when(monkeypatch, lambda state: bool(state.returned)))
         told = capfd.readouterr().err
         assert "Rank 0 has returned, but rank 1 has not, and has come to no report for" in told
         assert "rank 1 did not come to a report within" in str(error.__cause__)
