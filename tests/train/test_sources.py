@@ -146,3 +146,51 @@ def test_registered_lines_are_shown_instead_of_the_files(script: tuple[Path, Any
     linecache.checkcache(str(file))
     assert linecache.getline(str(file), 2) == "two\n"
     del linecache.cache[str(file)]
+
+
+def test_indented_definitions_and_names_of_the_drivers_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+import sys
+if sys.platform:
+    password = "secret"
+    def helper(x):
+        factor = 2
+
+        return factor * x
+try:
+    from missing import other
+except ImportError:
+    other = None
+
+def train_func(config):
+    for step in range(3):
+        print(helper(step), other, config)
+
+class Class:
+    def step(self):
+        return helper(1)
+
+if __name__ == "a_script":
+    which = 1
+    config = {"token": "secret"}
+    for step in range(1):
+        pass
+"""
+    file = tmp_path / "a_script.py"
+    file.write_text(text)
+    module: Any = ModuleType("a_script")
+    module.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "a_script", module)
+    exec(compile(text, file, "exec"), vars(module))
+    for function in (module.train_func, module.Class):
+        file.write_text(text)
+        kept = used_sources(sources_of(function), function)
+        assert "secret" not in kept[str(file)]
+        assert changed_definitions(kept, function) == []
+        file.write_text(text.replace('"token": "secret"', "").replace("range(1)", "range(2)"))
+        assert changed_definitions(kept, function) == []
+        file.write_text(text.replace("factor = 2", "factor = 3"))
+        assert changed_definitions(kept, function) == ["helper"]
+    assert name_of(module.Class) == "Class"

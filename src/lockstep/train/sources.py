@@ -24,6 +24,7 @@ from lockstep.train.serialize import local_modules
 
 __all__ = [
     "changed_definitions",
+    "changed_note",
     "differing_sources",
     "name_of",
     "register_sources",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEPTH = 8
+"""How many wrappers around a function are opened. An object may have any attribute."""
 _LONGEST = 1 << 20
 """The longest file, in characters, that is kept."""
 
@@ -41,10 +44,12 @@ def sources_of(function: Callable[..., Any]) -> dict[str, str]:
 
     A notebook's cells are files here, too.
     """
-    inner = _inner(function)
+    found = _origin(function)
     modules = local_modules(function)
-    if inner is None or inner.__module__ not in ("__main__", *(m.__name__ for m in modules)):
+    known = ("__main__", *(module.__name__ for module in modules))
+    if found is None or found[0].__module__ not in known:
         return {}  # of an installed package: pickled by reference
+    inner, _ = found
     files = [inner.__code__.co_filename]
     if inner.__module__ == "__main__":  # each cell of a notebook is a file
         functions = [v for v in inner.__globals__.values() if isinstance(v, FunctionType)]
@@ -60,11 +65,12 @@ def used_sources(texts: Mapping[str, str], function: Callable[..., Any]) -> dict
     Of other files than the function's own these are definitions and imports. Other lines are
     empty: they may hold a password that the function never sees.
     """
-    inner = _inner(function)
-    if inner is None:
+    found = _origin(function)
+    if found is None:
         return {}
+    inner, qualname = found
     own = [file for file in texts if _is_own(file, inner)]
-    used = _used(tuple(texts[file] for file in own), inner.__qualname__)
+    used = _used(tuple(texts[file] for file in own), qualname)
     parts = {file: _definitions_only(text) for file, text in texts.items() if file not in own}
     return {**dict(zip(own, used, strict=True)), **parts}
 
@@ -83,9 +89,21 @@ def register_sources(texts: Mapping[str, str]) -> None:
 
 def name_of(function: Callable[..., Any]) -> str | None:
     """What a script calls the function, if that is clear: it is defined at the top of a module."""
-    if isinstance(function, FunctionType) and function.__qualname__.isidentifier():
+    if isinstance(function, (FunctionType, type)) and function.__qualname__.isidentifier():
         return function.__qualname__
     return None
+
+
+def changed_note(kept: Mapping[str, str], function: Callable[..., Any], call: str) -> str | None:
+    """Warns that the code was edited since it was kept; ``call`` runs the new code."""
+    changed = changed_definitions(kept, function)
+    if not changed:
+        return None
+    names = f"{', '.join(changed[:5])}{', …' if len(changed) > 5 else ''}"
+    return (
+        f"The code has changed since this run was started ({names}). The code that was kept with "
+        f"the run is used. To use the new code: {call}"
+    )
 
 
 def changed_definitions(kept: Mapping[str, str], function: Callable[..., Any]) -> list[str]:
@@ -94,18 +112,19 @@ def changed_definitions(kept: Mapping[str, str], function: Callable[..., Any]) -
     In the function's own file only the function counts, and what it uses of that file. Files that
     are not on this machine do not count; instead of notebook cells, what ``__main__`` has now.
     """
-    inner = _inner(function)
-    if inner is None:
+    found = _origin(function)
+    if found is None:
         return []
+    inner, qualname = found
     own = inner.__code__.co_filename
     files = {file: text for file in kept if (text := _text(file)) is not None}
     changed = []
     if own in files:
         before, now = _definitions([kept[own]]), _definitions([files[own]])
-        changed = _changed(inner.__qualname__, before, now)
+        changed = _changed(qualname, before, now)
     elif own in kept and inner.__module__ == "__main__":
         cells = _definitions(text for file, text in kept.items() if file not in files)
-        changed = _changed(inner.__qualname__, cells, {**cells, **_of_main(cells)})
+        changed = _changed(qualname, cells, {**cells, **_of_main(cells)})
     others = (
         file for file in files if file != own and not _same_definitions(kept[file], files[file])
     )
@@ -130,11 +149,12 @@ def _used(texts: tuple[str, ...], qualname: str) -> list[str]:
     root, *path = qualname.replace("<locals>.", "").split(".")
     found = [_definitions([text]) for text in texts]
     kept: list[list[range]] = [[] for _ in texts]
+    indented: list[list[ast.stmt]] = [[] for _ in texts]
     pending, seen = [root], {root}
     while pending:
         name = pending.pop()
-        for definitions, lines in zip(found, kept, strict=True):
-            statement = definitions.get(name)
+        for place, lines in enumerate(kept):
+            statement = found[place].get(name)
             if name == root:
                 for inner in path:  # of a function around the function, the first lines
                     if isinstance(statement, ast.ClassDef):
@@ -145,17 +165,29 @@ def _used(texts: tuple[str, ...], qualname: str) -> list[str]:
             if statement is None:
                 continue
             lines.append(_range(statement))
-            used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} - seen
+            if statement.col_offset and (name != root or not path):
+                indented[place].append(statement)
+            used = _names_used(statement) - seen
             seen |= used
             pending += used
-    return [_lines_of(text, own) for text, own in zip(texts, kept, strict=True)]
+    return [_lines_of(*parts) for parts in zip(texts, kept, indented, strict=True)]
 
 
 @lru_cache(maxsize=256)
 def _definitions_only(text: str) -> str:
     kinds = (*_DEFINITIONS, ast.Import, ast.ImportFrom)
     found = [s for s in _statements(_parsed(text).body) if isinstance(s, kinds)]
-    return _lines_of(text, map(_range, found))
+    return _lines_of(text, map(_range, found), [s for s in found if s.col_offset])
+
+
+def _names_used(statement: ast.stmt) -> set[str]:
+    """The names that a statement takes from around it. A function's own variables are not."""
+    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    used = {node.id for node in names}
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        used -= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        used -= {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
+    return used
 
 
 def _range(statement: ast.stmt) -> range:
@@ -165,22 +197,38 @@ def _range(statement: ast.stmt) -> range:
     return range(first - 1, statement.end_lineno or first)
 
 
-def _lines_of(text: str, ranges: Iterable[range]) -> str:
-    """These lines where they are; every other line is empty."""
+def _lines_of(text: str, ranges: Iterable[range], indented: Iterable[ast.stmt] = ()) -> str:
+    """These lines where they are; every other line is empty.
+
+    The line before each of the ``indented`` opens a block, so that the text can be parsed.
+    """
     lines = text.splitlines()
     kept = [""] * len(lines)
     for index in chain.from_iterable(ranges):
         kept[index] = lines[index]
+    for before in (_range(statement)[0] - 1 for statement in indented):
+        kept[before] = kept[before] or "if True:"
     return "\n".join(kept).rstrip("\n")
 
 
-def _inner(function: Callable[..., Any]) -> FunctionType | None:
-    """The function inside partials, decorators, bound methods and callable objects."""
-    inner: Any = inspect.unwrap(getattr(function, "func", function))
+def _origin(function: Callable[..., Any]) -> tuple[FunctionType, str] | None:
+    """A function with the code, and the name of what counts: the function's, or its class's.
+
+    It is looked for inside partials, decorators, bound methods and callable objects.
+    """
+    inner: Any = function
+    for _ in range(_DEPTH):
+        if callable(getattr(inner, "func", None)):
+            inner = inner.func
+    inner = inspect.unwrap(inner)
     inner = getattr(inner, "__func__", inner)
+    if isinstance(inner, type):
+        methods = (value for value in vars(inner).values() if isinstance(value, FunctionType))
+        method = next(methods, None)
+        return None if method is None else (method, inner.__qualname__)
     if not isinstance(inner, FunctionType):
         inner = type(inner).__call__
-    return inner if isinstance(inner, FunctionType) else None
+    return (inner, inner.__qualname__) if isinstance(inner, FunctionType) else None
 
 
 def _text(file: str) -> str | None:
@@ -210,7 +258,7 @@ def _changed(
             continue
         if new is None or ast.dump(old) != ast.dump(new):
             changed.append(path[-1] if name == root and path else name)
-        used = {node.id for node in ast.walk(old) if isinstance(node, ast.Name)} - seen
+        used = _names_used(old) - seen
         seen |= used
         pending += sorted(used)
     return changed
@@ -242,12 +290,13 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
 
 
 def _of_main(names: Iterable[str]) -> dict[str, ast.stmt]:
-    """Those of the names that ``__main__`` has now, as functions or classes."""
+    """Those of the names that ``__main__`` has now, as functions or classes of its own."""
     texts = []
     for name in names:
         value = getattr(sys.modules["__main__"], name, None)
-        with contextlib.suppress(OSError, TypeError):
-            texts.append(inspect.getsource(value))  # type: ignore[arg-type]
+        if isinstance(value, (FunctionType, type)) and value.__module__ == "__main__":
+            with contextlib.suppress(OSError, TypeError):
+                texts.append(inspect.getsource(value))
     return _definitions(map(textwrap.dedent, texts))
 
 

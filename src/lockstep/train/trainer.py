@@ -65,7 +65,7 @@ from lockstep.train.record.saved_trainer import (
     saved_trainer,
 )
 from lockstep.train.serialize import LARGE_CAPTURE, dump, dump_function, large_captures
-from lockstep.train.sources import changed_definitions, differing_sources, name_of, sources_of
+from lockstep.train.sources import changed_note, differing_sources, name_of, sources_of
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -521,13 +521,10 @@ class DataParallelTrainer(BaseTrainer):
         """Warns that the function's file was edited since the run was started."""
         if self._restored_from is None or self._kept_sources is None:
             return
-        changed = changed_definitions(self._kept_sources, self.train_loop_per_worker)
-        if changed:
-            yield (
-                f"The code has changed since this run was started ({', '.join(changed[:5])}"
-                f"{', …' if len(changed) > 5 else ''}). The code that was kept with the run is "
-                f"used. To use the new code: {self._restore_call(self._restored_from)}"
-            )
+        call = self._restore_call(self._restored_from)
+        note = changed_note(self._kept_sources, self.train_loop_per_worker, call)
+        if note is not None:
+            yield note
 
     def _conclude(self, run: Run, state: RunState) -> Result:
         result = run.result()

@@ -29,6 +29,7 @@ from lockstep.train.driver.drive import (
     install_quiet_excepthook,
 )
 from lockstep.train.record.run import experiment_storage
+from lockstep.train.sources import changed_note, name_of, sources_of
 from lockstep.train.trainer import DataParallelTrainer
 from lockstep.tune.execution.launch import (
     Launcher,
@@ -42,7 +43,7 @@ from lockstep.tune.execution.resources import ResourcePool
 from lockstep.tune.experiment.experiment import Experiment
 from lockstep.tune.experiment.records import ExperimentRecords
 from lockstep.tune.experiment.replay import RestoredTrials, Resumption, restore_trials
-from lockstep.tune.experiment.saved_tuner import load_tuner, pack_tuner
+from lockstep.tune.experiment.saved_tuner import load_sources, load_tuner, pack_tuner
 from lockstep.tune.experiment.subject import (
     changed_constants,
     check_same_space,
@@ -111,6 +112,7 @@ class Tuner:
         self._restored: Storage | None = None
         self._resumption = Resumption()
         self._replace_saved = True
+        self._kept_sources: Mapping[str, str] | None = None
         self._grid: ResultGrid | None = None
 
     # -------------------------------------------------------------------------------- public
@@ -131,14 +133,18 @@ class Tuner:
             pool = _resource_pool()
             scheduler = self._tune_config.scheduler or FIFOScheduler()
             run_config = _with_fresh_stopper(self._run_config)
-            launcher = Launcher(self._trainable, run_config, pool, scheduler)
+            function = self._function
+            sources = self._kept_sources
+            if sources is None:
+                sources = sources_of(function)
+            launcher = Launcher(self._trainable, run_config, pool, scheduler, sources)
             if not (launcher.over_trainer and "scaling_config" in self._space):
                 launcher.check()
             seed = random.getrandbits(63) if past is None else int(past.header["seed"])
             saved = None
             if past is None or self._replace_saved:
                 saved = pack_tuner(
-                    self._trainable, self._space, self._tune_config, self._run_config
+                    self._trainable, self._space, self._tune_config, self._run_config, sources
                 )
             searcher, constants = self._make_searcher(seed)
             total = searcher.num_trials(self._tune_config.num_samples)
@@ -168,6 +174,10 @@ class Tuner:
                     resumption=self._resumption,
                 )
                 restored.problems += changed_constants(past.header, self._space)
+            if self._kept_sources is not None:
+                call = self._restore_call(experiment.storage.uri)
+                note = changed_note(self._kept_sources, function, call)
+                restored.problems.extend(filter(None, [note]))
             for text in restored.problems:
                 display.message(text, "warning")
             loop = EventLoop()
@@ -291,6 +301,8 @@ class Tuner:
         tuner._restored = records.storage
         tuner._resumption = Resumption(resume_unfinished, resume_errored, restart_errored)
         tuner._replace_saved = bool(given)
+        if trainable is None:
+            tuner._kept_sources = load_sources(records.saved_tuner)
         tuner._check_same(records)
         return tuner
 
@@ -398,11 +410,22 @@ class Tuner:
         assert saved is not None
         return Experiment.create(storage, header, saved, self._space)
 
+    @property
+    def _function(self) -> Any:
+        """The function or the class that trials run."""
+        if isinstance(self._trainable, DataParallelTrainer):
+            return self._trainable.train_loop_per_worker
+        return self._trainable
+
+    def _restore_call(self, uri: str) -> str:
+        """The call that resumes the experiment with the trainable as the script has it then."""
+        return f"Tuner.restore({uri!r}, trainable={name_of(self._trainable) or '…'}).fit()"
+
     def _conclude(self, tuning: TuneLoop, uri: str) -> ResultGrid:
         grid = self._grid
         assert grid is not None
         done = grid.num_terminated + grid.num_errors
-        advice = f"{done} trial(s) are done, in {uri}. To resume: Tuner.restore({uri!r}).fit()"
+        advice = f"{done} trial(s) are done, in {uri}. To resume: {self._restore_call(uri)}"
         calls, ending = tuning.calls, tuning.ending
         if calls.failure is not None:
             error = calls.failure

@@ -752,3 +752,49 @@ def test_an_unfinished_run_of_the_same_name_is_told(capfd: pytest.CaptureFixture
     assert "RunConfig(name='mine', resume='auto')" in told
     fit(train_func, config={"fails": False}, name="mine")
     assert "earlier run" not in "".join(capfd.readouterr())
+
+
+def test_a_notebook_cell_that_was_run_again_since(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    cell = """
+from lockstep import train
+from lockstep.train import Checkpoint, DataParallelTrainer, RunConfig, WorkerGroupError
+
+def helper():
+    return 1 / 0
+
+def train_func():
+    if train.get_checkpoint() is None:
+        train.report({"a": 1}, checkpoint=Checkpoint.from_dict({"a": 1}))
+    helper()
+"""
+    (tmp_path / "cell.py").write_text(cell)
+    done = run_script(
+        tmp_path,
+        """
+        from pathlib import Path
+        from IPython.core.interactiveshell import InteractiveShell
+
+        shell = InteractiveShell.instance(colors="nocolor")
+        cell = Path("cell.py").read_text()
+
+        def run(text):
+            shell.run_cell(text, store_history=True)
+
+        run(cell)
+        run("run_config = RunConfig(name='cells', verbose=0)")
+        run("DataParallelTrainer(train_func, run_config=run_config).fit()")
+        run("from pathlib import Path; path = next(Path().absolute().rglob('cells'))")
+        print("=== the same cell")
+        run("DataParallelTrainer.restore(path).fit()")
+        print("=== another cell")
+        run(cell.replace("1 / 0", "1 / 1"))
+        run("DataParallelTrainer.restore(path).fit()")
+        """,
+    )
+    before, same, other = done.stdout.split("===")
+    assert "return 1 / 0" in before
+    assert "return 1 / 0" in same
+    assert "return 1 / 0" in other
+    told = " ".join(done.stderr.split())
+    assert told.count("The code has changed since this run was started (helper).") == 1

@@ -227,7 +227,7 @@ def test_ctrl_c_stops_all_trials_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGINT
     path = str(tmp_path / "stopped")
     assert f"Interrupted: 0 trial(s) are done, in {path}." in err
-    assert f"Tuner.restore({path!r}).fit()" in err
+    assert f"To resume: Tuner.restore({path!r}, trainable=" in err
     assert "Traceback" not in err
     (tmp_path / "go").touch()
     grid = Tuner.restore(path).fit()
@@ -483,3 +483,60 @@ def test_a_restore_with_something_else_is_refused(tmp_path: Path) -> None:
         fit(other, space, run={**run, "resume": "auto"})
     assert len(fit(trial, space, run={**run, "resume": "auto"})) == 2
     assert len(Tuner.restore(where, trial, param_space=space).fit()) == 2
+
+
+EDITED = """
+import sys
+from lockstep import tune
+from lockstep.train import RunConfig
+from lockstep.tune import Tuner
+
+
+def helper(x):
+    return x / 0
+
+
+def trial(config):
+    tune.report({"x": helper(config["x"])})
+
+
+class Class(tune.Trainable):
+    def step(self):
+        return {"done": True, "x": helper(self.config["x"])}
+
+
+if __name__ == "__main__":
+    which, *path = sys.argv[1:]
+    trainable = {"trial": trial, "Class": Class}[which]
+    if path:
+        grid = Tuner.restore(path[0], resume_errored=True).fit()
+    else:
+        config = RunConfig(name=which, verbose=0)
+        grid = Tuner(trainable, param_space={"x": 1}, run_config=config).fit()
+    print("PATH", grid.experiment_path)
+    import traceback
+    traceback.print_exception(grid.errors[0])
+"""
+
+
+@pytest.mark.parametrize("trainable", ["trial", "Class"])
+def test_a_script_that_was_fixed_since(trainable: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "LOCKSTEP_STORAGE": str(tmp_path)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), trainable, *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
+        )
+
+    script.write_text(EDITED)
+    first = run()
+    assert f'File "{script}", line 9, in helper\n    return x / 0' in first.stderr
+    path = first.stdout.split("PATH ")[1].strip()
+    script.write_text("# another line\n" + EDITED.replace("x / 0", "x / 1"))
+    again = run(path)
+    told = " ".join(again.stderr.split())
+    assert "The code has changed since this run was started (helper)." in told
+    assert f"Tuner.restore({path!r}, trainable={trainable}).fit()" in told
+    assert f'File "{script} (as it was then)", line 9, in helper\n    return x / 0' in again.stderr

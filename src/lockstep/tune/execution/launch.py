@@ -143,13 +143,19 @@ class Launcher:
         run_config: the experiment's.
         pool: bounds the size of elastic trials.
         scheduler: says how often ``Trainable`` classes have to save for it.
+        sources: the trainable's source code, for tracebacks.
 
     Attributes:
         kind, name: as ``describe_trainable`` returns them.
     """
 
     def __init__(
-        self, trainable: Any, run_config: RunConfig, pool: ResourcePool, scheduler: TrialScheduler
+        self,
+        trainable: Any,
+        run_config: RunConfig,
+        pool: ResourcePool,
+        scheduler: TrialScheduler,
+        sources: Mapping[str, str] | None = None,
     ) -> None:
         check_trainable(trainable)
         self._trainable = trainable
@@ -178,6 +184,7 @@ class Launcher:
             self._template = _FunctionTrainer(
                 function, scaling_config=scaling, run_config=run_config
             )
+        self._template = self._template.with_changes(_kept_sources=sources)
         self._shared_payload: TrainerPayload | None = None
         self._preload = _libraries_in_use()
 

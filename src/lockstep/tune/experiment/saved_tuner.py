@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
 from lockstep.config import RunConfig
 from lockstep.redact import redacted
 from lockstep.train.record.kept_objects import KeptObjects, pickle_each, pickle_run_config
+from lockstep.train.sources import used_sources
 from lockstep.train.trainer import DataParallelTrainer
 from lockstep.tune.tune_config import TuneConfig
 
-__all__ = ["load_tuner", "pack_tuner"]
+__all__ = ["load_sources", "load_tuner", "pack_tuner"]
 
 _ARGUMENTS = {
     "trainable": "trainable",
@@ -27,11 +28,16 @@ _ARGUMENTS = {
 
 
 def pack_tuner(
-    trainable: Any, param_space: Any, tune_config: TuneConfig, run_config: RunConfig
+    trainable: Any,
+    param_space: Any,
+    tune_config: TuneConfig,
+    run_config: RunConfig,
+    sources: Mapping[str, str],
 ) -> bytes:
     """The arguments of a Tuner, each pickled by itself; those that cannot be pickled are left out.
 
-    Searcher and scheduler are pickled before their first use.
+    Searcher and scheduler are pickled before their first use. ``sources`` is the source code of the
+    trainable.
 
     Raises:
         TypeError: the trainable cannot be pickled.
@@ -52,8 +58,15 @@ def pack_tuner(
         **pickle_each({"trainable": trainable}, like),
         **pickle_each(parts, like, skip_unpicklable=True),
         **pickle_run_config(run_config, like),
+        "sources": used_sources(sources, like),
     }
     return pickle.dumps(stored)
+
+
+def load_sources(saved: bytes | None) -> dict[str, str]:
+    """The source code of the trainable, as ``pack_tuner`` was given it."""
+    sources: dict[str, str] = {} if saved is None else pickle.loads(saved)["sources"]
+    return sources
 
 
 def load_tuner(saved: bytes | None, where: str, given: Container[str]) -> dict[str, Any]:
