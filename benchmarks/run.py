@@ -25,6 +25,7 @@ QUESTIONS = (
     "ddp",
     "memory",
     "data",
+    "data_processes",
     "tune",
     "tracking",
 )

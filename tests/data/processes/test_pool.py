@@ -164,7 +164,7 @@ def test_a_killed_process_is_named() -> None:
         return batch
 
     dataset = blocks(100, 1).map_batches(die, processes=True, concurrency=1)
-    message = r"Process \d+ of map_batches\(.*die\) was killed by SIGKILL .* a batch of 100 rows"
+    message = r"Process \d+ of map_batches\(.*die\) was killed by SIGKILL .* it had 100 rows"
     with pytest.raises(DataProcessError, match=message):
         dataset.take_all()
 
@@ -217,7 +217,7 @@ import numpy as np
 import lockstep.data
 
 def note(batch):
-    print("pid", os.getpid(), flush=True)
+    os.write(1, f"pid {{os.getpid()}}\\n".encode())  # in one piece: two processes write
     time.sleep({seconds})
     return batch
 

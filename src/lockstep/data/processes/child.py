@@ -6,15 +6,18 @@ socket, or ends.
 
 from __future__ import annotations
 
+import io
 import os
 import queue
 import select
 import signal
 import socket
+import sys
 import threading
 from typing import Any
 
 from lockstep.data.processes.wire import FAILED, READY, receive, send_object, send_table
+from lockstep.engine.titles import set_title
 from lockstep.error_record import pack_error
 
 __all__ = ["main"]
@@ -25,11 +28,15 @@ _EXIT_S = 5.0
 """How long a call that runs may take to end after the parent is gone."""
 
 
-def main(fd: int, parent: int) -> None:
-    """Serve the pool on the other end of a socket."""
+def main(fd: int, parent: int, name: str) -> None:
+    """Serve the pool on the other end of a socket; ``name`` says what runs here."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    set_title(f"lockstep data: {name}", "lockstep data")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where the parent has none
+            stream.reconfigure(line_buffering=True)  # what a user's function prints is seen at once
     sock = socket.socket(fileno=fd)
     tables: queue.SimpleQueue[Any] = queue.SimpleQueue()
     try:

@@ -216,7 +216,8 @@ class _Feeder:
         path = [entry or os.getcwd() for entry in sys.path]
         code = (
             f"import sys; sys.path[:] = {path!r}; "
-            f"from lockstep.data.processes.child import main; main({fd}, {os.getpid()})"
+            "from lockstep.data.processes.child import main; "
+            f"main({fd}, {os.getpid()}, {shared.name!r})"
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         signals = {signal.SIGINT, signal.SIGTERM}
@@ -224,7 +225,7 @@ class _Feeder:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
             self._process = subprocess.Popen(
-                [sys.executable or "python", *flags, "-c", code, f"lockstep-data {shared.name}"],
+                [sys.executable or "python", *flags, "-c", code],
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
                 env=settings.child_environment({"OMP_NUM_THREADS": "1"}),
@@ -269,10 +270,12 @@ class _Feeder:
             how = f"was killed by {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
                 how += " (by the kernel, if memory ran out)"
-        rows = self._sent[0][0].num_rows if self._sent else 0
+        text = f"Process {process.pid} of {name} {how}"
+        if not self._sent:
+            return DataProcessError(f"{text} before it had any rows.")
         return DataProcessError(
-            f"Process {process.pid} of {name} {how} while it had a batch of {rows} rows; use "
-            "fewer processes (concurrency) or smaller batches if memory is short."
+            f"{text} while it had {self._sent[0][0].num_rows} rows; use fewer processes "
+            "(concurrency) or smaller batches if memory is short."
         )
 
     def _end_process(self) -> None:
@@ -280,7 +283,7 @@ class _Feeder:
             self._socket.close()
         if self._process is None:
             return
-        if self._sent or self._stopped:  # nobody waits for what it does
+        if self._sent:  # nobody waits for what it does
             self._process.kill()
         try:
             self._process.wait(_EXIT_S)
