@@ -562,7 +562,9 @@ class TestRemote:
         frame = DataParallelTrainer.restore(place).fit().metrics_dataframe
         assert frame["step"].tolist() == [0, 1, 2, 3]
         assert frame["training_iteration"].tolist() == [1, 2, 3, 4]
-        assert frame["attempt"].tolist() == [1, 1, 2, 2]
+        # The killed driver's own copy of the journal is elsewhere: it may have begun an attempt
+        # that storage does not know, and a number is used once.
+        assert frame["attempt"].tolist() == [1, 1, 3, 3]
 
     def test_what_was_staged_and_never_published_is_cleared_away(
         self, config: dict[str, Any], tmp_path: Path
