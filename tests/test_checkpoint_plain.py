@@ -22,6 +22,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.checkpoint_plain import decode_plain, encode_plain
 from lockstep.errors import CheckpointError
 from lockstep.run_layout import DICT_FILE, PICKLED_DICT_FILE
+from tests.train.torch.ranks import in_a_worker
 
 torch = pytest.importorskip("torch")
 
@@ -152,6 +153,7 @@ def test_a_slice_does_not_keep_what_it_was_cut_from() -> None:
     assert len(content) < 20_000
 
 
+@in_a_worker
 def test_what_training_functions_keep() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

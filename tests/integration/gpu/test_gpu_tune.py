@@ -85,7 +85,7 @@ def test_waiting_for_a_gpu() -> None:
         kept = torch.zeros(2**28, device="cuda")  # 1 GiB
         with pytest.raises(RuntimeError, match=r"of its memory is still in use after 2 checks"):
             wait_for_gpu(target_util=0.0, retry=2, delay_s=0.01)
-        with pytest.raises(RuntimeError, match="nvidia-smi said"):
+        with pytest.raises(RuntimeError, match="nvidia-smi answered"):
             wait_for_gpu(99)
         tune.report({"kept": len(kept)})
 

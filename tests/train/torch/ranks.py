@@ -32,9 +32,9 @@ def as_rank(rank: int = 0, size: int = 1) -> Iterator[None]:
 
 
 def in_a_worker(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in a worker, because it computes gradients.
+    """Run a test in a worker, because it computes gradients or steps an optimizer.
 
-    On a machine with GPUs the first gradient of a process opens all of them, also if everything is
+    On a machine with GPUs the first of these in a process opens all of them, also if everything is
     on the CPU. They stay open, which would count as a leak.
     """
 
