@@ -277,7 +277,8 @@ class RunConfig:
             ``"must"`` fails if there is none to resume.
         hang_warning_s: after this long without progress, print which ranks are missing and their
             stacks. Progress is a report, a row of ``train.log()``, or a rank that returns. Where no
-            rank waits for another, the warning comes later if reports took that long before. None:
+            rank waits for another, the warning comes later if reports took that long before, and
+            before the first report ten times later unless there is a ``hang_timeout_s``. None:
             never.
         hang_timeout_s: after this long without progress, whoever waits, the attempt fails. It
             counts from when all workers are up. None: never.

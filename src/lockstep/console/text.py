@@ -23,6 +23,7 @@ __all__ = [
     "format_value",
     "inert",
     "metrics_line",
+    "plural",
     "ranks_label",
     "shorten",
     "without_controls",
@@ -175,7 +176,8 @@ def ranks_label(ranks: Sequence[int], world_size: int) -> str:
     return f"[ranks {','.join(spans)}]"
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """``1 report``, ``2 reports``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -190,9 +192,9 @@ def facts(progress: Progress) -> list[str]:
     parts = [f"attempt {status.attempt}"] if status.attempt > 1 else []
     times = format_elapsed(elapsed, tenths=status.over)
     parts.append(times if left is None else f"{times}, ~{format_elapsed(left)} left")
-    reports = _plural(status.reports, "report")
+    reports = plural(status.reports, "report")
     parts.append(f"{reports}, {format_rate(rate)}" if rate and not status.over else reports)
-    parts.append(_plural(status.num_workers, "worker") if status.num_workers else "in this process")
+    parts.append(plural(status.num_workers, "worker") if status.num_workers else "in this process")
     if status.data_wait is not None and status.reports:
         parts.append(f"{status.data_wait:.0%} waiting for data")
     return parts

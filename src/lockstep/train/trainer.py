@@ -18,6 +18,7 @@ from lockstep.callback import RunContext
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.console import make_display
+from lockstep.console.text import plural
 from lockstep.engine import Engine, GroupSpec, choose_engine
 from lockstep.errors import (
     InsufficientResourcesError,
@@ -465,8 +466,8 @@ class DataParallelTrainer(BaseTrainer):
             if records.state != "finished" and records.checkpoints:
                 yield (
                     f"An earlier run of the name {name!r} has not finished ({records.state}, "
-                    f"{len(records.checkpoints)} checkpoint(s)); this is a new run beside it. To "
-                    f"resume the earlier one: {self._restore_call(run)}, or "
+                    f"{plural(len(records.checkpoints), 'checkpoint')}); this is a new run beside "
+                    f"it. To resume the earlier one: {self._restore_call(run)}, or "
                     f"RunConfig(name={name!r}, resume='auto')."
                 )
 

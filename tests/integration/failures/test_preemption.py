@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lockstep import train
+from lockstep.console.text import plural
 from lockstep.errors import PreemptedError, TrainingPreempted
 from lockstep.run_layout import JOURNAL_FILE
 from lockstep.train import Checkpoint, DataParallelTrainer, FailureConfig, Result, RunConfig
@@ -81,7 +82,7 @@ class TestDriver:
         check_told(first, None)
         rows = len(first.metrics_dataframe)
         told = capfd.readouterr().err
-        assert f"Preempted: {rows} report(s) and 1 checkpoint(s) are kept" in told
+        assert f"Preempted: {plural(rows, 'report')} and 1 checkpoint are kept" in told
         assert f"restore({first.path!r}, train_loop_per_worker=count).fit()" in told
         result = DataParallelTrainer.restore(first.path).fit()
         assert len(result.metrics_dataframe) == rows + 2

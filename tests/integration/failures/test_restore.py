@@ -748,7 +748,7 @@ def test_an_unfinished_run_of_the_same_name_is_told(capfd: pytest.CaptureFixture
     capfd.readouterr()
     fit(train_func, config={"fails": False}, name="mine")
     told = " ".join("".join(capfd.readouterr()).split())
-    assert "An earlier run of the name 'mine' has not finished (failed, 1 checkpoint(s))" in told
+    assert "An earlier run of the name 'mine' has not finished (failed, 1 checkpoint)" in told
     assert first is not None
     assert f"restore({first.path!r}, train_loop_per_worker=…).fit()" in told
     assert "RunConfig(name='mine', resume='auto')" in told

@@ -97,7 +97,7 @@ def test_ctrl_c_once_stops_cleanly_and_says_how_to_resume(tmp_path: Path) -> Non
     assert code == -signal.SIGINT
     text = " ".join(terminal.text.split())
     assert "Traceback" not in text
-    assert "Interrupted: 3 report(s) and 3 checkpoint(s) are kept in" in text
+    assert "Interrupted: 3 reports and 3 checkpoints are kept in" in text
     # Where a long path is folded depends on where the test runs.
     assert "Toresume:DataParallelTrainer.restore(" in text.replace(" ", "")
     assert terminal.cursor_shown
@@ -144,7 +144,7 @@ def test_ctrl_c_at_a_prompt_leaves_the_session(tmp_path: Path) -> None:
     assert "still here, 42" in done.stdout, done.stderr
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
-    assert "Interrupted: 1 report(s)" in done.stderr
+    assert "Interrupted: 1 report and" in done.stderr
     assert Result.from_path(tmp_path / "exp").metrics["value"] == 42
 
 
@@ -188,7 +188,7 @@ def test_ctrl_c_before_the_workers_are_up(tmp_path: Path) -> None:
     with on_terminal(source) as terminal:
         assert terminal.wait() == -signal.SIGINT
     assert "Traceback" not in terminal.text
-    assert "Interrupted: 0 report(s)" in terminal.text
+    assert "Interrupted: 0 reports and" in terminal.text
 
 
 def run_piped(source: str) -> subprocess.CompletedProcess[str]:

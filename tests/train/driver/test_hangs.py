@@ -147,7 +147,7 @@ def test_slow_reports_are_told_of_once() -> None:
         for now in range(0, 6000, 5)
         if watch.stuck(state(rows=now // 600), float(now)) is not None
     ]
-    assert told == [30]
+    assert told == [300]
 
 
 def test_another_attempt_has_a_pace_of_its_own() -> None:
@@ -155,4 +155,11 @@ def test_another_attempt_has_a_pace_of_its_own() -> None:
     for now, rows in ((0.0, 3), (100.0, 4), (200.0, 5)):
         watch.stuck(state(rows=rows), now)
     assert watch.stuck(state(rows=5, attempt=2), 300.0) is None
-    assert watch.stuck(state(rows=5, attempt=2), 304.0) is not None
+    assert watch.stuck(state(rows=5, attempt=2), 339.0) is None  # a long first epoch
+    assert watch.stuck(state(rows=5, attempt=2), 340.0) is not None
+
+
+def test_a_timeout_says_what_a_hang_is_before_the_first_report() -> None:
+    watch = HangWatch(warning_s=4.0, timeout_s=8.0)
+    assert watch.stuck(state(), 0.0) is None
+    assert watch.stuck(state(), 4.0) is not None

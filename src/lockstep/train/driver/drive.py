@@ -18,6 +18,7 @@ from typing import Any
 
 from lockstep.config import RunConfig, StopCondition
 from lockstep.console import Display
+from lockstep.console.text import plural
 from lockstep.early_stopping import EarlyStopping
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import StorageError, TrainingInterrupted
@@ -254,7 +255,7 @@ def failure_text(run: Run, state: RunState) -> str:
 
 def resume_advice(what: str, run: Run, call: str) -> str:
     """What is kept of a run that was stopped, and the ``call`` that resumes it."""
-    kept = f"{run.rows} report(s) and {len(run.checkpoints)} checkpoint(s) are kept"
+    kept = f"{plural(run.rows, 'report')} and {plural(len(run.checkpoints), 'checkpoint')} are kept"
     return f"{what}: {kept} in {run.storage.uri}. To resume: {call}"
 
 

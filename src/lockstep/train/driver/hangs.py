@@ -15,6 +15,9 @@ __all__ = ["HangWatch", "Stalled"]
 
 # When no rank waits, only the run's own pace distinguishes a hang from a long step.
 _TIMES_LONGEST = 20
+_TIMES_UNKNOWN = 10
+"""Before the first report nothing is known of the pace, and a long first epoch is no hang. A user
+who sets a timeout has said what a hang is."""
 _TIMES_FIRST = 2
 """The time to the first progress includes imports and the first batch, so it says less."""
 
@@ -37,7 +40,7 @@ class HangWatch:
 
     Args:
         warning_s: after this time without progress there is a warning, once. Where no rank waits
-            for another, later if the run's own pace is that slow.
+            for another, later if the run's own pace is that slow or, without a timeout, unknown.
         timeout_s: after this time without progress the attempt fails.
         storage_s: how long a checkpoint may be on its way.
         start_s: the ``timeout_s`` of the time before every worker is up.
@@ -95,6 +98,8 @@ class HangWatch:
             return None
         by_pace = not (starting or one_waits or state.returned)
         pace = max(_TIMES_FIRST * (self._first or 0.0), _TIMES_LONGEST * self._longest)
+        if self._first is None and self._timeout_s is None:
+            pace = _TIMES_UNKNOWN * self._warning_s
         if seconds < max(self._warning_s, pace if by_pace else 0.0):
             return None
         self._warned = True
