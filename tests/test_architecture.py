@@ -64,6 +64,8 @@ LAYERS = [
 INNER_LAYERS = {
     "data": [
         "arrow",
+        "datatype",
+        "expressions",
         "sources",
         "processes",
         "plan",

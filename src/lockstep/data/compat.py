@@ -19,7 +19,8 @@ _HINTS = {
     "accelerator_type", "compute", "concurrency", "fallback_strategy", "label_selector",
     "max_calls", "max_restarts", "max_retries", "max_task_retries", "memory", "num_cpus",
     "num_gpus", "override_num_blocks", "parallelism", "ray_remote_args", "ray_remote_args_fn",
-    "resources", "retry_exceptions", "scheduling_strategy",
+    "resources", "retry_exceptions", "runtime_env",
+    "scheduling_strategy",
 }  # fmt: skip
 """Arguments for where and how often Ray runs a task: no result depends on them."""
 

@@ -10,6 +10,7 @@ from lockstep.checks import check_int
 from lockstep.data.arrow.formats import check_format
 from lockstep.data.base import DatasetBase
 from lockstep.data.compat import check_hints
+from lockstep.data.expressions import Expr
 from lockstep.data.plan import operations as ops
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Transforms(DatasetBase):
 
     def filter(
         self,
-        fn: Callable[..., bool] | None = None,
+        fn: Callable[..., bool] | Expr | None = None,
         expr: Any = None,
         *,
         compute: Any = None,
@@ -180,19 +181,25 @@ class Transforms(DatasetBase):
 
         Args:
             fn: a function from a row, as a dict, to True or False.
-            expr: instead of ``fn``, and much faster: an Arrow expression
-                (``pc.field("x") > 3``), or a comparison as text (``"x > 3 and y == 'a'"``).
+            expr: instead of ``fn``, and much faster: an expression (``col("x") > 3``, or
+                Arrow's ``pc.field("x") > 3``), or a comparison as text (``"x > 3 and y == 'a'"``).
             compute, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency,
                 hints: as in ``map_batches``.
         """
         check_hints("filter", hints)
+        if isinstance(fn, Expr) and expr is None:
+            fn, expr = None, fn
         if (fn is None) == (expr is None):
             raise ValueError("filter() takes either a function or expr=…; give one of them.")
+        if isinstance(expr, Expr) and expr.runs_user_code:
+            return self._with_operation(ops.FilterComputed(expr))
         if expr is not None:
             from lockstep.data.arrow.expressions import as_expression
 
+            expr = expr.to_pyarrow() if isinstance(expr, Expr) else expr
             return self._checked(ops.FilterExpression(as_expression(expr)))
         assert fn is not None
+        assert not isinstance(fn, Expr)
         call = _call(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
             compute, concurrency, processes,
@@ -216,6 +223,29 @@ class Transforms(DatasetBase):
             raise TypeError(f"add_column({col!r}, …): the name of a column is a string.")
         call = _call(fn, None, None, None, None, compute, concurrency, processes)
         return self._with_operation(ops.AddColumn(call, col, check_format(batch_format)))
+
+    def with_column(
+        self, column_name: str, expr: Expr, *, compute: Any = None, **hints: Any
+    ) -> Dataset:
+        """Add or replace a column that Arrow computes: ``with_column("y", col("x") * 2)``.
+
+        Args:
+            column_name: its name.
+            expr: of ``lockstep.data.expressions``.
+            compute, hints: for Ray's scheduler; accepted and ignored.
+        """
+        check_hints("with_column", hints)
+        if not isinstance(column_name, str):
+            raise TypeError(f"with_column({column_name!r}, …): the name of a column is a string.")
+        if not isinstance(expr, Expr):
+            raise TypeError(
+                f"with_column({column_name!r}, {expr!r}): give an expression, such as "
+                "col('x') + 1; lit(…) is a constant."
+            )
+        operation = ops.WithColumn(column_name, expr)
+        if expr.runs_user_code:
+            return self._with_operation(operation)
+        return self._checked(operation)
 
     def select_columns(self, cols: str | Sequence[str], **hints: Any) -> Dataset:
         """Keep some columns, in this order; only these are read from files."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from lockstep.data.expressions import Expr
     from lockstep.data.processes.pool import ProcessPool
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Call",
     "ConformColumns",
     "DropColumns",
+    "FilterComputed",
     "FilterExpression",
     "FilterRows",
     "FlatMap",
@@ -47,8 +49,10 @@ __all__ = [
     "SelectColumns",
     "SliceRows",
     "UserOperation",
+    "WithColumn",
     "add_note",
     "check_columns",
+    "with_column",
 ]
 
 _TASKS_OF_A_PROCESS = 4
@@ -430,6 +434,58 @@ class FilterExpression(Operation):
 
 
 @dataclass(frozen=True, eq=False)
+class FilterComputed(Operation):
+    """The rows for which an expression with a user's function is true."""
+
+    expression: Expr
+    keeps_rows = False
+    runs_user_code = True
+
+    @property
+    def text(self) -> str:
+        """With the expression."""
+        return f"filter({self.expression!r})"
+
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+        """Null counts as false."""
+        return table.filter(self.expression.evaluate(table))
+
+
+@dataclass(frozen=True, eq=False)
+class WithColumn(Operation):
+    """A column that an expression makes of others."""
+
+    name: str
+    expression: Expr
+
+    @property
+    def runs_user_code(self) -> bool:  # type: ignore[override]
+        """Whether the expression calls a user's function."""
+        return self.expression.runs_user_code
+
+    @property
+    def text(self) -> str:
+        """With the column and the expression."""
+        return f"with_column({self.name!r}, {self.expression!r})"
+
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+        """Append the column, or replace the one of that name."""
+        import pyarrow as pa
+
+        values = self.expression.evaluate(table)
+        if isinstance(values, pa.Scalar):
+            values = pa.repeat(values, table.num_rows)
+        return with_column(table, self.name, values)
+
+
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """The table with the column appended, or in place of the one of that name."""
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, values)
+    return table.append_column(name, values)
+
+
+@dataclass(frozen=True, eq=False)
 class AddColumn(UserOperation):
     """A column that a user's function makes from a batch."""
 
@@ -453,9 +509,7 @@ class AddColumn(UserOperation):
                 f"{doing} returned {len(column)} values for {table.num_rows} rows; return one a row"
                 "."
             )
-        if self.name in table.column_names:
-            return table.set_column(table.column_names.index(self.name), self.name, column)
-        return table.append_column(self.name, column)
+        return with_column(table, self.name, column)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from lockstep.data.arrow.unify import Mismatch, common_schema
 from lockstep.data.plan.operations import (
     ConformColumns,
     DropColumns,
+    FilterComputed,
     FilterExpression,
     FilterRows,
     Operation,
@@ -16,6 +17,7 @@ from lockstep.data.plan.operations import (
     Sample,
     SelectColumns,
     SliceRows,
+    WithColumn,
 )
 from lockstep.data.plan.order import Group
 from lockstep.data.plan.unit import Piece, Reader, Unit
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["inferred_schema", "known_schema", "schema_of", "unified"]
 
-_KEEP_COLUMNS = (FilterExpression, FilterRows, Sample, SliceRows)
-_CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns, ConformColumns)
+_KEEP_COLUMNS = (FilterComputed, FilterExpression, FilterRows, Sample, SliceRows)
+_CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns, ConformColumns, WithColumn)
 _FEW = 64
 
 
@@ -39,7 +41,7 @@ def known_schema(groups: Sequence[Group]) -> pa.Schema | None:
     """
     first: pa.Schema | None = None
     for unit in _distinct(groups):
-        if not all(isinstance(op, _KEEP_COLUMNS + _CHOOSE_COLUMNS) for op in unit.operations):
+        if not all(map(_is_known, unit.operations)):
             return None
         schema = _after(unit.source.schema(), unit.operations)
         first = schema if first is None else unified(first, schema)
@@ -48,6 +50,13 @@ def known_schema(groups: Sequence[Group]) -> pa.Schema | None:
 
         return pa.schema([])
     return first
+
+
+def _is_known(operation: Operation) -> bool:
+    """Whether the columns after it follow from those before it."""
+    if isinstance(operation, _KEEP_COLUMNS):
+        return True
+    return isinstance(operation, _CHOOSE_COLUMNS) and not operation.runs_user_code
 
 
 def unified(first: pa.Schema, other: pa.Schema) -> pa.Schema:

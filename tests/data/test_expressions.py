@@ -1,0 +1,128 @@
+"""Expressions over columns."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import lockstep.data
+from lockstep.data.datatype import DataType
+from lockstep.data.expressions import Expr, col, lit, udf
+from tests.data.datasets import blocks, column
+
+ROWS = [
+    {"x": 1, "y": 2.5, "s": " ab", "l": [1, 2], "t": datetime.datetime(2024, 5, 6)},
+    {"x": 7, "y": None, "s": "Cd", "l": [3], "t": datetime.datetime(2025, 1, 2)},
+]
+
+
+@pytest.mark.parametrize(
+    ("expression", "values"),
+    [
+        (col("x") + 1, [2, 8]),
+        (1 + col("x") * 2, [3, 15]),
+        (10 - col("x"), [9, 3]),
+        (col("x") / 2, [0, 3]),
+        (col("x") / 2.0, [0.5, 3.5]),
+        (col("x").cast(pa.float64()) / lit(2), [0.5, 3.5]),
+        (col("x") // 2, [0, 3]),
+        (col("x") % 4, [1, 3]),
+        (10 % col("x"), [0, 3]),
+        (-col("x"), [-1, -7]),
+        (col("x").abs().power(2), [1, 49]),
+        (col("y").is_null(), [False, True]),
+        (col("y").is_not_null() & (col("x") > 0), [True, False]),
+        (~(col("x") == 1) | (col("y") < 1), [False, True]),
+        (col("x").is_in([7, 8]), [False, True]),
+        (col("x").not_in([7, 8]), [True, False]),
+        (col("x") != 7, [True, False]),
+        (col("s").str.upper(), [" AB", "CD"]),
+        (col("s").str.strip(), ["ab", "Cd"]),
+        (col("s").str.lstrip(" a"), ["b", "Cd"]),
+        (col("s").str.contains("b"), [True, False]),
+        (col("s") + "!", [" ab!", "Cd!"]),
+        (col("s").str.replace("b", "z").str.len(), [3, 2]),
+        (col("l").list.len(), [2, 1]),
+        (col("l").list.get(0), [1, 3]),
+        (col("t").dt.year(), [2024, 2025]),
+        (col("t").dt.strftime("%d"), ["06", "02"]),
+        (lit("same"), ["same", "same"]),
+        ((col("x") + 0.4).round().alias("q"), [1.0, 7.0]),
+    ],
+    ids=repr,
+)
+def test_values(expression: Expr, values: list[Any]) -> None:
+    dataset = lockstep.data.from_items(ROWS).with_column("z", expression)
+    assert dataset.schema().names[-1] == "z"
+    assert column(dataset, "z") == values
+    assert column(pickle.loads(pickle.dumps(dataset)), "z") == values
+
+
+def test_a_column_is_replaced_in_its_place() -> None:
+    dataset = lockstep.data.from_items(ROWS).with_column("x", col("x") + 1)
+    assert dataset.columns() == ["x", "y", "s", "l", "t"]
+    assert column(dataset, "x") == [2, 8]
+    assert dataset.select_columns(["s", "x"]).take(1) == [{"s": " ab", "x": 2}]
+
+
+def test_only_needed_rows_are_computed_and_counts_are_known() -> None:
+    dataset = blocks(100).with_column("y", col("id") * 2)
+    assert dataset.count() == 100
+    assert dataset.limit(2).take_all() == [{"id": 0, "y": 0}, {"id": 1, "y": 2}]
+
+
+def test_filters() -> None:
+    dataset = blocks(10)
+    assert column(dataset.filter(expr=(col("id") > 3) & (col("id") < 6))) == [4, 5]
+    assert column(dataset.filter(col("id").is_in([1, 9]))) == [1, 9]
+
+    @udf(pa.bool_())
+    def odd(values: pa.Array) -> pa.Array:
+        return pc.equal(pc.bit_wise_and(values, 1), 1)
+
+    assert column(dataset.filter(expr=odd(col("id")))) == [1, 3, 5, 7, 9]
+
+
+def test_functions_of_the_user() -> None:
+    @udf(return_dtype=DataType.int32())
+    def both(left: pa.Array, right: pa.Array, more: int = 0) -> Any:
+        return pc.add(pc.add(left, right), more)
+
+    @udf(return_dtype=DataType.float64())
+    class Plus:
+        def __init__(self, offset: float) -> None:
+            self.offset = offset
+
+        def __call__(self, values: pa.Array) -> Any:
+            return [value.as_py() + self.offset for value in values]
+
+    dataset = blocks(3).with_column("a", both(col("id"), col("id") * 2, more=1))
+    dataset = dataset.with_column("b", Plus(0.5)(col("a")) * 2)
+    assert dataset.take_all() == [
+        {"id": 0, "a": 1, "b": 3.0},
+        {"id": 1, "a": 4, "b": 9.0},
+        {"id": 2, "a": 7, "b": 15.0},
+    ]
+    assert dataset.schema().field("a").type == pa.int32()
+
+
+def test_errors() -> None:
+    with pytest.raises(KeyError, match=r"col\('q'\): there is no such column; there are id"):
+        blocks(3).with_column("y", col("q"))
+    with pytest.raises(TypeError, match=r"give an expression, such as col\('x'\) \+ 1"):
+        blocks(3).with_column("y", 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="combine expressions with &"):
+        bool(col("x") > 1 and col("y") > 1)
+    with pytest.raises(AttributeError, match=r"\.str has no 'shout'; it has len"):
+        col("x").str.shout()
+    with pytest.raises(AttributeError, match="no 'sqroot'"):
+        col("x").sqroot()
+    with pytest.raises(ValueError, match=r"utf8_upper\(col\('id'\)\) cannot be computed"):
+        blocks(3).with_column("y", col("id").str.upper())
+    with pytest.raises(ValueError, match="returned 1 values for 3 rows"):
+        blocks(3, 1).with_column("y", udf()(lambda values: [1])(col("id"))).take_all()
