@@ -23,6 +23,7 @@ __all__ = ["CallbackLane", "LaneBarrier"]
 STATE_S = 1.0
 """How often a callback's state is kept while the trials of an experiment come and go."""
 BATCH_S = 0.25
+"""How long a batched callback collects events before it writes. Files may lag by that much."""
 LOG_ROWS_A_SECOND = 1000
 """How many rows of ``train.log()`` a tracker gets. Parsing more of them would slow the driver."""
 # A long batch would hold the interpreter lock for 5 ms and more at a time, and the driver's answers
@@ -77,13 +78,16 @@ class CallbackLane:
             target=self._run, name=f"lockstep-callback-{self.name}", daemon=True
         )
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        # Bound once: it is called for each report.
         self.put = self._queue.put
         # A user's callback may set these, too (docs/tracking.md).
         self.end_timeout_s = _option(callback, "end_timeout_s")
         self._limit = _option(callback, "max_waiting")
         self.offer = self.put if self._limit is None else self._put_if_room
         self.batched = isinstance(callback, TrackerCallback) and callback.batched
+        # The fast way below calls on_trial_result only; a UserCallback has other hooks to call.
         self._takes_rows = self.batched and not isinstance(callback, UserCallback)
+        # Of lockstep's own trackers only the files (CSV, JSON) have no limit: they miss nothing.
         self.is_file = self.batched and self._limit is None
         self.uses_directory = _option(callback, "uses_directory")
         self.takes_logs = isinstance(callback, TrackerCallback) and callback.takes_logs
@@ -94,6 +98,7 @@ class CallbackLane:
             for hook in ("on_step_begin", "on_step_end")
         )
         self.was_late = False
+        # Two counters and no lock: each is written by one thread only.
         self._asked = self._answered = 0
         self._closing = threading.Event()
 
@@ -146,6 +151,7 @@ class CallbackLane:
         if not isinstance(self.callback, TrackerCallback):
             return None
         reports, ends = [], []
+        # What the thread has not taken yet is taken here, so that the tracker can keep it.
         while event := self._waiting():
             if event[0] is CallbackLane.reported:
                 reports.append(event[2:5])
@@ -262,6 +268,8 @@ class CallbackLane:
     def _run(self) -> None:
         event = self._next()
         while event is not None and not self.hooks.abandoned:
+            # One write for many rows: fewer system calls, and the lock stays with the driver.
+            # At the end nothing more comes, so `_closing` cuts the wait short.
             if self.batched:
                 self._closing.wait(BATCH_S)
             while event and not self.hooks.abandoned:
@@ -345,6 +353,7 @@ class LaneBarrier:
         self._timer.start()
 
     def _time_out(self) -> None:
+        # A lane may arrive while the timer fires, in its own thread.
         with self._lock:
             late = [lane for lane in self._awaited if not lane.is_file]
         for lane in late:
@@ -354,6 +363,7 @@ class LaneBarrier:
     def arrived(self, *lanes: CallbackLane) -> None:
         """These lanes have delivered everything. May be called in any thread."""
         with self._lock:
+            # Only the call that empties the set calls `done`; a late lane finds it empty.
             was_waiting = bool(self._awaited)
             self._awaited.difference_update(lanes)
             if not was_waiting or self._awaited:

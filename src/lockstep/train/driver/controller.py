@@ -112,6 +112,7 @@ class Controller:
         self._display = display
         self._decide = decide
         self._shares_loop = shares_loop
+        # A local publish is one rename. Only where other trials share this thread may it not block.
         self._waits_for_storage = run.storage.is_local and not shares_loop
         self._verbose = config.verbose
         self._notifier = RunNotifier(run, plan.run_context, callbacks, display, config.verbose)
@@ -130,17 +131,22 @@ class Controller:
         self._output: OutputRouter | None = None
         self.ended = False
         """Nothing is left to do, on storage either."""
+        # Performing an action may cause events. They wait here until the actions of the current
+        # event are done, so the state machine never sees an event halfway through another.
         self._events: deque[e.Event] = deque()
         self._timers: list[Timer] = []
         self._interrupts = 0
         self._insist: Timer | None = None
         self._handling = False
         self._started_at = 0.0
+        # Committed checkpoints, oldest first, and how many of them each rank has been sent: an
+        # answer carries only the new ones.
         self._reported: list[tuple[Checkpoint, dict[str, Any]]] = []
         self._known_to: list[int] = []
         self._reduced: dict[str, Any] | None = None
         past = run.past()
         if not run.restored and plan.start_from is not None:
+            # Numbers continue those of the checkpoint that the run starts from.
             past["next_checkpoint_id"] = plan.start_from.current_id or 0
         failures = config.failure_config
         self.state, self._first_actions = RunState.new(
@@ -163,6 +169,7 @@ class Controller:
             )
         if not self._run.storage.is_local:
             self._storage.sync_regularly()
+        # As while an event is handled: an engine that cannot start feeds Closed during the loop.
         self._handling = True
         for action in self._first_actions:
             self._perform(action)
@@ -172,6 +179,7 @@ class Controller:
     def preempt(self) -> None:
         """SIGTERM: once lets workers save and stop, twice kills them. Safe in a signal handler."""
 
+        # The handler may run in the middle of a transition, so it only queues the call.
         def feed() -> None:
             notice = self.state.notice
             if notice is not None and notice.kind == "preemption" and notice.rank is None:
@@ -190,9 +198,11 @@ class Controller:
 
         def feed() -> None:
             self._interrupts += by_user
+            # A worker or a store may ignore everything. This timer ends the wait in any case.
             if self._interrupts == 2 and self._insist is None:
                 self._insist = self._loop.call_later(INSIST_S, self._end_now)
             gives_up = by_user and self._storage.is_late
+            # Looked up before the event, which may end the run.
             only_storage = len(self.state.gone) == self.state.world_size
             self._feed(e.Interrupt(gives_up))
             if gives_up and only_storage:
@@ -271,6 +281,7 @@ class Controller:
             self._message(event.rank, event.message)
         elif isinstance(event, WorkerExited):
             self._loan.end(event.rank)
+            # First, because Gone may decide the size of the next attempt.
             if self.state.scaling.elastic:
                 self._feed(e.CapacityChanged(self._engine.capacity(self._group_spec)))
             self._feed(e.Gone(event.rank, event.exitcode, event.detail))
@@ -278,6 +289,8 @@ class Controller:
             self._feed(e.Preempt(event.rank, self._preemption_deadline()))
 
     def _message(self, rank: int, message: Any) -> None:
+        # Reports come thousands of times a second, so they are first. Comparing types is faster
+        # than isinstance(), and messages have no subclasses.
         kind = type(message)
         if kind is m.Report:
             self._feed(e.Reported(rank, message))
@@ -301,6 +314,8 @@ class Controller:
         elif kind is m.Failed:
             self._feed(e.Raised(rank, message.error, message.before_start))
         elif kind is m.Interrupted:
+            # Ctrl-C in a terminal reaches the whole process group: one rank's word for it is
+            # enough.
             if not self.state.interrupted:
                 self._feed(e.Interrupt())
         elif kind is m.BorrowTerminal:
@@ -321,6 +336,7 @@ class Controller:
 
     def _start_workers(self, action: e.StartWorkers) -> None:
         if self._group is not None:
+            # Its processes are gone; its sockets are not.
             self._group.close()
         self._started_at = time.perf_counter()
         self._group_spec = replace(self._group_spec, size=action.size)
@@ -351,6 +367,7 @@ class Controller:
         if not run.storage.is_local:
             self._storage.sync_journal_soon()  # the attempt's number is used now
         newest = run.newest_checkpoint()
+        # The run's own progress comes before what it was started from.
         checkpoint = run.open_checkpoint(newest) if newest else self._start_from
         self._reported = [(run.open_checkpoint(r), r.metrics) for r in run.checkpoints]
         self._known_to = [len(self._reported)] * self.state.world_size
@@ -359,6 +376,7 @@ class Controller:
             action.announcements,
             self.state.attempt,
             checkpoint,
+            # A copy: in this process the message is not pickled, and the list grows.
             self._reported[:],
             newest.positions if newest else None,
         )
@@ -383,14 +401,17 @@ class Controller:
             self._send(rank, order)
 
     def _record(self, action: e.Record) -> None:
+        # Journaled before anybody acts on the row, so that what was decided can be explained.
         row = self._run.record_report(action.reports, action.checkpoint)
         reduces = action.reports[0].reduce is not None
+        # The training function may change what it gets, and callbacks still have to see the row.
         self._reduced = copy.deepcopy(self._run.last_metrics) if reduces else None
         stop: m.Stop = False
         if self._decide is not None:
             try:
                 stop = self._decide(row)
             except StopConditionError as error:
+                # Before Recorded: a run that is stopping does not answer its ranks.
                 self._feed(e.Raised(0, pack_error(error)))
         self._feed(e.Recorded(stop))
         self._notifier.reported(action.reports, action.checkpoint, row)
@@ -417,6 +438,7 @@ class Controller:
             self._published(save, record, error)
             return
         future = self._storage.submit(self._run.publish, record)
+        # The callback runs in the storage thread; the state belongs to the loop's.
         future.add_done_callback(
             lambda done: self._loop.call_soon(
                 lambda: self._published(save, record, done.exception())
@@ -433,6 +455,7 @@ class Controller:
             self._feed(e.SaveFailed(save.name, pack_error(error)))
             return
         run = self._run
+        # The new checkpoint is journaled before old ones are deleted: there is always one left.
         surplus = run.record_checkpoint(record)
         checkpoint = run.open_checkpoint(record)
         self._reported.append((checkpoint, record.metrics))
@@ -494,6 +517,7 @@ class Controller:
             "preemption": settings.preemption_grace_seconds(),
         }
         seconds = known[action.kind] if action.seconds is None else action.seconds
+        # The attempt is read now: when the timer fires, it may be another one.
         fired = e.TimerFired(action.kind, self.state.attempt)
         self._later(seconds, lambda: self._feed(fired))
 
@@ -551,10 +575,12 @@ class Controller:
         if self._group is not None:
             self._group.close()
             self._group = None
+        # The run has ended only when storage has: copies and deletes may still be queued.
         self._storage.drain(lambda: self._conclude(action))
 
     def _conclude(self, action: e.End) -> None:
         self.ended = True
+        # drain() has set timers of its own since.
         for timer in self._timers:
             timer.cancel()
         if self._insist is not None:
@@ -616,6 +642,7 @@ class Controller:
             self._storage.is_late = True
             self._notifier.warn_once(f"stalled {name}", f"{name} {doing}.")
             return
+        # The publish cannot be cancelled, only ignored. Later work gets threads that are not stuck.
         self._storage.abandon()
         self._notifier.release()
         self._run.discard(name, later=True)

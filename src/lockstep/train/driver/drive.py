@@ -47,6 +47,7 @@ __all__ = [
 _INSIST_S = 1.4
 """How long after the second Ctrl-C the main thread is interrupted; the controller ends before."""
 _INSIST_AGAIN_S = 0.15
+"""How long until it is interrupted again: user code may have caught the first interrupt."""
 
 
 def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Display) -> RunState:
@@ -67,6 +68,7 @@ def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Displ
 
     with Impatience() as impatience, impatience.cuts_short(), ExitStack() as cleanup:
         loop = EventLoop()
+        # Undone in reverse: workers end first, then the display, then callbacks, the loop last.
         cleanup.callback(loop.close)
         cleanup.callback(callbacks.close)
         controller = Controller(
@@ -124,6 +126,7 @@ def _finish(run: Run, phase: Phase, display: Display, config: RunConfig) -> None
         finish()
         return
     where, warning_s, timeout_s = run.storage.uri, config.hang_warning_s, config.storage_timeout_s
+    # In a thread, so that Ctrl-C and the timeout can end the wait for a store that hangs.
     job = JobThread("lockstep-storage").submit(finish)
     try:
         left_s = timeout_s
@@ -155,13 +158,17 @@ class Impatience:
         self.insists = False
         self._presses = 0
         self._left = threading.Lock()
+        # Held while the context is entered. Releasing it wakes `_insist` at once, and a lock can be
+        # released by another thread than the one that acquired it.
         self._left.acquire()
+        # No signal may be sent after __exit__: it would hit whatever the main thread does then.
         self._signalling = threading.Lock()
 
     def __enter__(self) -> Impatience:
         return self
 
     def __exit__(self, *error: object) -> None:
+        # An interrupt may arrive in this very block: try again until it was completed once.
         while True:
             with suppress(KeyboardInterrupt), self._signalling:
                 if self._left.locked():
@@ -193,6 +200,7 @@ class Impatience:
             with self._signalling:
                 if self._left.locked():
                     self.insists = True
+                    # A signal, because only that wakes a system call that blocks.
                     signal.pthread_kill(thread, signal.SIGINT)
             wait_s = _INSIST_AGAIN_S
 
@@ -203,7 +211,7 @@ def driver_signals(
 ) -> Iterator[None]:
     """While runs are driven, Ctrl-C and SIGTERM call these instead of ending this process."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # Python allows only the main thread to install handlers
         return
     reactions = {signal.SIGINT: interrupt, signal.SIGTERM: preempt}
 

@@ -88,15 +88,19 @@ class Save(NamedTuple):
 
     name: str
     id: int
+    """Grows with each save. Names do not: a user may choose them."""
     mode: CheckpointUploadMode
     reports: tuple[Report | None, ...]
     """By rank; None for ranks that have no part in it."""
     report_number: int
     """The number of the checkpoint's row; without a row of its own, of the row before it."""
     snapshots_due: frozenset[int]
+    """Ranks whose files the training function could still change (``ASYNC`` only)."""
     parts_due: frozenset[int]
+    """Ranks whose files are not on storage yet."""
     fingerprints: tuple[dict[str, int], ...] = ()
     committing: bool = False
+    """``Commit`` was ordered: another thread may be publishing it."""
     is_row: bool = True
     """False for ``save_checkpoint()``, which is no report."""
 
@@ -120,7 +124,7 @@ class Reported(NamedTuple):
 
 
 class SnapshotPart(NamedTuple):
-    """A rank's part of an asynchronous checkpoint is safe."""
+    """The training function can no longer change a rank's part of an asynchronous checkpoint."""
 
     rank: int
     name: str
@@ -200,6 +204,7 @@ class Preempt(NamedTuple):
 
     rank: int | None
     deadline: float
+    """When that process is killed, in seconds since the epoch."""
 
 
 class CapacityChanged(NamedTuple):
@@ -226,6 +231,7 @@ class TimerFired(NamedTuple):
 
     kind: str
     attempt: int
+    """The attempt that set the timer: a later attempt ignores it."""
 
 
 class Closed(NamedTuple):

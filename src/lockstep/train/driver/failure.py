@@ -27,8 +27,10 @@ __all__ = [
     "signature",
 ]
 
+# Doubled for each attempt without progress (docs/decisions/0030).
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 60.0
+# An error is read in a terminal: a thousand ranks, or a tensor in a message, must not fill it.
 _MAX_RANKS = 8
 _MAX_TEXT = 2000
 _MAX_OTHERS = 3
@@ -72,6 +74,7 @@ _LIBRARY_WORDS = {
     "nccl": ("abort", "remote", "unhandled system error"),
     "process group": ("aborted", "shutdown", "shut down"),
 }
+# A message may be megabytes long, and the loop's thread searches it.
 _MAX_MESSAGE = 100_000
 
 
@@ -105,6 +108,7 @@ class FailurePolicy:
     def delay_s(self, fruitless: int) -> float:
         """How long to wait before the next attempt, after so many in a row without progress."""
         return (
+            # The first failure says little: most are retried at once.
             min(_FIRST_DELAY_S * 2.0 ** (fruitless - 2), _LONGEST_DELAY_S) if fruitless > 1 else 0.0
         )
 
@@ -165,8 +169,9 @@ def first_cause(failures: tuple[WorkerFailure, ...]) -> WorkerFailure:
 
 
 def _precedence(failure: WorkerFailure) -> int:
+    # The order explained in first_cause.
     if _is(failure, PreemptedError):
-        return 0  # the verdict on all the others
+        return 0  # added at the end, it explains all the others
     if lost_connection(failure):
         return 3
     return 1 if failure.died and "SIGABRT" not in failure.error["message"] else 2
@@ -192,6 +197,7 @@ def describe(failures: tuple[WorkerFailure, ...], attempt: int, world_size: int)
     notes = [f"in attempt {attempt}"] if attempt > 1 else []
     if fails_again(cause):
         notes.append("before the training function was called")
+    # Reversed, so that of a rank with several failures the first one stays.
     others = {failure.rank: failure for failure in reversed(failures)}
     del others[cause.rank]
     cut_off = [] if lost_connection(cause) else [r for r in others if lost_connection(others[r])]
@@ -262,10 +268,12 @@ def _subject(rank: int) -> str:
 def _chain(record: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     while record is not None:
         yield record
+        # As Python prints tracebacks: `raise … from` counts before what was being handled.
         record = record.get("cause") or record.get("context")
 
 
 def _ending(exitcode: int | None) -> str:
+    # The engine could not find out: the process that started the worker is gone, too.
     if exitcode is None:
         return "was lost"
     if exitcode >= 0:

@@ -14,6 +14,7 @@ from lockstep.train.driver.state import RunState
 __all__ = ["HangWatch", "Stalled"]
 
 # When no rank waits, only the run's own pace distinguishes a hang from a long step.
+# 20 times the longest step so far: an evaluation every few epochs is no hang.
 _TIMES_LONGEST = 20
 _TIMES_UNKNOWN = 10
 """Before the first report nothing is known of the pace, and a long first epoch is no hang. A user
@@ -60,6 +61,7 @@ class HangWatch:
         limits = [
             limit for limit in (warning_s, timeout_s, storage_s, start_s) if limit is not None
         ]
+        # A quarter: the warning is then at most 25 % late.
         self.interval_s = min(limits) / 4 if limits else None
         self._seen: tuple[Any, ...] = ()
         self._since = 0.0
@@ -75,6 +77,7 @@ class HangWatch:
         ``logged``: how many rows ``train.log()`` has sent so far.
         """
         starting = state.phase is Phase.STARTING
+        # Cheap to compare, and different whenever something has happened.
         seen = (
             state.attempt,
             state.phase,
@@ -96,6 +99,7 @@ class HangWatch:
             return Stuck(seconds, fatal=True, warned=self._warned)
         if self._warning_s is None or self._warned:
             return None
+        # A rank that waits for another proves a difference between ranks, whatever the pace.
         by_pace = not (starting or one_waits or state.returned)
         pace = max(_TIMES_FIRST * (self._first or 0.0), _TIMES_LONGEST * self._longest)
         if self._first is None and self._timeout_s is None:
@@ -110,7 +114,7 @@ class HangWatch:
         if seen[:2] != self._seen[:2]:  # another attempt, or it has just been launched
             self._first, self._longest = None, 0.0
         elif seen != self._seen:
-            # What happened between two looks was too short to be measured.
+            # The watch looks every interval_s: a shorter time cannot be measured, and counts as 0.
             quiet_s = now - self._since
             quiet_s = quiet_s if quiet_s > 1.5 * (self.interval_s or 0.0) else 0.0
             if self._first is None:

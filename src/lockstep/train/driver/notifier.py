@@ -45,6 +45,7 @@ class RunNotifier:
         self._display = display
         self._verbose = verbose
         self._queue: deque[Callable[[], None]] = deque()
+        # True while a report's checkpoint is being published. Callbacks get both together.
         self._held = False
         self._started = False
         self._last_result: dict[str, Any] = {}
@@ -74,6 +75,7 @@ class RunNotifier:
         # Callbacks see the row before this one in ``trial.last_result``.
         trial = self._snapshot("RUNNING")
         self._last_result = row
+        # Copied now: more rows may be recorded before the queue is delivered.
         numbers = run.iteration, run.rows
         self._queue.append(
             partial(self._report, numbers, trial, row, run.last_metrics, reports, checkpoint)
@@ -104,6 +106,7 @@ class RunNotifier:
         """The run is over."""
         self.release()
         self.deliver()
+        # Callbacks hear of the end of a run only if they heard of its start.
         if self._started:
             failed = phase is Phase.FAILED
             stopped = phase in (Phase.INTERRUPTED, Phase.PREEMPTED)
@@ -145,6 +148,7 @@ class RunNotifier:
         opened = None
         if checkpoint is not None:
             opened = self._run.open_reported(reports, checkpoint)
+            # The report waited for its checkpoint, which is the newest one by now.
             trial = replace(trial, checkpoint=self._newest)
         ranks = [report.metrics or {} for report in reports]
         self._callbacks.report(iteration, trial, row, ranks, opened)

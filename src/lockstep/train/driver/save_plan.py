@@ -60,6 +60,7 @@ def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:
         CheckpointError: what is a file for one rank is a directory for another.
     """
     owners: dict[str, list[int]] = {}
+    # Sorted, so the lowest rank is the first owner of each name.
     for rank in sorted(parts):
         for name in parts[rank].files:
             owners.setdefault(_slot(name), []).append(rank)
@@ -68,7 +69,8 @@ def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:
         rank: tuple(name for name in parts[rank].files if owners[_slot(name)][0] == rank)
         for rank in parts
     }
-    # Equal dicts make unequal pickles (torch writes addresses into them), and rank 0's counts.
+    # Two equal dicts can have different pickles (torch writes addresses into them), so comparing
+    # dicts would warn without reason.
     compared = {name for name in owners if len(owners[name]) > 1 and name != DICT_FILE}
     compare = {rank: tuple(filter(compared.__contains__, parts[rank].files)) for rank in parts}
     return SavePlan(write, compare)
@@ -81,6 +83,7 @@ def _slot(name: str) -> str:
 
 def _check_clashes(owners: Mapping[str, list[int]]) -> None:
     for name, (rank, *_) in owners.items():
+        # Found here, before any rank writes: halfway through, files would be lost.
         above = name.rpartition("/")[0]
         while above:
             other = owners.get(above, [rank])[0]

@@ -22,7 +22,7 @@ class ScalingPolicy:
     def size_for(self, capacity: int) -> int | None:
         """The size to start with where ``capacity`` workers fit; None if too few do.
 
-        A fixed size does not ask: it may oversubscribe the machine.
+        A fixed size ignores ``capacity``: a user may want more workers than there are cores.
         """
         if not self.elastic:
             return self.largest
@@ -31,5 +31,6 @@ class ScalingPolicy:
 
     def grown(self, size: int, capacity: int) -> int | None:
         """The larger size a running group should change to, None to stay."""
+        # Never smaller: a running group shrinks only when a worker is lost.
         wanted = self.size_for(capacity)
         return wanted if self.elastic and wanted is not None and wanted > size else None

@@ -100,7 +100,10 @@ __all__ = ["IllegalTransition", "RunState", "transition"]
 
 
 class RunState(NamedTuple):
-    """Everything the next decision depends on. A tuple: thousands are made a second."""
+    """Everything that the next decision depends on.
+
+    A NamedTuple and not a dataclass: thousands of states are created a second.
+    """
 
     # The whole run.
     world_size: int
@@ -202,6 +205,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         saves=(),
         committed_before=state.committed,
         rows_before=state.rows,
+        # A row proves that the function was called. Both counts are the old state's here.
         began=state.began or state.rows > state.rows_before,
         returned=frozenset(),
         trackers_open=frozenset(),
@@ -223,10 +227,12 @@ def _illegal(state: RunState, event: Event) -> IllegalTransition:
 
 
 def _note(state: RunState, what: str) -> tuple[str, ...]:
+    # Not called for reports: twenty of them would push out everything that led to the error.
     return (*state.history[-19:], what)
 
 
 def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
+    # Another rank has failed, or Ctrl-C came, while this worker started: it will be killed.
     if state.phase is Phase.STOPPING:
         return state, []
     if state.phase is not Phase.STARTING or state.workers[event.rank] is not None:
@@ -237,6 +243,7 @@ def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
         announcements=_put(state.announcements, event.rank, event.announcement),
         history=_note(state, f"rank {event.rank} ready"),
     )
+    # No worker is launched before all are up: each one needs the addresses of the others.
     known = tuple(worker for worker in workers if worker is not None)
     if len(known) < state.world_size:
         return state, []
@@ -246,21 +253,23 @@ def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
 
 def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]:
     if state.phase is Phase.STOPPING:
-        return _close_trackers(
-            state, {event.rank}
-        )  # never answered: the rank is about to be stopped
+        # Never answered: the rank is about to be stopped.
+        return _close_trackers(state, {event.rank})
     if state.phase is not Phase.RUNNING:
         raise _illegal(state, event)
     rank, report = event
+    # save_checkpoint() concerns one rank: it adds no row, and no other rank waits for it.
     if report.metrics is None:
         parts: list[Report | None] = [None] * state.world_size
         parts[rank] = report
         return _start_save(state, tuple(parts), is_row=False)
+    # A rank waits for its answer before it reports again.
     if state.waiting[rank] is not None or state.recording:
         raise _illegal(state, event)
     waiting = _put(state.waiting, rank, report)
     arrived = state.arrived + 1
     if arrived < state.world_size:
+        # The missing rank may have returned already. Then nobody would open this barrier.
         return _check_counts(state._replace(waiting=waiting, arrived=arrived))
     if any(part.checkpoint is not None for part in waiting):
         state = state._replace(waiting=waiting, arrived=arrived)
@@ -282,6 +291,7 @@ def _start_save(
         for rank, report in enumerate(reports)
         if report is not None and report.checkpoint is not None
     }
+    # Ranks agree on what matters (agreed_name checks that), so one rank's report speaks for all.
     lead = parts[min(parts)]
     try:
         name = agreed_name(parts)
@@ -289,6 +299,7 @@ def _start_save(
         return _fail(state, WorkerFailure(min(parts), pack_error(error)))
     number = state.next_checkpoint_id
     if name is None:
+        # A user may have given such a name as checkpoint_dir_name.
         while _is_taken(state, checkpoint_name(number)):
             number += 1
         name = checkpoint_name(number)
@@ -313,6 +324,8 @@ def _start_save(
         else frozenset(),
         is_row=is_row,
     )
+    # A checkpoint that is not uploaded may lie in the run's own directory. Its name must never be
+    # used for another one: publishing that would replace the user's files.
     users = entry_of(lead.location or "")
     state = state._replace(
         next_checkpoint_id=number + 1,
@@ -330,6 +343,7 @@ def _start_save(
 
 def _snapshot_part(state: RunState, event: SnapshotPart) -> tuple[RunState, list[Action]]:
     save = _find(state, event.name)
+    # The message was on its way when the attempt began to stop: no rank will be answered.
     if save is None or state.phase is not Phase.RUNNING:
         return state, []
     save = save._replace(snapshots_due=save.snapshots_due - {event.rank})
@@ -339,6 +353,7 @@ def _snapshot_part(state: RunState, event: SnapshotPart) -> tuple[RunState, list
 
 def _saved_part(state: RunState, event: SavedPart) -> tuple[RunState, list[Action]]:
     save = _find(state, event.name)
+    # The save was abandoned or has failed before this part arrived.
     if save is None:
         return state, []
     save = save._replace(
@@ -356,12 +371,16 @@ def _commit_next(state: RunState) -> tuple[RunState, list[Action]]:
     save = state.saves[0]
     if save.parts_due or save.committing:
         return state, []
+    # An asynchronous save has its row as soon as the last snapshot is there, and may be committed
+    # even while the attempt stops. A synchronous one gets its row only here.
     asynchronous = save.mode is CheckpointUploadMode.ASYNC
     if save.snapshots_due or (not asynchronous and state.phase is not Phase.RUNNING):
         return state, []  # its report will never be answered, so there is no such row
     save = save._replace(committing=True)
     state = _with_save(state, save)
     if save.is_row and not asynchronous:
+        # The row is journaled before the checkpoint is published. A driver killed in between loses
+        # neither: the other order would leave a checkpoint without its metrics.
         state, actions = _record(state, save.name)
         return state, [*actions, Commit(save)]
     return state, [Commit(save)]
@@ -377,9 +396,11 @@ def _recorded(state: RunState, event: Recorded) -> tuple[RunState, list[Action]]
 def _open_barrier(state: RunState, **also: Any) -> tuple[RunState, list[Action]]:
     size = state.world_size
     state = state._replace(waiting=(None,) * size, arrived=0, **also)
+    # The attempt is stopping. An answer would let ranks train on, past the state that counts.
     if state.phase is not Phase.RUNNING:
         return state, []
     everyone = tuple(range(size))
+    # A run that stops for good here needs no notice to save and start again.
     if state.notice is None or state.stop:
         return state, [Answer(everyone, state.stop)]
     return _answer_with_notice(state, state.notice, everyone)
@@ -391,6 +412,8 @@ def _answer_with_notice(
     """Send the notice at one report, so that ranks can save; stop them at a later one."""
     if state.noticed_at is None:
         return state._replace(noticed_at=state.rows), [Answer(everyone, False, notice)]
+    # A preempted process ends anyway, so ranks stop at the next report. A resize can wait for a
+    # checkpoint that is newer than the notice: then no training is lost.
     if notice.kind == "preemption" or state.safe_rows > state.noticed_at:
         return state._replace(stops_on_notice=True), [Answer(everyone, True)]
     return state, [Answer(everyone, False)]
@@ -408,10 +431,12 @@ def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action
     )
     actions: list[Action] = []
     if save.mode is not CheckpointUploadMode.ASYNC:
+        # Ranks waited for this commit. For an asynchronous save they were answered at the row.
         if save.is_row:
             state, actions = _open_barrier(state)
         elif state.phase is Phase.RUNNING:
             actions = [Answer(_ranks_of(save), False)]
+    # A later save may have been complete for long, and all ranks gone: only this one was due.
     state, next_commit = _commit_next(state)
     state, more = _check_stopped(state)
     return state, [*actions, *next_commit, *more]
@@ -419,6 +444,7 @@ def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action
 
 def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Action]]:
     state = state._replace(saves=tuple(save for save in state.saves if save.name != event.name))
+    # Publishing is the driver's work, so no rank is to blame; an error record needs one.
     return _fail(state, WorkerFailure(0, event.error))
 
 
@@ -429,10 +455,13 @@ def _returned(state: RunState, event: Returned) -> tuple[RunState, list[Action]]
         history=_note(state, f"rank {event.rank} returned"),
     )
     if state.phase is Phase.STOPPING:
+        # A rank may close its tracker's run and then return, although the attempt has failed.
         return _after_closing(state) if event.rank in state.closing else (state, [])
     if state.phase is not Phase.RUNNING:
         raise _illegal(state, event)
     if len(state.returned) == state.world_size:
+        # Workers wait for the release, so that no rank tears a process group down that another rank
+        # still uses. The timer ends a worker whose threads keep it from exiting.
         return state._replace(phase=Phase.STOPPING), [ReleaseWorkers(), SetTimer("exit")]
     return _check_counts(state)
 
@@ -446,7 +475,9 @@ def _close_trackers(state: RunState, waiting: set[int]) -> tuple[RunState, list[
 
     Without this, rank 0's tracker would show a run that is still running, for ever.
     """
+    # A rank in a collective reads no message; only one that waits at a report can be asked.
     ranks = (waiting & state.trackers_open) - state.closing - state.gone
+    # An interrupt reaches the function itself, which then closes its tracker's run.
     if not ranks or not state.failures or state.killed or state.interrupted:
         return state, []
     return state._replace(closing=state.closing | ranks), [CloseTrackers(tuple(sorted(ranks)))]
@@ -490,6 +521,7 @@ def _raised(state: RunState, event: Raised) -> tuple[RunState, list[Action]]:
         state = state._replace(
             closing=state.closing - {event.rank}, trackers_open=state.trackers_open - {event.rank}
         )
+    # ClosingTrackers brought this error already. Counting it twice would name the rank twice.
     known = event.rank in {failure.rank for failure in state.failures}
     if known and was_closing:
         return _after_closing(state)
@@ -503,6 +535,7 @@ def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
     )
     known = {failure.rank for failure in state.failures}
     expected = event.rank in known or event.rank in state.returned
+    # An exit that the driver has caused is no failure of its own.
     stopped_by_us = state.killed or state.interrupted
     if expected or stopped_by_us:
         return _check_stopped(state)
@@ -513,6 +546,7 @@ def _closed(state: RunState, event: Closed) -> tuple[RunState, list[Action]]:
     """No retry: starting the workers again would fail again, at once."""
     failures = (WorkerFailure(0, event.error),)
     everyone = frozenset(range(state.world_size))
+    # Nothing was started, so nobody has to exit before the run can end.
     state = state._replace(phase=Phase.FAILED, failures=failures, gone=everyone)
     return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
 
@@ -543,11 +577,13 @@ def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action
     if state.phase is Phase.WAITING:
         return state._replace(phase=Phase.INTERRUPTED), [End(Phase.INTERRUPTED, ())]
     finished = state.phase is Phase.STOPPING and len(state.returned) == state.world_size
+    # Only storage is waited for. Without its saves the state waits for nothing any more.
     if event.gives_up and len(state.gone) == state.world_size:
         interrupted = state.interrupted or not finished
         return _check_stopped(state._replace(saves=(), interrupted=interrupted))
     if finished:
         return state._replace(killed=True), [KillWorkers()]  # the run counts as finished
+    # Workers that are stopping already had their chance to clean up: kill them.
     again = state.interrupted or state.phase is Phase.STOPPING
     state = state._replace(
         phase=Phase.STOPPING,
@@ -562,6 +598,7 @@ def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action
 
 def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
     if state.phase is Phase.WAITING:
+        # The notice of a worker that has exited since: between attempts there is no worker to save.
         if event.rank is not None:
             return state, []
         return state._replace(phase=Phase.PREEMPTED), [End(Phase.PREEMPTED, ())]
@@ -573,7 +610,7 @@ def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
         return state, []
     state = state._replace(
         notice=Notice("preemption", event.rank, event.deadline),
-        noticed_at=None,
+        noticed_at=None,  # a resize that was announced before is replaced: announce again
         history=_note(state, "preemption notice"),
     )
     return state, [SetTimer("preemption")]
@@ -585,9 +622,11 @@ def _capacity_changed(state: RunState, event: CapacityChanged) -> tuple[RunState
 
 def _consider_growing(state: RunState) -> RunState:
     """Plan a resize if more workers fit, or drop the plan if they do not fit any more."""
+    # Once ranks have the order to stop, the next attempt chooses its size by itself.
     if state.phase is not Phase.RUNNING or state.stops_on_notice:
         return state
     grown = state.scaling.grown(state.world_size, state.capacity) is not None
+    # A pending preemption is more urgent, and the attempt after it chooses its size anyway.
     if grown and state.notice is None:
         return state._replace(notice=Notice("resize"), noticed_at=None)
     if not grown and state.notice is not None and state.notice.kind == "resize":
@@ -605,7 +644,8 @@ def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
     state, actions = _fail(state, WorkerFailure(explain.missing[0], pack_error(error)))
     if event.warned or explain.starting:
         return state, actions
-    # Writing a stack takes a moment longer than sending an error.
+    # Ranks must live until their stacks are written, which takes a moment longer than sending
+    # an error. So the kill waits for the longer of the two timers, which is set once.
     at_once = (SetTimer("collect"), KillWorkers())
     patient = [SetTimer("cause") if action in at_once else action for action in actions]
     return state._replace(killed=False), [explain, *dict.fromkeys(patient)]
@@ -654,11 +694,13 @@ def _hang_error(hang: ExplainHang) -> str:
 
 
 def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Action]]:
+    # Timers are not cancelled between attempts: one of an earlier attempt means nothing now.
     if event.attempt != state.attempt or state.phase.ended or state.killed:
         return state, []
     if state.phase is Phase.WAITING:
         return _restart(state) if event.kind == "retry" else (state, [])
     if event.kind == "preemption":
+        # The grace period is over. Where every rank has returned, only the exit was late.
         finished = len(state.returned) == state.world_size
         state = state._replace(
             phase=Phase.STOPPING, stops_on_notice=state.stops_on_notice or not finished
@@ -701,12 +743,14 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     if state.phase is not Phase.STOPPING:
         return state, []
     if len(state.gone) < state.world_size:
+        # Ranks that have failed may hang while they exit, in a collective's cleanup for example.
         waited_for = _silent(state) or _still_closing(state)
         if state.failures and not waited_for and not state.killed:
             return state._replace(killed=True), [KillWorkers()]
         return state, []
     if any(save.committing for save in state.saves):
         return state, []  # a commit is under way in another thread: it will count
+    # From here on every process is gone, so nobody writes into a staged directory any more.
     lost: list[Action] = []
     # A checkpoint that is not uploaded is the user's own directory: never delete that.
     ours = [s.name for s in state.saves if s.mode is not CheckpointUploadMode.NO_UPLOAD]
@@ -718,6 +762,8 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
         return state._replace(phase=Phase.INTERRUPTED), [*lost, End(Phase.INTERRUPTED, failures)]
     notice = state.notice
     preempted = notice is not None and notice.kind == "preemption"
+    # Ranks that fail under a preemption most likely failed because of it: this does not count
+    # against max_failures.
     if notice is not None and (state.stops_on_notice or (failures and preempted)):
         state, actions = _left(state, notice)
     elif not failures:
@@ -731,6 +777,7 @@ def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
     """The group stopped because of a notice, or failed while it was being preempted."""
     if notice.kind == "resize":
         return _next_attempt(state, lambda size: [RecordAttemptStopped(notice, size)])
+    # The driver itself has to go: no attempt of its own can follow. restore() resumes the run.
     if notice.rank is None:
         return state._replace(phase=Phase.PREEMPTED), [
             RecordAttemptStopped(notice, None),
@@ -753,6 +800,7 @@ def _failed(state: RunState, failures: tuple[WorkerFailure, ...]) -> tuple[RunSt
     state = _count_failure(state, failures)
     cause = first_cause(failures)
     # Where the function has been called once, the machine may be at fault.
+    # A missing module stays missing. But what worked in an earlier attempt may work again.
     hopeless = fails_again(cause) and not state.began
     state = state._replace(began=state.began or not cause.before_start)
     if hopeless or state.policy.decide(state.failed_attempts) == "raise":
@@ -769,7 +817,9 @@ def _count_failure(state: RunState, failures: tuple[WorkerFailure, ...]) -> RunS
     """Count the attempt, and those in a row that failed alike, or got no further."""
     rows = state.rows - state.rows_before
     failure = (signature(first_cause(failures)), rows)
+    # With a new checkpoint the next attempt starts elsewhere: that is progress.
     saved = state.committed != state.committed_before
+    # The same error after the same number of rows: the next attempt will most likely end there.
     repeated = not saved and failure == state.last_failure
     return state._replace(
         failed_attempts=state.failed_attempts + 1,
@@ -782,6 +832,7 @@ def _count_failure(state: RunState, failures: tuple[WorkerFailure, ...]) -> RunS
 def _next_attempt(
     state: RunState, record: Callable[[int], list[Action]], delay_s: float = 0.0
 ) -> tuple[RunState, list[Action]]:
+    # What fits now, not when the attempt began: a GPU may have gone with the failed worker.
     size = state.scaling.size_for(state.capacity)
     if size is None:
         return _too_few(state)
@@ -807,6 +858,7 @@ def _too_few(state: RunState) -> tuple[RunState, list[Action]]:
     if state.failures:
         cause = first_cause(state.failures)
         why, rank = f" after {summarise_error(cause.error).rstrip('.')}", cause.rank
+        # The journal keeps both: what failed, and why that could not be retried.
         before = [RecordFailure(state.failures, False)]
     error = InsufficientResourcesError(
         f"{state.capacity} worker(s) fit now{why}, and the run needs at least "
@@ -839,6 +891,7 @@ def _ranks_of(save: Save) -> tuple[int, ...]:
     return tuple(rank for rank, report in enumerate(save.reports) if report is not None)
 
 
+# One look-up by type, where a chain of isinstance() would be slowest for the last event.
 _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] = {
     Ready: _ready,
     Reported: _reported,

@@ -86,7 +86,7 @@ class StorageQueue:
 
     def sync_journal_soon(self) -> None:
         """Copy what is new in the journal to remote storage."""
-        # One copy in the queue is enough: it takes what there is when its turn comes.
+        # One copy in the queue is enough: when its turn comes, it copies everything that is new.
         if not self._sync_waits:
             self._sync_waits = True
             self.submit(self._sync)
@@ -106,6 +106,8 @@ class StorageQueue:
 
     def abandon(self) -> None:
         """Do not wait for what is under way, and start new queues."""
+        # A thread in a call that does not return cannot be stopped. As a daemon, it ends with the
+        # process.
         self._thread.abandon()
         self._delete_thread.abandon()
         self._start_queues()
@@ -128,6 +130,7 @@ class StorageQueue:
                 ended = True
                 done()
 
+        # Asked again after each job: a job may have queued another one.
         def finish_when_done() -> None:
             job = self._pending()
             if job is None:
@@ -175,6 +178,7 @@ class StorageQueue:
             self._warn_once("delete", f"Could not delete the old checkpoint {record.name}: {error}")
 
     def _sync(self) -> None:
+        # Reset before the copy: lines written during it need another one.
         self._sync_waits = False
         everything, self._sync_all = self._sync_all, False
         try:
