@@ -86,7 +86,7 @@ def test_materialize() -> None:
 
 
 def test_what_is_left_to_frame_libraries() -> None:
-    with pytest.raises(AttributeError, match=r"no groupby\(\): do that in a frame library"):
-        getattr(blocks(3), "groupby")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"no join\(\): do that in a frame library"):
+        getattr(blocks(3), "join")  # noqa: B009
     with pytest.raises(AttributeError, match="A dataset has no 'nope'"):
         getattr(blocks(3), "nope")  # noqa: B009

@@ -12,6 +12,7 @@ from lockstep.data.aggregates import Aggregates
 from lockstep.data.arrow.formats import check_format, to_format, to_rows
 from lockstep.data.arrow.views import without_views
 from lockstep.data.base import Step
+from lockstep.data.grouped import Grouping
 from lockstep.data.iterate.shard import DataShard, ShardPlan
 from lockstep.data.outputs import Outputs
 from lockstep.data.plan.position import Cut
@@ -28,7 +29,7 @@ __all__ = ["Dataset", "from_source", "from_table"]
 _SHOWN_COLUMNS = 20
 
 
-class Dataset(Transforms, Reordering, Aggregates, Outputs):
+class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
     """Rows with named columns, lazily read, transformed and divided among workers.
 
     Create one with ``lockstep.data.read_*`` or ``from_*``. A dataset never changes: a method that
@@ -174,9 +175,9 @@ class Dataset(Transforms, Reordering, Aggregates, Outputs):
     if not TYPE_CHECKING:  # a type checker must report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            if name in ("groupby", "join", "aggregate"):
+            if name == "join":
                 raise AttributeError(
-                    f"A dataset has no {name}(): do that in a frame library (Polars, DuckDB, "
+                    "A dataset has no join(): do that in a frame library (Polars, DuckDB, "
                     "pandas) and bring the result back with from_arrow()."
                 )
             raise AttributeError(f"A dataset has no {name!r}.")

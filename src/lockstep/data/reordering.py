@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lockstep.data.dataset import Dataset
 
-__all__ = ["Reordering", "source_groups", "table_groups"]
+__all__ = ["Reordering", "source_groups", "table_groups", "to_one_table"]
 
 
 class Reordering(DatasetBase):
@@ -69,7 +69,7 @@ class Reordering(DatasetBase):
             columns: dict[str, Any] = {}
             rows: int | None = None
             for part in (self, *other):
-                table = _to_table(part)
+                table = to_one_table(part)
                 if rows is not None and table.num_rows != rows:
                     raise ValueError(
                         f"zip() got datasets of {rows} and {table.num_rows} rows; they must have "
@@ -97,7 +97,7 @@ class Reordering(DatasetBase):
             )
 
         def make() -> list[Group]:
-            table = _to_table(self)
+            table = to_one_table(self)
             if not table.column_names:  # without rows, the columns may be unknown
                 return table_groups(table)
             check_columns(keys, table.column_names, "sort")
@@ -313,7 +313,8 @@ def table_groups(table: pa.Table) -> list[Group]:
     return source_groups(MemorySource(table))
 
 
-def _to_table(dataset: DatasetBase) -> pa.Table:
+def to_one_table(dataset: DatasetBase) -> pa.Table:
+    """All rows of a dataset, in memory."""
     tables = list(dataset._tables()) or [schema_of(dataset._groups()).empty_table()]
     return concatenated(tables)
 

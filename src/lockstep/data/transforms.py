@@ -16,7 +16,7 @@ from lockstep.data.plan import operations as ops
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
 
-__all__ = ["ActorPoolStrategy", "TaskPoolStrategy", "Transforms"]
+__all__ = ["ActorPoolStrategy", "TaskPoolStrategy", "Transforms", "call_of"]
 
 _Concurrency = int | tuple[int, ...] | None
 
@@ -113,7 +113,7 @@ class Transforms(DatasetBase):
         rows = (
             None if batch_size is None else check_int(f"batch_size={batch_size!r}", batch_size, 1)
         )
-        call = _call(
+        call = call_of(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
             compute, concurrency, processes,
         )  # fmt: skip
@@ -136,7 +136,7 @@ class Transforms(DatasetBase):
     ) -> Dataset:
         """Transform each row: ``fn`` from a dict to a dict. Arguments as in ``map_batches``."""
         check_hints("map", hints)
-        call = _call(
+        call = call_of(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
             compute, concurrency, processes,
         )  # fmt: skip
@@ -157,7 +157,7 @@ class Transforms(DatasetBase):
     ) -> Dataset:
         """Turn each row into any number of rows: ``fn`` from a dict to a list of dicts."""
         check_hints("flat_map", hints)
-        call = _call(
+        call = call_of(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
             compute, concurrency, processes,
         )  # fmt: skip
@@ -200,7 +200,7 @@ class Transforms(DatasetBase):
             return self._checked(ops.FilterExpression(as_expression(expr)))
         assert fn is not None
         assert not isinstance(fn, Expr)
-        call = _call(
+        call = call_of(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
             compute, concurrency, processes,
         )  # fmt: skip
@@ -221,7 +221,7 @@ class Transforms(DatasetBase):
         check_hints("add_column", hints)
         if not isinstance(col, str):
             raise TypeError(f"add_column({col!r}, …): the name of a column is a string.")
-        call = _call(fn, None, None, None, None, compute, concurrency, processes)
+        call = call_of(fn, None, None, None, None, compute, concurrency, processes)
         return self._with_operation(ops.AddColumn(call, col, check_format(batch_format)))
 
     def with_column(
@@ -281,7 +281,7 @@ def _column_names(doing: str, names: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def _call(
+def call_of(
     fn: Callable[..., Any],
     args: Iterable[Any] | None,
     kwargs: Mapping[str, Any] | None,
@@ -291,6 +291,7 @@ def _call(
     concurrency: _Concurrency,
     processes: bool,
 ) -> ops.Call:
+    """How a user's function is called, from the arguments that all transforms take."""
     if not isinstance(processes, bool):
         raise TypeError(
             f"processes={processes!r}: give True or False, and their number with concurrency=…."
