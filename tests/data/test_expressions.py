@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import lockstep.data
@@ -109,6 +111,22 @@ def test_functions_of_the_user() -> None:
         {"id": 2, "a": 7, "b": 15.0},
     ]
     assert dataset.schema().field("a").type == pa.int32()
+
+
+@pytest.mark.parametrize("expression", [col("x"), col("x").cast(pa.float64()), col("x").alias("q")])
+def test_a_column_that_is_another_is_not_written_with_it(tmp_path: Path, expression: Expr) -> None:
+    pq.write_table(pa.table({"x": [0.0, 1.0]}), tmp_path / "a.parquet")
+    dataset = lockstep.data.read_parquet(tmp_path).with_column("y", expression)
+
+    def add(batch: dict[str, Any]) -> dict[str, Any]:
+        batch["x"] += 1
+        return batch
+
+    expected = [{"x": 1.0, "y": 0.0}, {"x": 2.0, "y": 1.0}]
+    assert dataset.map_batches(add).take_all() == expected
+    assert dataset.map_batches(add, processes=True, concurrency=1).take_all() == expected
+    (batch,) = dataset.iter_torch_batches(batch_size=2)
+    assert add(batch)["y"].tolist() == [0.0, 1.0]
 
 
 def test_errors() -> None:

@@ -21,6 +21,23 @@ def test_a_missing_column_becomes_null() -> None:
     assert table.to_pylist() == [{"x": 1, "y": "a", "z": None}, {"x": 2, "y": None, "z": 1.5}]
 
 
+def test_a_missing_column_may_be_null() -> None:
+    """Also where its own table declares that it never is."""
+    never = pa.schema([pa.field("x", pa.int64(), nullable=False), ("y", pa.int64())])
+    for tables in (
+        [never.empty_table(), pa.table({"y": [1]})],
+        [pa.table({"y": [1]}), never.empty_table()],
+        [never.empty_table(), pa.table({"x": [None], "y": [1]})],
+    ):
+        assert concatenated(tables).schema.field("x").nullable
+    assert not concatenated([never.empty_table()] * 2).schema.field("x").nullable
+
+
+def test_a_number_that_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"'x' is int64 .*9223372036854775807.* with map_batches"):
+        concatenated([pa.table({"x": [2**63 - 1]}), pa.table({"x": [0.5]})])
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -130,6 +131,16 @@ def test_files_without_some_columns(tmp_path: Path, first: str) -> None:
     for filters, count in (("y > 1", 1), ("z == 'a'", 1), ("x >= 3", 4), ("z is None", 4)):
         found = lockstep.data.read_parquet(tmp_path, filters=filters)
         assert (found.count(), len(found.take_all())) == (count, count)
+
+
+def test_files_of_which_only_one_has_an_index(tmp_path: Path) -> None:
+    """What pandas stored about the first file must not change the rows of the second."""
+    frame = pd.DataFrame({"x": [1, 2]}, index=pd.Index([7, 8], name="i"))
+    frame.to_parquet(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [3]}), tmp_path / "b.parquet")
+    found = lockstep.data.read_parquet(tmp_path).to_pandas()
+    assert list(found.columns) == ["x", "i"]
+    assert found["x"].tolist() == [1, 2, 3]
 
 
 def test_a_missing_column(tmp_path: Path) -> None:

@@ -31,14 +31,20 @@ def common_schema(first: pa.Schema, other: pa.Schema) -> pa.Schema:
 
     if first.equals(other):
         return first
-    added = [field for field in other if field.name not in first.names]
+    # A column that one of them lacks is null there.
+    added = [field.with_nullable(True) for field in other if field.name not in first.names]
     fields = [
-        field.with_type(_common_type(field.name, field.type, other.field(field.name).type))
+        _common_field(field, other.field(field.name))
         if field.name in other.names
-        else field
+        else field.with_nullable(True)
         for field in first
     ]
     return pa.schema([field.remove_metadata() for field in (*fields, *added)])
+
+
+def _common_field(one: pa.Field, other: pa.Field) -> pa.Field:
+    field = one.with_type(_common_type(one.name, one.type, other.type))
+    return field.with_nullable(one.nullable or other.nullable)
 
 
 def _common_type(name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -75,13 +81,17 @@ def _value_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with the columns and types of a schema that ``common_schema`` has made for it."""
+    """The table with the columns and types of a schema that ``common_schema`` has made for it.
+
+    Raises:
+        ValueError: the type that fits both cannot hold a value.
+    """
     import pyarrow as pa
 
     if table.schema.equals(schema):
         return table
     columns = [
-        _conformed(table[field.name], field.type)
+        _conformed(field.name, table[field.name], field.type)
         if field.name in table.column_names
         else pa.nulls(table.num_rows, field.type)
         for field in schema
@@ -89,7 +99,7 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _conformed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+def _conformed(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
     import pyarrow as pa
     import pyarrow.types as types
 
@@ -103,7 +113,13 @@ def _conformed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | 
     if is_tensor(kind):
         chunks = [c.storage.cast(kind.storage_type) for c in column.chunks]
         return pa.chunked_array([pa.ExtensionArray.from_storage(kind, c) for c in chunks], kind)
-    return column.cast(kind)
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid as error:  # a number that is too large for floats, say
+        raise ValueError(
+            f"Column {name!r} is {column.type} in some rows and {kind} in others, which cannot "
+            f"hold all values ({error}); make it one type with map_batches."
+        ) from error
 
 
 def concatenated(tables: Sequence[pa.Table]) -> pa.Table:

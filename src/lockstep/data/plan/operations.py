@@ -70,6 +70,8 @@ class Operation(ABC):
     """The number of processes it runs in; 0: in this one."""
     seen_to_change_rows = False
     """Whether ``keeps_rows`` was assumed, and found to be wrong."""
+    shares_memory = False
+    """Whether a column of the result may have another column's memory."""
 
     @abstractmethod
     def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
@@ -457,6 +459,7 @@ class WithColumn(Operation):
 
     name: str
     expression: Expr
+    shares_memory = True  # ``col("x")`` is the column itself
 
     @property
     def runs_user_code(self) -> bool:  # type: ignore[override]

@@ -251,7 +251,8 @@ class Reader:
                     )
                 operation.changes_rows(before, table.num_rows)
             # A user's function may keep the memory it returns, unless it has run elsewhere.
-            owned = operation.processes > 0 or (owned and not operation.runs_user_code)
+            kept = operation.runs_user_code or operation.shares_memory
+            owned = operation.processes > 0 or (owned and not kept)
         return Piece(table, owned)
 
 

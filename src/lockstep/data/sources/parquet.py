@@ -158,8 +158,9 @@ class ParquetSource(FileSource):
         import pyarrow as pa
 
         if self._different:
-            return conformed(table, pa.schema([self.schema().field(name) for name in names]))
-        table = table if table.column_names == names else table.select(names)
+            table = conformed(table, pa.schema([self.schema().field(name) for name in names]))
+        elif table.column_names != names:
+            table = table.select(names)
         return table.replace_schema_metadata(None)
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
