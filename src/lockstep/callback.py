@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lockstep.hooks import call_hook
 from lockstep.run_layout import run_title
@@ -50,6 +50,12 @@ class TrialSnapshot:
         stopped: the run was interrupted or preempted, and can be restored.
     """
 
+    PENDING: ClassVar[TrialStatus] = "PENDING"
+    RUNNING: ClassVar[TrialStatus] = "RUNNING"
+    PAUSED: ClassVar[TrialStatus] = "PAUSED"
+    TERMINATED: ClassVar[TrialStatus] = "TERMINATED"
+    ERROR: ClassVar[TrialStatus] = "ERROR"
+
     trial_id: str
     trainable_name: str
     path: str
@@ -71,6 +77,15 @@ class TrialSnapshot:
     def logdir(self) -> str:
         """The run directory."""
         return self.path
+
+    @property
+    def local_dir(self) -> str:
+        """The experiment's directory."""
+        return self.path.rpartition("/")[0]
+
+    def is_finished(self) -> bool:
+        """Whether the run is over."""
+        return self.status in ("TERMINATED", "ERROR")
 
     @property
     def title(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -42,6 +42,19 @@ class CheckpointUploadMode(Enum):
     @classmethod
     def _missing_(cls, value: object) -> CheckpointUploadMode | None:
         return next((m for m in cls if isinstance(value, str) and m.name == value.upper()), None)
+
+
+def _flat_bounds(stop: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, float]]:
+    """The bounds of a stop condition by their ``a/b`` names."""
+    for key, bound in stop.items():
+        if not isinstance(key, str):
+            raise TypeError(f"RunConfig(stop={{{key!r}: …}}): expected the name of a metric.")
+        if isinstance(bound, Mapping):
+            yield from _flat_bounds(bound, f"{above}{key}/")
+        elif isinstance(bound, bool) or (is_number(bound) and not math.isnan(bound)):
+            yield above + key, bound
+        else:
+            raise ValueError(f"RunConfig(stop={{{above + key!r}: {bound!r}}}): expected a number.")
 
 
 def _invalid(config: object, name: str, text: str, kind: type[Exception] = ValueError) -> Exception:
@@ -255,6 +268,9 @@ class SyncConfig:
     sync_timeout: float = 1800
     sync_artifacts: bool = False
     sync_artifacts_on_checkpoint: bool = True
+    upload_dir: str | None = None
+    """The older name of ``RunConfig(storage_path=…)``."""
+    syncer: Any = "auto"
 
 
 @dataclass(frozen=True)
@@ -270,7 +286,7 @@ class RunConfig:
         failure_config, checkpoint_config: see these classes.
         callbacks: ``tune.Callback``, ``LoggerCallback`` and ``train.UserCallback`` objects, mixed.
         stop: end the run at a report: ``{"training_iteration": 10, "accuracy": 0.9}`` (when one of
-            the values is reached), or ``stop(trial_id, result) -> bool``.
+            the values is reached; dicts may be nested), or ``stop(trial_id, result) -> bool``.
         verbose: 0 prints only warnings, 1 the live display, 2 (or 3) every report as well.
         resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
             earlier ones, ``"auto"`` resumes the newest of them if it has not finished,
@@ -369,6 +385,17 @@ class RunConfig:
         # object.__setattr__, here and above: the dataclass is frozen.
         if self.verbose == 3:
             object.__setattr__(self, "verbose", 2)
+        upload_dir = getattr(self.sync_config, "upload_dir", None)
+        if upload_dir is not None:
+            if self.storage_path is not None:
+                raise ValueError(
+                    f"SyncConfig(upload_dir={redact(str(upload_dir))!r}) is the older name of "
+                    "storage_path; give one."
+                )
+            object.__setattr__(self, "storage_path", upload_dir)
+            # Beside an upload_dir, local_dir was where files waited for their upload.
+            object.__setattr__(self, "local_dir", None)
+            object.__setattr__(self, "sync_config", None)
         if self.local_dir is not None:
             if self.storage_path is not None:
                 raise ValueError(
@@ -400,8 +427,4 @@ class RunConfig:
         if not isinstance(self.stop, Mapping):
             text = "expected a dict of metric thresholds or a function (trial_id, result) -> bool."
             raise _invalid(self, "stop", text, TypeError)
-        for key, bound in self.stop.items():
-            if not isinstance(key, str):
-                raise TypeError(f"RunConfig(stop={{{key!r}: …}}): expected the name of a metric.")
-            if not is_number(bound) or math.isnan(bound):
-                raise ValueError(f"RunConfig(stop={{{key!r}: {bound!r}}}): expected a number.")
+        object.__setattr__(self, "stop", dict(_flat_bounds(self.stop)))

@@ -194,3 +194,145 @@ def test_waiting_for_a_gpu_where_nothing_tells_of_one(
 
 def test_what_an_error_may_be_called() -> None:
     assert issubclass(LockstepError, tune.TuneError)
+
+
+def yields(config: dict[str, Any]) -> Any:
+    yield {"loss": config["x"]}
+    yield {"loss": config["x"] / 2}
+
+
+def test_a_function_that_yields_reports_each_dict(tmp_path: Path) -> None:
+    analysis = tune.run(yields, config={"x": 4}, storage_path=tmp_path, verbose=0)
+    assert analysis.trials[0].last_result["loss"] == 2
+    assert analysis.trials[0].last_result["training_iteration"] == 2
+
+
+def endless(config: dict[str, Any]) -> None:
+    for step in range(1000):
+        tune.report({"inner": {"n": step}, "good": step >= 5})
+
+
+@pytest.mark.parametrize(
+    ("stop", "reports"),
+    [({"inner": {"n": 3}}, 4), ({"good": True}, 6), ({"done": True, "inner/n": 2}, 3)],
+)
+def test_stop_conditions_of_nested_dicts_and_truth_values(
+    stop: Any, reports: int, tmp_path: Path
+) -> None:
+    analysis = tune.run(endless, stop=stop, storage_path=tmp_path, verbose=0)
+    assert analysis.trials[0].last_result["training_iteration"] == reports
+
+
+def test_a_metric_without_a_mode(tmp_path: Path) -> None:
+    config = RunConfig(storage_path=tmp_path, verbose=0)
+    tuner = tune.Tuner(
+        trial,
+        param_space={"x": tune.grid_search([1, 2])},
+        tune_config=tune.TuneConfig(metric="loss"),
+        run_config=config,
+    )
+    grid = tuner.fit()
+    assert grid.get_best_result(mode="min").config == {"x": 1}
+    with pytest.raises(ValueError, match="give mode="):
+        grid.get_best_result()
+    needs = tune.TuneConfig(metric="loss", scheduler=tune.schedulers.ASHAScheduler())
+    with pytest.raises(ValueError, match="give metric and mode"):
+        tune.Tuner(trial, param_space={"x": 1}, tune_config=needs, run_config=config).fit()
+
+
+def test_points_beyond_a_grid(tmp_path: Path) -> None:
+    searcher = tune.search.BasicVariantGenerator(points_to_evaluate=[{"x": 9}])
+    with pytest.warns(UserWarning, match="'x'=9, which is none of the values"):
+        analysis = tune.run(
+            trial,
+            config={"x": tune.grid_search([1, 2])},
+            search_alg=searcher,
+            num_samples=2,
+            storage_path=tmp_path,
+            verbose=0,
+        )
+    assert [one.config["x"] for one in analysis.trials] == [9, 1, 2]
+
+
+def test_the_best_of_a_single_trial_needs_no_metric(tmp_path: Path) -> None:
+    config = RunConfig(storage_path=tmp_path, verbose=0)
+    grid = tune.Tuner(trial, param_space={"x": 3}, run_config=config).fit()
+    assert grid.get_best_result().config == {"x": 3}
+
+
+def sometimes_nan(config: dict[str, Any]) -> None:
+    for value in config["losses"]:
+        checkpoint = tune.Checkpoint.from_dict({"loss": value})
+        tune.report({"loss": value}, checkpoint=checkpoint)
+
+
+def test_metrics_that_are_nan(tmp_path: Path) -> None:
+    nan = float("nan")
+    analysis = tune.run(
+        sometimes_nan,
+        config={"losses": tune.grid_search([[nan, nan], [1.0, nan], [3.0, 2.0]])},
+        metric="loss",
+        mode="min",
+        storage_path=tmp_path,
+        verbose=0,
+    )
+    assert analysis.best_config["losses"] == [3.0, 2.0]
+    best = analysis.get_best_trial(scope="all")
+    assert best is not None
+    assert best.config["losses"] == [1.0, nan] or best.config["losses"][0] == 1.0
+    paths = analysis.get_trial_checkpoints_paths(analysis.best_trial)
+    assert [value for _, value in paths] == [3.0, 2.0]
+    assert all(Path(path).is_dir() for path, _ in paths)
+    assert len(analysis.grid.get_dataframe(filter_metric="loss")) == 3
+    best_rows = analysis.grid.get_dataframe(filter_metric="loss", filter_mode="max")
+    assert list(best_rows["loss"])[1:] == [1.0, 3.0]
+    with pytest.warns(UserWarning, match="none of 3 trial"):
+        assert analysis.get_best_config("other", "min") is None
+    with pytest.warns(UserWarning, match="none of 3 trial"):
+        assert analysis.get_best_logdir("other", "min") is None
+
+
+def test_constants_of_trials(tmp_path: Path) -> None:
+    from lockstep.tune.experiment.trial import Trial
+
+    assert (Trial.PENDING, Trial.RUNNING, Trial.PAUSED) == ("PENDING", "RUNNING", "PAUSED")
+    seen: list[tuple[bool, str]] = []
+
+    class Watch(tune.Callback):
+        def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+            seen.append((trial.status == trial.TERMINATED, trial.local_dir))
+
+    analysis = tune.run(
+        trial, config={"x": 1}, storage_path=tmp_path, name="e", verbose=0, callbacks=[Watch()]
+    )
+    [one] = analysis.trials
+    assert one.status == Trial.TERMINATED == one.TERMINATED
+    assert one.is_finished()
+    assert Path(one.local_dir) == tmp_path / "e"
+    assert [path for _, path in seen] == [one.local_dir]
+
+
+def reads_beside_the_script(config: dict[str, Any]) -> None:
+    import os
+
+    origin = os.environ["TUNE_ORIG_WORKING_DIR"]
+    tune.report({"same": origin == os.getcwd(), "found": Path(origin, "data.txt").read_text()})
+
+
+def test_the_original_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data.txt").write_text("here")
+    monkeypatch.chdir(tmp_path)
+    analysis = tune.run(
+        reads_beside_the_script, storage_path=tmp_path, verbose=0, chdir_to_trial_dir=True
+    )
+    assert analysis.trials[0].last_result["found"] == "here"
+    assert not analysis.trials[0].last_result["same"]
+
+
+def test_an_upload_directory(tmp_path: Path) -> None:
+    config = RunConfig(
+        local_dir="cache", sync_config=tune.SyncConfig(upload_dir=str(tmp_path), syncer=None)
+    )
+    assert config.storage_path == str(tmp_path)
+    with pytest.raises(ValueError, match=r"upload_dir=.*older name of storage_path"):
+        RunConfig(storage_path="a", sync_config=tune.SyncConfig(upload_dir="b"))

@@ -65,3 +65,29 @@ def test_wrong_arguments() -> None:
         tune.run(trial, local_dir="a", storage_path="b")
     with pytest.raises(ValueError, match="resume='maybe'"):
         tune.run(trial, resume="maybe")
+
+
+@pytest.mark.parametrize(
+    ("resume", "starts"),
+    [("ERRORED_ONLY", [1]), ("AUTO+RESTART_ERRORED", [0]), ("AUTO+ERRORED", [1])],
+)
+def test_resuming_failed_trials_by_a_string(resume: str, starts: list[int], tmp_path: Path) -> None:
+    mended = tmp_path / "mended"
+
+    def fail(config: dict[str, Any]) -> None:
+        checkpoint = tune.get_checkpoint()
+        start = 0 if checkpoint is None else checkpoint.to_dict()["step"]
+        if config["x"] and not mended.exists():
+            tune.report({"start": start}, checkpoint=Checkpoint.from_dict({"step": 1}))
+            raise ValueError("bad x")
+        tune.report({"start": start})
+
+    options: dict[str, Any] = {"storage_path": tmp_path, "name": "e", "verbose": 0}
+    space = {"x": tune.grid_search([0, 1])}
+    first = tune.run(fail, config=space, raise_on_failed_trial=False, **options)
+    assert [one.status for one in first.trials] == ["TERMINATED", "ERROR"]
+    mended.touch()
+    again = tune.run(fail, config=space, resume=resume, **options)
+    assert [one.status for one in again.trials] == ["TERMINATED", "TERMINATED"]
+    assert [again.trials[1].last_result["start"]] == starts
+    assert again.trials[0].path == first.trials[0].path

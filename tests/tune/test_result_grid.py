@@ -127,7 +127,7 @@ def test_a_directory_of_an_experiment_that_has_not_ended(grid: ResultGrid, tmp_p
         (lambda grid: grid.get_best_result("other"), "none of 4 trial"),
         (lambda grid: grid.get_best_result(scope="first"), "expected one of last, avg"),
         (lambda grid: grid.get_best_result(mode="most"), "expected 'min' or 'max'"),
-        (lambda grid: grid.get_dataframe("value"), "both or neither"),
+        (lambda grid: grid.get_dataframe(filter_mode="min"), "give filter_metric"),
     ],
 )
 def test_errors(grid: ResultGrid, call: Callable[[ResultGrid], Any], text: str) -> None:
@@ -136,7 +136,11 @@ def test_errors(grid: ResultGrid, call: Callable[[ResultGrid], Any], text: str) 
 
 
 def test_without_a_metric_it_has_to_be_given() -> None:
-    grid = Tuner(lambda config: {"x": 1}, run_config=RunConfig(verbose=0)).fit()
+    grid = Tuner(
+        lambda config: {"x": 1},
+        tune_config=TuneConfig(num_samples=2),
+        run_config=RunConfig(verbose=0),
+    ).fit()
     with pytest.raises(ValueError, match="give metric="):
         grid.get_best_result()
     assert grid.get_best_result("x", "max").metrics["x"] == 1

@@ -12,10 +12,14 @@ from lockstep.train.serialize import dump
 __all__ = ["config_like", "takes_config"]
 
 
-def takes_config(function: Callable[..., Any]) -> bool:
+def takes_config(function: Callable[..., Any], may_yield: bool = False) -> bool:
     """Whether the training function wants the config dict: it has one argument, of any name.
 
     Of several optional arguments, the first gets it if it is called ``config``.
+
+    Args:
+        function: the training function.
+        may_yield: whether it may be a generator function.
 
     Raises:
         TypeError: calling it would only make a coroutine or a generator.
@@ -28,7 +32,8 @@ def takes_config(function: Callable[..., Any]) -> bool:
                 f"{name} is a coroutine function; give a plain function, which may call "
                 "asyncio.run()."
             )
-        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        yields = inspect.isgeneratorfunction(called) and not may_yield
+        if yields or inspect.isasyncgenfunction(called):
             raise TypeError(
                 f"{name} is a generator function; give a plain function, which calls "
                 "train.report() where this one yields."

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockstep.callback import TrialStatus
-from lockstep.metrics import flatten
+from lockstep.metrics import flatten, look_up
 from lockstep.result import Result
 from lockstep.storage import open_storage
 from lockstep.tune.experiment.records import ExperimentRecords
-from lockstep.tune.result_grid import ResultGrid
+from lockstep.tune.result_grid import NoBestTrial, ResultGrid
 from lockstep.tune.search.space import evaluated_params
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ class AnalysedTrial:
     Attributes:
         result: the trial's Result.
     """
+
+    PENDING: ClassVar[TrialStatus] = "PENDING"
+    RUNNING: ClassVar[TrialStatus] = "RUNNING"
+    PAUSED: ClassVar[TrialStatus] = "PAUSED"
+    TERMINATED: ClassVar[TrialStatus] = "TERMINATED"
+    ERROR: ClassVar[TrialStatus] = "ERROR"
 
     def __init__(self, result: Result, param_space: Mapping[str, Any] | None = None) -> None:
         self.result = result
@@ -93,6 +100,15 @@ class AnalysedTrial:
 
     logdir = local_path = path
 
+    @property
+    def local_dir(self) -> str:
+        """The experiment's directory."""
+        return self.path.rpartition("/")[0]
+
+    def is_finished(self) -> bool:
+        """Whether the trial is over."""
+        return self.status in ("TERMINATED", "ERROR")
+
     def __getattr__(self, name: str) -> Any:
         """The other attributes of the Result."""
         if name.startswith("_") or name == "result":
@@ -145,7 +161,13 @@ class ExperimentAnalysis:
     @property
     def best_trial(self) -> AnalysedTrial:
         """The best trial."""
-        return self.get_best_trial()
+        best = self.get_best_trial()
+        if best is None:
+            raise ValueError(
+                f"best_trial: none of {len(self.grid)} trial(s) has reported a finite "
+                f"{self.default_metric!r}."
+            )
+        return best
 
     @property
     def best_config(self) -> dict[str, Any]:
@@ -202,24 +224,46 @@ class ExperimentAnalysis:
         mode: str | None = None,
         scope: str = "last",
         filter_nan_and_inf: bool = True,
-    ) -> AnalysedTrial:
-        """The best trial; see ``ResultGrid.get_best_result``."""
-        best = self.grid.get_best_result(
-            metric or self.default_metric, mode or self.default_mode, scope, filter_nan_and_inf
-        )
+    ) -> AnalysedTrial | None:
+        """The best trial; see ``ResultGrid.get_best_result``. None if no trial has the metric."""
+        try:
+            best = self.grid.get_best_result(
+                metric or self.default_metric, mode or self.default_mode, scope, filter_nan_and_inf
+            )
+        except NoBestTrial as error:
+            warnings.warn(f"{error}", UserWarning, stacklevel=2)
+            return None
         return AnalysedTrial(best, self._space)
 
     def get_best_config(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
-    ) -> dict[str, Any]:
-        """The config of the best trial."""
-        return self.get_best_trial(metric, mode, scope).config
+    ) -> dict[str, Any] | None:
+        """The config of the best trial; None if no trial has the metric."""
+        best = self.get_best_trial(metric, mode, scope)
+        return None if best is None else best.config
 
     def get_best_logdir(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
-    ) -> str:
-        """The directory of the best trial."""
-        return self.get_best_trial(metric, mode, scope).path
+    ) -> str | None:
+        """The directory of the best trial; None if no trial has the metric."""
+        best = self.get_best_trial(metric, mode, scope)
+        return None if best is None else best.path
+
+    def get_trial_checkpoints_paths(
+        self, trial: AnalysedTrial | Result, metric: str | None = None
+    ) -> list[tuple[str, Any]]:
+        """The path of each of a trial's checkpoints, with the metric it was reported with.
+
+        Args:
+            trial: the trial.
+            metric: by default the analysis's own; without any, ``training_iteration``.
+        """
+        name = metric or self.default_metric or "training_iteration"
+        result = trial.result if isinstance(trial, AnalysedTrial) else trial
+        return [
+            (str(checkpoint.path), look_up(metrics, name))
+            for checkpoint, metrics in result.best_checkpoints
+        ]
 
     def get_best_checkpoint(
         self,

@@ -72,7 +72,9 @@ def run(
             ``checkpoint_at_end``.
         search_alg, scheduler: objects, or the names that ``tune.create_searcher`` and
             ``tune.create_scheduler`` know.
-        resume: True or ``"AUTO"`` resumes an unfinished experiment of this name.
+        resume: True or ``"AUTO"`` resumes an unfinished experiment of this name;
+            ``"AUTO+ERRORED"`` its failed trials, too, ``"AUTO+RESTART_ERRORED"`` restarts them, and
+            ``"ERRORED_ONLY"`` and ``"RESTART_ERRORED_ONLY"`` leave the others as they are.
         resume_config: which of its trials to resume.
         raise_on_failed_trial: raise if a trial has failed.
         metric, mode, stop, time_budget_s, num_samples, verbose, callbacks, max_failures, fail_fast,
@@ -88,9 +90,8 @@ def run(
     trainable = run_or_experiment
     if resources_per_trial is not None:
         trainable = with_resources(trainable, resources_per_trial)
-    if resume not in (False, None, True, "AUTO", "auto", "LOCAL"):
-        raise ValueError(f"tune.run(resume={resume!r}): expected True, False or 'AUTO'.")
-    if resume in (True, "LOCAL") and name is None:
+    resume_config = resume_config or _resume_config(resume)
+    if resume and name is None and not str(resume).upper().startswith("AUTO"):
         raise ValueError(f"tune.run(resume={resume!r}) needs name=…, of the experiment to resume.")
     kept = checkpoint_config or _older_checkpoint_config(
         keep_checkpoints_num, checkpoint_score_attr, checkpoint_freq, checkpoint_at_end
@@ -140,6 +141,34 @@ def run(
             failed,
         ) from first
     return analysis
+
+
+_RESUME = ResumeConfig.ResumeType.RESUME
+_RESTART = ResumeConfig.ResumeType.RESTART
+_SKIP = ResumeConfig.ResumeType.SKIP
+_RESUMED: dict[str, ResumeConfig] = {
+    "ERRORED": ResumeConfig(errored=_RESUME),
+    "RESTART_ERRORED": ResumeConfig(errored=_RESTART),
+    "ERRORED_ONLY": ResumeConfig(unfinished=_SKIP, errored=_RESUME),
+    "RESTART_ERRORED_ONLY": ResumeConfig(unfinished=_SKIP, errored=_RESTART),
+}
+
+
+def _resume_config(resume: bool | str | None) -> ResumeConfig | None:
+    """Which trials ``resume="AUTO+ERRORED"`` and the other strings mean."""
+    if not resume or resume is True:
+        return None
+    first, *others = str(resume).upper().split("+")
+    if first in _RESUMED:
+        others = [first, *others]
+    elif first not in ("AUTO", "LOCAL", "REMOTE", "PROMPT"):
+        others = ["?"]
+    if not set(others) <= set(_RESUMED):
+        raise ValueError(
+            f"tune.run(resume={resume!r}): expected True, False or 'AUTO', and after a '+' one of "
+            f"{', '.join(_RESUMED)}."
+        )
+    return _RESUMED[others[-1]] if others else None
 
 
 def _older_checkpoint_config(

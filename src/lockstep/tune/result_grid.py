@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow.fs
 
-__all__ = ["ResultGrid", "check_scope"]
+__all__ = ["NoBestTrial", "ResultGrid", "check_scope"]
 
 _SCOPES = ("last", "avg", "last-5-avg", "last-10-avg", "all")
+
+
+class NoBestTrial(ValueError):
+    """No trial has reported the metric."""
 
 
 class ResultGrid(Sequence[Result]):
@@ -140,8 +144,11 @@ class ResultGrid(Sequence[Result]):
             filter_nan_and_inf: ignore values that are not finite.
 
         Raises:
-            ValueError: no metric is given, or no trial has reported it.
+            ValueError: no metric is given (a single trial is the best without one), or no trial
+                has reported it.
         """
+        if len(self) == 1 and metric is None and self._metric is None:
+            return self[0]
         metric, mode = self._objective("get_best_result", metric, mode)
         check_scope("get_best_result", scope)
         best: tuple[float, int] | None = None
@@ -152,7 +159,7 @@ class ResultGrid(Sequence[Result]):
             if best is None or (score > best[0] if mode == "max" else score < best[0]):
                 best = (score, index)
         if best is None:
-            raise ValueError(
+            raise NoBestTrial(
                 f"get_best_result(metric={metric!r}): none of {len(self)} trial(s) has reported "
                 f"a finite number of that name. {self._reported()}; look at .errors, too, or give "
                 "filter_nan_and_inf=False."
@@ -171,10 +178,9 @@ class ResultGrid(Sequence[Result]):
         """
         import pandas as pd
 
-        if (filter_metric is None) != (filter_mode is None):
+        if filter_metric is None and filter_mode is not None:
             raise ValueError(
-                f"get_dataframe(filter_metric={filter_metric!r}, filter_mode={filter_mode!r}): "
-                "give both or neither."
+                f"get_dataframe(filter_mode={filter_mode!r}): give filter_metric=…, too."
             )
         if filter_mode not in (None, "min", "max"):
             raise ValueError(

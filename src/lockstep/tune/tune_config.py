@@ -26,7 +26,7 @@ class TuneConfig:
     Args:
         metric: the reported metric to optimise; ``"a/b"`` reaches into nested dicts. A list if the
             searcher supports several objectives.
-        mode: ``"min"`` or ``"max"``, one for each metric.
+        mode: ``"min"`` or ``"max"``, one for each metric. What compares trials needs it.
         search_alg: proposes configs; by default random values and grids.
         scheduler: stops trials early; by default each trial runs to its end.
         num_samples: the number of trials, or of passes through the grid. -1: as many as there is
@@ -55,10 +55,6 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         check_objective("TuneConfig", self.metric, self.mode)
-        if self.metric is not None and self.mode is None:
-            raise ValueError(
-                f"TuneConfig(metric={self.metric!r}) also needs mode='min' or mode='max'."
-            )
         for name, kind in (("search_alg", Searcher), ("scheduler", TrialScheduler)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):

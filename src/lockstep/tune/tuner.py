@@ -334,7 +334,8 @@ class Tuner:
         what = "no experiment"
         with suppress(FileNotFoundError):
             experiment, past = Experiment.reopen(storage, self._space)
-            if past.state != "finished":
+            again = self._resumption.errored or self._resumption.restart_errored
+            if past.state != "finished" or again:
                 return experiment, past
             experiment.close()
             what = "only one that has finished"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import re
 import sys
@@ -81,7 +82,7 @@ def check_trainable(trainable: Any) -> None:
             f"Tuner({trainable!r}): expected a trainer, a training function or a Trainable class."
         )
     if not isinstance(trainable, type):
-        takes_config(trainable)
+        takes_config(trainable, may_yield=True)
 
 
 def describe_trainable(trainable: Any) -> tuple[str, str]:
@@ -93,7 +94,7 @@ def describe_trainable(trainable: Any) -> tuple[str, str]:
 
 
 class _Function:
-    """A function as a training function: a dict or number that it returns is its last report."""
+    """A function as a training function: what it returns or yields is reported."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.func = function
@@ -101,7 +102,11 @@ class _Function:
         self.__name__: str = getattr(inner, "__name__", type(inner).__name__)
 
     def __call__(self, config: dict[str, Any]) -> None:
-        result = self.func(config) if takes_config(self.func) else self.func()
+        result = self.func(config) if takes_config(self.func, may_yield=True) else self.func()
+        for row in result if inspect.isgenerator(result) else (result,):
+            self._report(row)
+
+    def _report(self, result: Any) -> None:
         if isinstance(result, Mapping):
             report(result)
         elif isinstance(result, Number):
@@ -276,6 +281,9 @@ class Launcher:
             group = replace(group, preload=(*group.preload, *self._preload, __name__))
         smallest = min(payload.scaling.smallest, request.workers)
         scaling = ScalingPolicy(smallest, request.workers)
+        # Where the script's relative paths begin, for functions that run in the trial's directory.
+        started_in = {"TUNE_ORIG_WORKING_DIR": os.getcwd()}
+        group = replace(group, environment={**started_in, **group.environment})
         return replace(plan, group=group, scaling=scaling), payload
 
     def _payload(self, trainer: DataParallelTrainer) -> TrainerPayload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from lockstep.callback import TrialSnapshot, TrialStatus
 from lockstep.errors import LockstepError
@@ -25,6 +25,12 @@ _SHOWN_KEYS = ("training_iteration", "time_total_s")
 @dataclass(slots=True, eq=False, repr=False)
 class Trial:
     """One config and its progress. Only the loop changes it; schedulers read it."""
+
+    PENDING: ClassVar[TrialStatus] = "PENDING"
+    RUNNING: ClassVar[TrialStatus] = "RUNNING"
+    PAUSED: ClassVar[TrialStatus] = "PAUSED"
+    TERMINATED: ClassVar[TrialStatus] = "TERMINATED"
+    ERROR: ClassVar[TrialStatus] = "ERROR"
 
     trial_id: str
     """Unique in the experiment and the same after a restore: ``4913f_00007``."""
@@ -61,6 +67,15 @@ class Trial:
         return self.path
 
     local_path = logdir
+
+    @property
+    def local_dir(self) -> str:
+        """The experiment's directory."""
+        return self.path.rpartition("/")[0]
+
+    def is_finished(self) -> bool:
+        """The same as ``over``, under the name of Ray's ``Trial``."""
+        return self.over
 
     def trim(self, metric: str | None) -> None:
         """Drop the parts of the last row that no table shows, after the trial's end."""

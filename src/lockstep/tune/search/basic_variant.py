@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -138,7 +139,14 @@ def _overlay(space: dict[str, Any], point: Mapping[str, Any], path: tuple[str, .
         if isinstance(value, Mapping) and isinstance(below, dict) and not is_grid(below):
             space[key] = _overlay(dict(below), value, (*path, str(key)))
             continue
-        if (is_grid(below) or isinstance(below, Domain)) and not contains(below, value):
+        if is_grid(below) and not contains(below, value):
+            warnings.warn(
+                f"points_to_evaluate has {name!r}={value!r}, which is none of the values of "
+                f"{below!r}; it is tried nevertheless.",
+                UserWarning,
+                stacklevel=2,
+            )
+        if isinstance(below, Domain) and not contains(below, value):
             raise ValueError(
                 f"points_to_evaluate has {name!r}={value!r}, which {below!r} does not contain; "
                 "give a value within it."

@@ -216,8 +216,8 @@ def randint(lower: int, upper: int) -> Integer:
 def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
     """An integer multiple of ``q`` between the bounds, both included."""
     _check_bounds("qrandint", lower, upper, integer=True)
-    _check_step("qrandint", lower, upper, q, integer=True)
-    return Integer(int(lower), int(upper), q=int(q))
+    lowest, highest = _multiples("qrandint", lower, upper, q)
+    return Integer(lowest, highest, q=int(q))
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
@@ -229,8 +229,8 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
 def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
     """Like ``lograndint``, a multiple of ``q``; both bounds included."""
     _check_bounds("qlograndint", lower, upper, integer=True, log_base=base)
-    _check_step("qlograndint", lower, upper, q, integer=True)
-    return Integer(int(lower), int(upper), log=True, q=int(q))
+    lowest, highest = _multiples("qlograndint", lower, upper, q)
+    return Integer(lowest, highest, log=True, q=int(q))
 
 
 def choice(categories: Iterable[Any]) -> Categorical:
@@ -330,8 +330,20 @@ def _check_bounds(
         raise ValueError(f"tune.{function}(base={log_base!r}): must be above 1.")
 
 
-def _check_step(function: str, lower: float, upper: float, q: float, integer: bool = False) -> None:
-    _check_positive(function, "q", q, integer)
+def _multiples(function: str, lower: int, upper: int, q: int) -> tuple[int, int]:
+    """The smallest and the largest multiple of ``q`` within the bounds."""
+    _check_positive(function, "q", q, integer=True)
+    lowest, highest = -(-int(lower) // int(q)) * int(q), int(upper) // int(q) * int(q)
+    if lowest > highest:
+        raise ValueError(
+            f"tune.{function}(lower={lower!r}, upper={upper!r}, q={q!r}): no multiple of q is "
+            "between the bounds; give a smaller q."
+        )
+    return lowest, highest
+
+
+def _check_step(function: str, lower: float, upper: float, q: float) -> None:
+    _check_positive(function, "q", q)
     for name, bound in (("lower", lower), ("upper", upper)):
         if not math.isclose(bound / q, round(bound / q), rel_tol=1e-9, abs_tol=1e-9):
             raise ValueError(

@@ -1,7 +1,25 @@
-"""Helpers for training code, as in Ray Tune."""
+"""Helpers for training functions."""
 
 from __future__ import annotations
 
-from lockstep.tune.utils.util import flatten_dict, validate_save_restore, wait_for_gpu
+from lockstep.tune.utils.util import (
+    date_str,
+    deep_update,
+    flatten_dict,
+    merge_dicts,
+    unflatten_dict,
+    unflattened_lookup,
+    validate_save_restore,
+    wait_for_gpu,
+)
 
-__all__ = ["flatten_dict", "validate_save_restore", "wait_for_gpu"]
+__all__ = [
+    "date_str",
+    "deep_update",
+    "flatten_dict",
+    "merge_dicts",
+    "unflatten_dict",
+    "unflattened_lookup",
+    "validate_save_restore",
+    "wait_for_gpu",
+]

@@ -1,24 +1,53 @@
-"""Waiting for a free GPU, testing a class's checkpoints, flattening dicts."""
+"""Waiting for a free GPU, testing a class's checkpoints, and the helpers for dicts."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 from lockstep import settings
-from lockstep.metrics import flatten
 from lockstep.run_layout import scratch_prefix
 from lockstep.tune.trainable import Trainable
+from lockstep.tune.utils.dicts import (
+    deep_update,
+    flatten_dict,
+    merge_dicts,
+    unflatten_dict,
+    unflatten_list_dict,
+    unflattened_lookup,
+)
 
-__all__ = ["flatten_dict", "validate_save_restore", "wait_for_gpu"]
+__all__ = [
+    "date_str",
+    "deep_update",
+    "flatten_dict",
+    "is_nan",
+    "is_nan_or_inf",
+    "merge_dicts",
+    "unflatten_dict",
+    "unflatten_list_dict",
+    "unflattened_lookup",
+    "validate_save_restore",
+    "wait_for_gpu",
+]
 
 
-def flatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a/b": 1}``."""
-    return flatten(dt, delimiter=delimiter)
+def date_str() -> str:
+    """The time now, fit for a file name: ``2026-11-16_05-10-00``."""
+    return time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def is_nan(value: Any) -> bool:
+    """Whether a number is NaN."""
+    return isinstance(value, SupportsFloat) and math.isnan(value)
+
+
+def is_nan_or_inf(value: Any) -> bool:
+    """Whether a number is NaN or infinite."""
+    return isinstance(value, SupportsFloat) and not math.isfinite(value)
 
 
 def wait_for_gpu(
@@ -78,14 +107,18 @@ def _memory_in_use(gpu_id: int | str) -> float:
 
 
 def validate_save_restore(
-    trainable_cls: type[Trainable], config: dict[str, Any] | None = None, num_gpus: int = 0
+    trainable_cls: type[Trainable],
+    config: dict[str, Any] | None = None,
+    num_gpus: int = 0,
+    use_object_store: bool = False,
 ) -> bool:
     """Test in this process whether a class resumes from its own checkpoint.
 
     Args:
         trainable_cls: the class.
         config: its hyperparameters.
-        num_gpus: accepted and without effect: this process has the GPUs it has.
+        num_gpus, use_object_store: accepted and without effect: this process has the GPUs it has,
+            and checkpoints are files.
 
     Returns:
         True.
