@@ -14,7 +14,7 @@ from lockstep import tune
 @pytest.mark.parametrize(
     ("module", "name", "advice"),
     [
-        ("lockstep.tune.search.hyperopt", "HyperOptSearch", "OptunaSearch"),
+        ("lockstep.tune.search.zoopt", "ZOOptSearch", "OptunaSearch"),
         ("lockstep.tune.search.bohb", "TuneBOHB", "OptunaSearch"),
         ("lockstep.tune.suggest.optuna", "OptunaSearch", "lockstep.tune.search"),
         ("lockstep.tune.schedulers", "PB2", "PopulationBasedTraining"),

@@ -31,10 +31,7 @@ _INSTEAD = {
     "schedulers.hb_bohb": _BOHB,
     "schedulers.ResourceChangingScheduler": _RESIZED,
     "schedulers.resource_changing_scheduler": _RESIZED,
-    **{
-        f"search.{name}": _OPTUNA
-        for name in ("ax", "bayesopt", "bohb", "hebo", "hyperopt", "nevergrad", "zoopt")
-    },
+    **{f"search.{name}": _OPTUNA for name in ("ax", "bohb", "hebo", "zoopt")},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from lockstep.tune.search.basic_variant import BasicVariantGenerator
@@ -20,16 +21,27 @@ __all__ = [
 ]
 
 
+_OF_LIBRARIES = {
+    "optuna": "OptunaSearch",
+    "hyperopt": "HyperOptSearch",
+    "bayesopt": "BayesOptSearch",
+    "nevergrad": "NevergradSearch",
+}
+
+
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
-    """Create the searcher of this name, ``"random"`` or ``"optuna"``, with these arguments."""
+    """Create the searcher of this name with these arguments.
+
+    The names are ``"random"``, ``"optuna"``, ``"hyperopt"``, ``"bayesopt"`` and ``"nevergrad"``.
+    """
     name = search_alg.lower() if isinstance(search_alg, str) else search_alg
     if name in ("random", "variant_generator"):
         return BasicVariantGenerator(**kwargs)
-    if name == "optuna":
-        from lockstep.tune.search.optuna import OptunaSearch
-
-        return OptunaSearch(**kwargs)
-    raise ValueError(
-        f"create_searcher({search_alg!r}): unknown; expected 'random' or 'optuna', whose samplers "
-        "cover what other libraries offer."
-    )
+    if name not in _OF_LIBRARIES:
+        raise ValueError(
+            f"create_searcher({search_alg!r}): unknown; expected one of 'random', "
+            f"{', '.join(map(repr, _OF_LIBRARIES))}."
+        )
+    module = importlib.import_module(f"lockstep.tune.search.{name}")
+    searcher: Searcher = getattr(module, _OF_LIBRARIES[name])(**kwargs)
+    return searcher
