@@ -287,3 +287,13 @@ def test_never_raised(through: Any) -> None:
 )
 def test_a_summary_is_one_line(error: BaseException, text: str) -> None:
     assert summarise_error(pack_error(error)) == text
+
+
+def test_errors_with_long_texts_take_bounded_memory() -> None:
+    """One run after another may fail with a text of many megabytes."""
+    for _ in range(20):
+        data = error_data(pack_error(ValueError("x" * (4 << 20))))
+    assert len(json.dumps(data)) < 1 << 20
+    assert str(unpack_error(data)) == "x" * (4 << 20)  # the newest is remembered
+    sizes = [len(record["live"].pickle) for record in error_record._journaled.values()]
+    assert sum(sizes) <= error_record._REMEMBERED_BYTES

@@ -47,6 +47,7 @@ _MAX_TEXT = 50_000
 _MAX_VALUES = 100_000
 """How long an exception's values may be, as JSON, to be kept."""
 _REMEMBERED = 1000
+_REMEMBERED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
     record: dict[str, Any] = {
         "type": kind.__qualname__,
         "module": kind.__module__,
-        "message": message,
+        "message": _cut(message),
         "values": _encoded_values(bare),
         "notes": [str(note) for note in notes] if isinstance(notes, list) else [],
         "text": text,
@@ -112,9 +113,15 @@ def error_data(record: dict[str, Any]) -> dict[str, Any]:
         if key in data:
             data[key] = error_data(data[key])
     _journaled[data["id"]] = record
-    if len(_journaled) > _REMEMBERED:
-        _journaled.popitem(last=False)
+    size = sum(map(_remembered_size, _journaled.values()))
+    while len(_journaled) > _REMEMBERED or (size > _REMEMBERED_BYTES and len(_journaled) > 1):
+        size -= _remembered_size(_journaled.popitem(last=False)[1])
     return data
+
+
+def _remembered_size(record: dict[str, Any]) -> int:
+    live = _live(record)
+    return 0 if live is None or live.pickle is None else len(live.pickle)
 
 
 def with_live(data: dict[str, Any]) -> dict[str, Any]:
@@ -258,10 +265,13 @@ def _formatted(error: BaseException, trace: TracebackType | None) -> str:
         lines = "".join(shown.format(chain=False))
     except Exception:
         return ""
-    if len(lines) <= _MAX_TEXT:
-        return lines
+    return _cut(lines)
+
+
+def _cut(text: str) -> str:
+    """The beginning and the end of a text that is too long for a journal."""
     half = _MAX_TEXT // 2
-    return f"{lines[:half]}\n  …\n{lines[-half:]}"
+    return text if len(text) <= _MAX_TEXT else f"{text[:half]}\n  …\n{text[-half:]}"
 
 
 _GROUPS = (getattr(builtins, "BaseExceptionGroup", ()),)
