@@ -66,7 +66,7 @@ def test_python_code_beside_the_users_is_counted(concurrency: int | None) -> Non
     stats = busy_shard.stats()
     # Both need 0.8 s, and one of the two runs at a time.
     assert 0.2 < stats.stood_s < 1.0
-    assert stats.wait_share > 0.25
+    assert stats.lost_s > 0.4  # the share also depends on what else the machine does
     assert f"but stood still for {stats.stood_s:.3f} s of it" in str(stats)
     assert stats.lost_s == stats.waited_s + stats.stood_s
 

@@ -194,7 +194,8 @@ def test_the_log_files_hold_every_row() -> None:
     assert [row["epoch"] for row in lines] == [0, 1, 2]
     assert math.isnan(lines[0]["loss"])
     assert [row["done"] for row in lines] == [False] * 3
-    assert set(lines[-1]) == set(result.metrics)
+    assert set(lines[0]) == set(result.metrics)
+    assert set(lines[-1]) == set(result.metrics) - {"config"}  # it has not changed
     with (result.log_dir / "progress.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [row["epoch"] for row in table] == ["0", "1", "2"]
