@@ -112,3 +112,38 @@ def test_only_regular_files_of_a_run_are_read(
         assert all("is not a regular file" in text or "irectory" in text for text in said), said
     cli.main(["show", str(run)])
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_piece_of_a_name_and_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # without others' spools
+    monkeypatch.setenv("LOCKSTEP_STORAGE", str(tmp_path / "root"))
+    first = fit(train_func, workers=1, name="digits-small")
+    second = fit(train_func, workers=1, name="digits-large")
+    for text, result in (("-1", second), ("-2", first), ("small", first), ("s-l", second)):
+        assert find_run(text, pieces=True).root == result.path, text
+        with pytest.raises(FileNotFoundError):
+            find_run(text)  # a script means what it says
+    trial_id = Path(first.path).name.split("_")[1]
+    assert find_place(f"{trial_id}_0000", pieces=True).root == first.path
+    for text, words in (
+        ("digits", "'digits' is a piece of 2 names: digits-large, digits-small; give more"),
+        ("DataParallelTr", "'DataParallelTr' is a piece of 2 names: digits-large/DataParallel"),
+        ("-3", "-3 names none: there are only 2 runs below "),
+        ("nothing", "is neither a directory nor a name"),
+    ):
+        with pytest.raises(FileNotFoundError, match=words):
+            find_run(text, pieces=True)
+        assert cli.main(["show", text]) == 1
+        assert words in capsys.readouterr().err
+    assert cli.main(["show", "-1"]) == 0
+    assert "in digits-large" in capsys.readouterr().out
+
+
+def test_a_piece_leads_to_no_other_user_s_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(train_func, workers=1, name="theirs")
+    another_user(monkeypatch)
+    for text in ("heir", "-1", "DataParallel"):
+        with pytest.raises(FileNotFoundError):
+            find_run(text, pieces=True)

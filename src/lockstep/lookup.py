@@ -7,49 +7,68 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lockstep import settings
 from lockstep.errors import LockstepError
-from lockstep.records import RunRecords, newest_run
+from lockstep.records import RunRecords, newest_run, start_time
 from lockstep.redact import redact
 from lockstep.run_layout import JOURNAL_FILE, SPOOL_PREFIX
 from lockstep.storage import Storage, open_storage
 
-__all__ = ["find_place", "find_run", "is_own_directory", "run_name"]
+__all__ = [
+    "find_place",
+    "find_run",
+    "is_own_directory",
+    "own_directories",
+    "own_spools",
+    "run_name",
+]
 
+_MAX_NAMED = 5
 _RUN_DIRECTORY = re.compile(r"(?P<name>.+_(?P<id>(?P<short>[0-9a-f]{5})_\d{5}))_.*")
 
 
-def find_run(text: str) -> Storage:
-    """The run that ``text`` names; the newest one of an experiment.
+def find_run(text: str, *, pieces: bool = False) -> Storage:
+    """The run that ``text`` names; the newest one of an experiment. ``pieces``: see find_place.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    place = find_place(text)
+    place = find_place(text, pieces=pieces)
     return place if place.exists(JOURNAL_FILE) else newest_run(place)
 
 
-def find_place(text: str) -> Storage:
+def find_place(text: str, *, pieces: bool = False) -> Storage:
     """The directory of the run or the experiment that ``text`` names.
 
     A directory or a URI; or, below the results root, the name of an experiment, or the name or
     trial id of a run. Names are looked for among this user's own directories only.
 
+    Args:
+        text: what the user calls it.
+        pieces: also accept a piece of a name that only one has, ``-1`` for the newest run below
+            the results root, ``-2`` for the one before. For people who type; a script means what
+            it says.
+
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is none, or the piece fits several.
     """
     if "://" in text or os.path.isdir(os.path.expanduser(text)):
         return open_storage(text)
     root = open_storage(settings.results_root())
+    if pieces and re.fullmatch(r"-[1-9]\d{0,8}", text):
+        return _by_age(root, int(text))
     foreign: list[Storage] = []
     for place in chain(_named(root, text), _spools(text)):
-        if not place.is_local or is_own_directory(place.root):
+        if _is_own(place):
             return place
         foreign.append(place)
+    if pieces and text and not foreign and (only := _with_piece(root, text)):
+        return only
     why = f"is neither a directory nor a name or trial id below {root.uri}"
     if foreign:
         why = f"names {foreign[0].uri}, which belongs to another user"
@@ -59,26 +78,75 @@ def find_place(text: str) -> Storage:
 def _named(root: Storage, text: str) -> Iterator[Storage]:
     if not os.path.isabs(text) and ".." not in Path(text).parts and root.is_directory(text):
         yield root.child(text)
-    if not root.is_directory():
-        return
-    for name in root.listdir():
-        experiment = root.child(name)
-        if experiment.is_local and not is_own_directory(experiment.root):
-            continue
-        for run in experiment.listdir() if root.is_directory(name) else ():
+    for _, experiment in own_directories(root):
+        for run in experiment.listdir():
             match = _RUN_DIRECTORY.fullmatch(run)
             if match and text in (run, match["name"], match["id"], match["short"]):
                 yield experiment.child(run)
 
 
-def _spools(text: str) -> Iterator[Storage]:
-    """Runs on remote storage whose driver is on this machine, with a local journal."""
+def own_directories(place: Storage) -> Iterator[tuple[str, Storage]]:
+    """The directories in a directory, with their names; of a local one, this user's own."""
+    for name in place.listdir() if place.is_directory() else ():
+        directory = place.child(name)
+        if is_own_directory(directory.root) if place.is_local else place.is_directory(name):
+            yield name, directory
+
+
+def _by_age(root: Storage, number: int) -> Storage:
+    """The newest run for -1, the one before for -2."""
+    runs: list[tuple[float, str, Storage]] = []
+    below = (
+        run for _, experiment in own_directories(root) for _, run in own_directories(experiment)
+    )
+    for run in chain(below, own_spools()):
+        with suppress(LockstepError, FileNotFoundError):
+            if run.exists(JOURNAL_FILE) and (started := start_time(run)) is not None:
+                runs.append((started, run.uri, run))
+    if -number > len(runs):
+        count = (
+            f"are only {len(runs)} runs" if runs[1:] else "is only one run" if runs else "is no run"
+        )
+        raise FileNotFoundError(f"{number} names none: there {count} below {root.uri}.")
+    return sorted(runs, key=lambda run: run[:2])[number][2]
+
+
+def _with_piece(root: Storage, text: str) -> Storage | None:
+    """The only experiment or, if no experiment fits, the only run whose name contains ``text``."""
+    experiments = list(own_directories(root))
+    found = [(name, place) for name, place in experiments if text in name]
+    if not found:
+        found = [
+            (f"{name}/{run}", place.child(run))
+            for name, place in experiments
+            for run in place.listdir()
+            if text in run and _RUN_DIRECTORY.fullmatch(run) and _is_own(place.child(run))
+        ]
+    if len(found) > 1:
+        names = ", ".join(name for name, _ in found[:_MAX_NAMED])
+        more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+        raise FileNotFoundError(
+            f"{redact(text)!r} is a piece of {len(found)} names: {names}{more}; give more of "
+            "the name."
+        )
+    return found[0][1] if found else None
+
+
+def _is_own(place: Storage) -> bool:
+    return not place.is_local or is_own_directory(place.root)
+
+
+def own_spools() -> Iterator[Storage]:
+    """This user's runs on remote storage whose driver is on this machine, with a local journal."""
     folder = tempfile.gettempdir()
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if not name.startswith(SPOOL_PREFIX) or not is_own_directory(path):
-            continue
-        storage = open_storage(path)
+        if name.startswith(SPOOL_PREFIX) and is_own_directory(path):
+            yield open_storage(path)
+
+
+def _spools(text: str) -> Iterator[Storage]:
+    for storage in own_spools():
         try:
             run = RunRecords(storage).run
         except (FileNotFoundError, LockstepError):

@@ -25,6 +25,7 @@ __all__ = [
     "open_address",
     "open_checkpoint",
     "reported_metrics",
+    "start_time",
 ]
 
 _INSIDE = "./"
@@ -263,7 +264,7 @@ def newest_run(experiment: Storage) -> Storage:
     for name in experiment.listdir(""):
         run = experiment.child(name)
         if run.exists(JOURNAL_FILE):
-            started = _start_time(run)
+            started = start_time(run)
             if started is not None:
                 runs.setdefault(started, run)  # "run" comes before its copy "run.bak"
     if not runs:
@@ -274,7 +275,7 @@ def newest_run(experiment: Storage) -> Storage:
     return runs[max(runs)]
 
 
-def _start_time(run: Storage) -> float | None:
+def start_time(run: Storage) -> float | None:
     """When a run started; None if its driver was killed before it recorded that."""
     head = b""
     for chunk in run.read_chunks(JOURNAL_FILE):

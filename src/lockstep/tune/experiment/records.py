@@ -145,6 +145,16 @@ class ExperimentRecords:
             return RunRecords(self.run_storage(trial))
         return None
 
+    def read_runs(self) -> dict[str, RunRecords | None]:
+        """``read_run`` of every trial, by trial id; on remote storage, several at once."""
+        runs: dict[str, RunRecords | None] = dict.fromkeys(self.trials)
+
+        def read(trial_id: str) -> None:
+            runs[trial_id] = self.read_run(self.trials[trial_id])
+
+        self.storage.each(self.trials, read)
+        return runs
+
     def _apply(self, record: dict[str, Any]) -> None:
         event = record.pop("event")
         if event == "experiment":

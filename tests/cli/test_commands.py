@@ -20,6 +20,7 @@ from pyarrow import fs
 
 import lockstep
 from lockstep import cli, train, tune
+from lockstep.cli import stack
 from lockstep.engine.attach import ATTACH_SIGNAL, StackRequest, is_worker, start_ticks
 from lockstep.errors import EngineError
 from lockstep.journal import Journal
@@ -190,7 +191,7 @@ def test_stack_of_a_run_on_remote_storage(
         wait_until(lambda: bool(list(copy.glob("*/journal.jsonl"))))
         remote = fs.SubTreeFileSystem(str(tmp_path / "out"), fs.LocalFileSystem())
         storage = newest_run(open_storage("runs/live", remote))
-        monkeypatch.setattr(cli, "find_run", lambda text: storage)
+        monkeypatch.setattr(stack, "find_run", lambda text, pieces: storage)
         stacks_of("remote")
     (spool,) = (tmp_path / "tmp").glob("lockstep-run-*")
     spool.rename(spool.with_name("elsewhere"))
@@ -206,7 +207,7 @@ def test_a_rank_that_cannot_answer_is_named(
         stacks_of(str(run))
         workers = newest_attempt(run)["workers"]
         assert isinstance(workers, list)
-        monkeypatch.setattr(cli, "ANSWER_S", 1.5)
+        monkeypatch.setattr(stack, "ANSWER_S", 1.5)
         os.kill(workers[1]["pid"], signal.SIGSTOP)
         assert cli.main(["stack", str(run)]) == 1
         out, err = capsys.readouterr()

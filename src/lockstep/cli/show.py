@@ -1,0 +1,144 @@
+"""``lockstep show RUN``: the progress of a run, or of an experiment and its trials."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lockstep.cli.command import Command, add_run
+from lockstep.cli.output import date, print_facts, print_json
+from lockstep.cli.state import (
+    best_trial,
+    diagnosis,
+    experiment_state,
+    experiment_summary,
+    last_metrics,
+    newest_attempt,
+    run_state,
+    run_summary,
+    trial_statuses,
+)
+from lockstep.console.text import metrics_line, plural
+from lockstep.lookup import find_place, run_name
+from lockstep.metrics import first_of
+from lockstep.records import RunRecords, damage_named, existing_checkpoints, newest_run
+from lockstep.run_layout import JOURNAL_FILE
+from lockstep.storage import Storage
+
+if TYPE_CHECKING:
+    from lockstep.tune.experiment.records import ExperimentRecords
+
+__all__ = ["COMMAND"]
+
+_MAX_TRIALS = 20
+_MAX_ERRORS = 5
+
+
+def _show(options: Namespace) -> int:
+    from lockstep.tune.experiment.records import ExperimentRecords, experiment_numbers
+
+    place = find_place(options.run, pieces=True)
+    is_experiment = not place.exists(JOURNAL_FILE) and bool(experiment_numbers(place))
+    if not is_experiment and not place.exists(JOURNAL_FILE):
+        place = newest_run(place)
+    with damage_named(f"what {place.uri} records"):
+        if is_experiment:
+            experiment = ExperimentRecords(place)
+            runs = experiment.read_runs()
+            if options.json:
+                print_json(
+                    {**experiment_summary(experiment, runs), "runs": _trials(experiment, runs)}
+                )
+            else:
+                print_facts(list(_experiment_facts(experiment, runs)))
+        else:
+            records = RunRecords(place)
+            if options.json:
+                print_json({**run_summary(place, records), "config": records.run["config"]})
+            else:
+                print_facts(list(_run_facts(place, records)))
+    return 0
+
+
+def _run_facts(storage: Storage, records: RunRecords) -> Iterator[tuple[str, str]]:
+    yield "run", f"{run_name(records.run)} in {records.run['experiment_name']}"
+    yield "state", run_state(storage, records)
+    yield "path", storage.uri
+    if attempt := newest_attempt(records):
+        size = plural(len(attempt["workers"]), "worker")
+        last = "" if len(records.attempts) == 1 else "the last one "
+        yield (
+            "attempts",
+            f"{len(records.attempts)}, {last}with {size} since {date(attempt['time'])}",
+        )
+    yield "reports", str(records.rows)
+    if records.last_report is not None:
+        yield "metrics", metrics_line(last_metrics(records))
+    checkpoints = existing_checkpoints(storage, records.checkpoints)
+    newest = f", the newest is {checkpoints[-1].name}" if checkpoints else ""
+    yield "checkpoints", f"{len(checkpoints)}{newest}"
+    if (sentence := diagnosis(records)) is not None:
+        yield "error", sentence
+
+
+def _trials(
+    records: ExperimentRecords, runs: dict[str, RunRecords | None]
+) -> list[dict[str, object]]:
+    return [
+        {
+            "trial_id": trial_id,
+            "status": status,
+            "reports": run.rows if (run := runs[trial_id]) else 0,
+            "metrics": last_metrics(run),
+            "config": run.run["config"] if run else None,
+            "error": records.trials[trial_id].error,
+        }
+        for trial_id, status in trial_statuses(records, runs).items()
+    ]
+
+
+def _experiment_facts(
+    records: ExperimentRecords, runs: dict[str, RunRecords | None]
+) -> Iterator[tuple[str, str]]:
+    storage, header = records.storage, records.header
+    yield "experiment", str(header["name"])
+    statuses = trial_statuses(records, runs)
+    yield "state", experiment_state(records)
+    yield "path", storage.uri
+    counts = [f"{count} {status}" for status, count in Counter(statuses.values()).items()]
+    planned = header.get("num_trials")
+    of = f" of {planned}" if isinstance(planned, int) and planned > len(runs) else ""
+    yield "trials", f"{len(runs)}{of}{': ' if counts else ''}{', '.join(counts)}"
+    metric, mode = first_of(header.get("metric")), first_of(header.get("mode"))
+    best = best_trial(records, runs)
+    if best is not None:
+        yield "best", f"trial {best}, by the {mode} of {metric}"
+    for number, (trial_id, run) in enumerate(runs.items()):
+        if number == _MAX_TRIALS:
+            yield "", f"… and {len(runs) - _MAX_TRIALS} more"
+            break
+        about = plural(run.rows if run else 0, "report")
+        shown = last_metrics(run)
+        config = metrics_line(run.run["config"]) if run else ""
+        parts = (statuses[trial_id], about, metrics_line(shown), f"({config})" if config else "")
+        yield "" if number else "trial", " ".join((trial_id, *filter(None, parts)))
+    errors = [trial for trial in records.trials.values() if trial.error]
+    for number, trial in enumerate(errors[:_MAX_ERRORS]):
+        yield "" if number else "error", f"trial {trial.trial_id}: {trial.error}"
+    if len(errors) > _MAX_ERRORS:
+        yield "", f"… and {len(errors) - _MAX_ERRORS} more"
+
+
+COMMAND = Command(
+    "show",
+    "the progress of a run, or of an experiment and its trials",
+    (
+        "lockstep show mnist               the run or the search with this name",
+        "lockstep show -1                  the newest run",
+        "lockstep show s3://bucket/mnist   a directory anywhere",
+    ),
+    add_run,
+    _show,
+)
