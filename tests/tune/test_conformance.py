@@ -12,6 +12,7 @@ import pytest
 from lockstep import tune
 from lockstep.testing import SchedulerConformance, SearcherConformance
 from lockstep.tune.schedulers import (
+    PB2,
     ASHAScheduler,
     FIFOScheduler,
     HyperBandScheduler,
@@ -166,6 +167,17 @@ class TestPBT(SchedulerConformance):
             hyperparam_mutations={"lr": tune.loguniform(1e-3, 1.0)},
             log_config=False,
             synch=self.synch,
+            seed=1,
+        )
+
+
+class TestPB2(SchedulerConformance):
+    def make_scheduler(self) -> TrialScheduler:
+        return PB2(
+            time_attr="training_iteration",
+            perturbation_interval=3,
+            hyperparam_bounds={"lr": [1e-3, 1.0]},
+            log_config=False,
             seed=1,
         )
 

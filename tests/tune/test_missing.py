@@ -17,8 +17,6 @@ from lockstep import tune
         ("lockstep.tune.search.zoopt", "ZOOptSearch", "OptunaSearch"),
         ("lockstep.tune.search.bohb", "TuneBOHB", "OptunaSearch"),
         ("lockstep.tune.suggest.optuna", "OptunaSearch", "lockstep.tune.search"),
-        ("lockstep.tune.schedulers", "PB2", "PopulationBasedTraining"),
-        ("lockstep.tune.schedulers.pb2", "PB2", "PopulationBasedTraining"),
         ("lockstep.tune.schedulers", "HyperBandForBOHB", "HyperBandScheduler"),
         ("lockstep.tune", "run_experiments", "lockstep.tune.Tuner"),
         ("lockstep.tune.utils.log", "set_verbosity", "verbose"),

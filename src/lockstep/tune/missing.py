@@ -13,7 +13,6 @@ from typing import NoReturn
 __all__ = ["raise_missing_module", "raise_missing_name"]
 
 _OPTUNA = "use lockstep.tune.search.optuna.OptunaSearch, with any sampler of Optuna"
-_PB2 = "use PopulationBasedTraining, or OptunaSearch with ASHAScheduler"
 _BOHB = "use HyperBandScheduler with OptunaSearch"
 _RESIZED = (
     "a trial keeps the resources it started with; a trainer with "
@@ -25,8 +24,6 @@ _INSTEAD = {
     "register_env": "it belongs to RLlib, which is not part of lockstep",
     "suggest": "use lockstep.tune.search",
     "utils.log": "use RunConfig(verbose=…)",
-    "schedulers.PB2": _PB2,
-    "schedulers.pb2": _PB2,
     "schedulers.HyperBandForBOHB": _BOHB,
     "schedulers.hb_bohb": _BOHB,
     "schedulers.ResourceChangingScheduler": _RESIZED,

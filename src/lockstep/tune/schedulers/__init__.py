@@ -8,11 +8,13 @@ from lockstep.tune.missing import raise_missing_name
 from lockstep.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
 from lockstep.tune.schedulers.hyperband import HyperBandScheduler
 from lockstep.tune.schedulers.median_stopping_rule import MedianStoppingRule
+from lockstep.tune.schedulers.pb2 import PB2
 from lockstep.tune.schedulers.pbt import PopulationBasedTraining
 from lockstep.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
 from lockstep.tune.schedulers.trial_scheduler import FIFOScheduler, TrialScheduler
 
 __all__ = [
+    "PB2",
     "ASHAScheduler",
     "AsyncHyperBandScheduler",
     "FIFOScheduler",
@@ -33,6 +35,7 @@ _BY_NAME: dict[str, type[TrialScheduler]] = {
     "median_stopping_rule": MedianStoppingRule,
     "medianstopping": MedianStoppingRule,
     "pbt": PopulationBasedTraining,
+    "pb2": PB2,
     "pbt_replay": PopulationBasedTrainingReplay,
 }
 

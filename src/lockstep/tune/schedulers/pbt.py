@@ -239,9 +239,7 @@ class PopulationBasedTraining(TrialScheduler):
         who = member.trial.trial_id if self._seed is None else member.number
         rng = self._random(who, member.reached)
         donor = rng.choice(candidates)
-        config = explore(
-            donor.trial.config, self._mutations, self._resample, self._factors, self._custom, rng
-        )
+        config = self._explored(donor.trial, member.reached, rng)
         row = [
             member.trial.trial_id,
             donor.trial.trial_id,
@@ -256,6 +254,12 @@ class PopulationBasedTraining(TrialScheduler):
         if self._log and applied:
             _write_log(os.path.dirname(str(member.trial.path)), row)
         return True
+
+    def _explored(self, donor: Any, reached: float, rng: random.Random) -> dict[str, Any]:
+        """The config of a trial that exploits this donor."""
+        return explore(
+            donor.config, self._mutations, self._resample, self._factors, self._custom, rng
+        )
 
     def _quantiles(self) -> tuple[list[_Member], list[_Member]]:
         """The worst and the best of the unfinished trials that have a score."""
