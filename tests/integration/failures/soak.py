@@ -111,19 +111,39 @@ def pids_of(storage: Path) -> list[int]:
     ]
 
 
+def newest_attempt(storage: Path) -> tuple[list[int], bool]:
+    """The workers of the run's newest attempt, and whether it has committed a checkpoint."""
+    pids: list[int] = []
+    saved = False
+    for event in journal_of(storage):
+        if event["event"] == "attempt":
+            pids, saved = [worker["pid"] for worker in event["workers"]], False
+        elif event["event"] == "checkpoint":
+            saved = True
+    return pids, saved
+
+
 def hit_workers(storage: Path, notes: Path, rng: random.Random, mode: str) -> tuple[Result, int]:
-    """One run whose workers are killed at random instants until enough have been; how many."""
+    """One run whose workers are killed at random instants until enough have been; how many.
+
+    Only the first kill may come before the attempt's first checkpoint: after several attempts in a
+    row without progress a run waits, and an idle driver tests nothing.
+    """
     wanted, hits = rng.randint(1, 3), 0
+    early = rng.random() < 0.5
     done = threading.Event()
 
     def assassin() -> None:
         nonlocal hits
         struck: set[int] = set()
         while hits < wanted and not done.wait(0.002):
-            fresh = [pid for pid in pids_of(storage)[-WORKERS:] if pid not in struck]
-            if fresh and not done.wait(rng.uniform(0.0, 0.05)):
+            pids, saved = newest_attempt(storage)
+            fresh = [pid for pid in pids if pid not in struck]
+            if not fresh or not (saved or (early and not hits)):
+                continue
+            if not done.wait(rng.uniform(0.0, 0.02 if saved else 0.05)):
                 victim = rng.choice(fresh)
-                struck.add(victim)
+                struck.update(pids)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV]))
                     hits += 1
