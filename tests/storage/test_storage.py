@@ -56,6 +56,8 @@ class StorageContract:
             storage.read("nothing")
         with pytest.raises(FileNotFoundError, match="nothing"):
             storage.get("nothing", str(tmp_path / "x"))
+        with pytest.raises(FileNotFoundError, match="signature"):  # a word of errors about logins
+            storage.read("signature/forbidden")
         assert not (tmp_path / "x").exists()
         with pytest.raises(FileNotFoundError, match="gone"):
             storage.put("b", str(tmp_path / "gone"))

@@ -269,7 +269,7 @@ class RemoteStorage(Storage):
                 try:
                     return action()
                 except OSError as error:
-                    if _NO_LOGIN.search(str(error)):
+                    if _is_refused(error, self.path(name)):
                         raise _login_error(error) from error
                     if not _is_transient(error):
                         raise
@@ -328,6 +328,13 @@ def _is_object_store(filesystem: Any) -> bool:
     while filesystem.type_name == "subtree":
         filesystem = filesystem.base_fs
     return any(store in filesystem.type_name for store in ("s3", "gcs", "gs", "abfs"))
+
+
+def _is_refused(error: OSError, path: str) -> bool:
+    """Whether the store did not accept the login. The path may have any words in it."""
+    if isinstance(error, _PERMANENT):
+        return False
+    return _NO_LOGIN.search(str(error).replace(path, "")) is not None
 
 
 def _login_error(error: OSError) -> PermissionError:
