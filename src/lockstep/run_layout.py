@@ -188,17 +188,29 @@ def spool_prefix(kind: str = SPOOL_PREFIX) -> str:
 
 def scratch_prefix(kind: str) -> str:
     """The prefix of a directory that this process makes for a while, and deletes itself."""
-    return f"lockstep-{kind}-{_machine()}-{os.getpid()}-"
+    return f"lockstep-{kind}-{_processes()}-{os.getpid()}-"
 
 
 def scratch_owner(name: str) -> int | None:
-    """The process of this machine that made a directory with a ``scratch_prefix``; else None."""
+    """The process that made a directory with a ``scratch_prefix``; None if it cannot be seen."""
     match = _SCRATCH.match(name)
-    return int(match[2]) if match and match[1] == _machine() else None
+    return int(match[2]) if match and match[1] == _processes() else None
 
 
 def _machine() -> str:
     return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
+
+
+def _processes() -> str:
+    """The same in processes that can see each other's ids.
+
+    Containers of a pod share their host's name and perhaps a temporary directory, but not these.
+    """
+    try:
+        seen = os.readlink("/proc/self/ns/pid")
+    except OSError:  # a system without such namespaces
+        return _machine()
+    return f"{zlib.crc32(f'{os.uname().nodename} {seen}'.encode()):08x}"
 
 
 def experiment_file(kind: str, number: int) -> str:

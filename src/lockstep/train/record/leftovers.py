@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from lockstep.lock import is_locked
 from lockstep.lookup import is_own_directory
@@ -101,10 +102,11 @@ def _is_copied(spool: str, journal: str) -> bool:
         return False
     try:
         status = os.stat(journal)
-        with open(os.path.join(spool, COPIED_FILE), encoding="ascii") as file:
-            copied = int(file.read() or 0)
-    except (OSError, ValueError):
+    except OSError:
         return False
+    copied = 0
+    with suppress(OSError, ValueError), open(os.path.join(spool, COPIED_FILE)) as file:
+        copied = int(file.read())
     return status.st_size <= copied or time.time() - status.st_mtime > KEEP_S
 
 
