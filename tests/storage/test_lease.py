@@ -72,6 +72,16 @@ def test_the_lease_of_a_process_that_is_gone_ends_at_once(storage: Storage) -> N
     second.release()
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"term_s": "x"}', b'{"pid": "../1"}'])
+def test_an_object_that_is_no_lease_counts_for_a_term(
+    storage: Storage, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "_TRIES", 1)
+    storage.write(f".lease-journal-000000001-{32 * '0'}", content)
+    with pytest.raises(StorageError, match="process 0 on an unknown host, whose lease ends in"):
+        Lease(storage, "journal")
+
+
 def test_a_lease_that_was_not_renewed_is_taken_and_the_driver_learns_it(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

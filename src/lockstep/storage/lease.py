@@ -116,15 +116,18 @@ class Lease:
 
     def _living_owner(self, entry: _Entry, now: float) -> dict[str, Any] | None:
         """Who has the lease of an entry, with its end; None if it has ended."""
+        owner: dict[str, Any] = {"host": "an unknown host", "pid": 0, "term_s": TERM_S}
         try:
-            owner: dict[str, Any] = json.loads(self._storage.read(entry.name))
-        except (FileNotFoundError, ValueError):
+            owner.update(json.loads(self._storage.read(entry.name)))
+            owner["pid"], ends = int(owner["pid"]), entry.written + float(owner["term_s"])
+        except FileNotFoundError:
             return None
-        ends = entry.written + owner["term_s"]
+        except (TypeError, ValueError):  # another program's; it counts for a term
+            owner["pid"], ends = 0, entry.written + TERM_S
         if now > ends:
             return None
         # Another process that this one can look for.
-        if owner["machine"] == _machine() and owner["started"] != _started(owner["pid"]):
+        if owner.get("machine") == _machine() and owner.get("started") != _started(owner["pid"]):
             return None
         return {**owner, "ends": ends}
 
