@@ -27,11 +27,12 @@ from lockstep.errors import (
     TrainingPreempted,
     WorkerGroupError,
 )
+from lockstep.lock import is_locked
 from lockstep.metrics import describable
 from lockstep.records import RunRecords, newest_run
 from lockstep.redact import redact
 from lockstep.result import Result
-from lockstep.run_layout import newest_directory
+from lockstep.run_layout import JOURNAL_FILE, newest_directory
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.trackers.complete import complete_tables
@@ -462,8 +463,10 @@ class DataParallelTrainer(BaseTrainer):
             if newest is None:
                 return
             run = experiment.child(newest)
+            if run.is_local and is_locked(run.path(JOURNAL_FILE)):
+                return  # its driver is at work
             records = RunRecords(run)
-            if records.state != "finished" and records.checkpoints:
+            if records.state != "finished" and records.checkpoints and "trial" not in records.run:
                 yield (
                     f"An earlier run of the name {name!r} has not finished ({records.state}, "
                     f"{plural(len(records.checkpoints), 'checkpoint')}); this is a new run beside "

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from lockstep import train
 from lockstep.callback import Callback
 from lockstep.errors import StorageError
+from lockstep.journal import Journal
 from lockstep.run_layout import JOURNAL_FILE, TRAINER_FILE
 from lockstep.storage import open_storage
 from lockstep.train import (
@@ -753,6 +755,12 @@ def test_an_unfinished_run_of_the_same_name_is_told(capfd: pytest.CaptureFixture
     assert f"restore({first.path!r}, train_loop_per_worker=…).fit()" in told
     assert "RunConfig(name='mine', resume='auto')" in told
     fit(train_func, config={"fails": False}, name="mine")
+    assert "earlier run" not in "".join(capfd.readouterr())
+
+    other = failure(train_func, config={"fails": True}, name="other").result
+    assert other is not None
+    with closing(Journal(f"{other.path}/{JOURNAL_FILE}")):  # a driver is at work there
+        fit(train_func, config={"fails": False}, name="other")
     assert "earlier run" not in "".join(capfd.readouterr())
 
 
