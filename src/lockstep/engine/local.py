@@ -511,6 +511,7 @@ class _LocalGroup(WorkerGroup):
             "written to a file that is not its own"
         )
         self._session.send(Kill(rank))
+        self._expect_end(rank)
 
     def _server_gone(self) -> None:
         detail = f"the fork server that owns it is gone ({self._server.ending()})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from lockstep.checks import is_number
@@ -63,6 +64,7 @@ class BestSoFar:
                 return
 
 
+@lru_cache(maxsize=4096)  # asked for every metric of every report, until one is found
 def _better(name: str) -> Literal["min", "max"] | None:
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     return "min" if words & _SMALLER else "max" if words & _LARGER else None
