@@ -29,6 +29,7 @@ from lockstep.storage import open_storage
 from lockstep.train import DataParallelTrainer, Result
 from lockstep.train.record import leftovers
 from lockstep.train.record.leftovers import clear_leftovers
+from lockstep.train.record.mirror import Mirror
 from tests.integration.runs import fit, run_script
 
 
@@ -103,6 +104,22 @@ def test_a_spool_that_nobody_wants_goes_after_a_week(
     monkeypatch.setattr(leftovers, "KEEP_S", -1.0)
     clear_leftovers()
     assert os.listdir(temporary) == []
+
+
+def test_a_spool_that_is_being_prepared_stays(temporary: Path, tmp_path: Path) -> None:
+    lines = b'{"event":"run"}\n', b'{"event":"attempt"}\n'
+    (tmp_path / "remote").mkdir()
+    tree = fs.SubTreeFileSystem(str(tmp_path / "remote"), fs.LocalFileSystem())
+    storage = open_storage("run", tree)
+    storage.write(JOURNAL_FILE, lines[0])
+    make(temporary, f"{spool_prefix()}dead", journal__jsonl=b"".join(lines).decode())
+    mirror = Mirror(storage, JOURNAL_FILE, spool_prefix(), leased=False)
+    mirror.fetch([JOURNAL_FILE])
+    assert mirror.found_spool
+    assert storage.read(JOURNAL_FILE) == b"".join(lines)
+    clear_leftovers()  # of another run that starts now
+    assert os.listdir(temporary) == [os.path.basename(mirror.directory)]
+    mirror.close()
 
 
 def test_the_next_run_clears_them(temporary: Path, dead_process: int) -> None:

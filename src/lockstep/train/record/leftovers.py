@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from lockstep.lock import is_locked
@@ -44,11 +44,12 @@ def clear_leftovers() -> None:
     A spool stays, without files that are useless now, if lines of its journal are missing on
     storage.
     """
-    for directory in _entries(tempfile.gettempdir(), "lockstep-"):
+    directories = _entries(tempfile.gettempdir(), "lockstep-")
+    for directory in directories:
         owner = scratch_owner(os.path.basename(directory))
         if owner is not None and is_own_directory(directory) and not _is_running(owner):
             shutil.rmtree(directory, ignore_errors=True)
-    for spool, journal in _dead_spools():
+    for spool, journal in _dead_spools(directories):
         _remove(spool, SNAPSHOT_PREFIX)
         if _is_copied(spool, journal):
             shutil.rmtree(spool, ignore_errors=True)
@@ -62,7 +63,7 @@ def take_lost_lines(journal: bytes) -> tuple[bytes, bool]:
     """
     found = False
     first = journal[: journal.find(b"\n") + 1]
-    for spool, path in _dead_spools():
+    for spool, path in _dead_spools(_entries(tempfile.gettempdir(), "lockstep-")):
         try:
             with open(path, "rb") as file:
                 if not first or file.read(len(first)) != first:
@@ -82,18 +83,17 @@ def take_lost_lines(journal: bytes) -> tuple[bytes, bool]:
     return journal, found
 
 
-def _dead_spools() -> Iterator[tuple[str, str]]:
-    """The spools of drivers that are gone, each with its journal."""
-    for prefix in (spool_prefix(), spool_prefix(EXPERIMENT_SPOOL_PREFIX)):
-        for spool in _entries(tempfile.gettempdir(), prefix):
-            if not is_own_directory(spool):
-                continue
-            names = _names(spool)
-            journals = [n for n in names if n == JOURNAL_FILE or experiment_number(n) is not None]
-            for name in journals:
-                path = os.path.join(spool, name)
-                if is_locked(path) is False:
-                    yield spool, path
+def _dead_spools(directories: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Those that are spools of drivers that are gone, each with its journal."""
+    prefixes = (spool_prefix(), spool_prefix(EXPERIMENT_SPOOL_PREFIX))
+    for spool in directories:
+        if not os.path.basename(spool).startswith(prefixes) or not is_own_directory(spool):
+            continue
+        for name in _names(spool):
+            path = os.path.join(spool, name)
+            is_journal = name == JOURNAL_FILE or experiment_number(name) is not None
+            if is_journal and is_locked(path) is False:
+                yield spool, path
 
 
 def _is_copied(spool: str, journal: str) -> bool:

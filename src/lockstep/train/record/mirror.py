@@ -69,6 +69,7 @@ class Mirror:
         self._segments: set[tuple[int, int]] = set()
         self._whole_under_way: list[int] = []
         """The ends of whole copies that may still arrive; more than one if one was abandoned."""
+        self._is_fetching = False
         self._unreachable: StorageError | None = None
         if leased and Lease.is_possible(storage):
             try:
@@ -79,6 +80,7 @@ class Mirror:
 
     def fetch(self, names: Iterable[str]) -> None:
         """Copy these files and directories from storage into the spool."""
+        self._is_fetching = True
         for name in names:
             path = os.path.join(self.directory, name)
             if name != self._journal:
@@ -92,6 +94,7 @@ class Mirror:
             if len(whole) > len(found):  # so that readers have them, too
                 self.sync_journal()
         self._copied = {name: _version(path) for name, path in self._files()}
+        self._is_fetching = False
 
     def sync_journal(self) -> None:
         """Copy what is new in the journal to storage, in complete lines.
@@ -120,6 +123,8 @@ class Mirror:
 
     def _note_copied(self, end: int) -> None:
         self._journal_end = max(self._journal_end, end)
+        if self._is_fetching:
+            return  # the journal is not locked yet: another run would take the spool for a dead one
         with (
             suppress(OSError),
             open(os.path.join(self.directory, COPIED_FILE), "w", encoding="ascii") as file,
