@@ -97,7 +97,7 @@ OWN_NAMES = frozenset(
 """Names that no checkpoint may have."""
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d$")
-_SCRATCH = re.compile(r"lockstep-[a-z]+-([0-9a-f]{8})-(\d+)-")
+_SCRATCH = re.compile(r"lockstep-[a-z]+-([0-9a-f]{8})-(\d{1,9})-")
 _EXPERIMENT_JOURNAL = re.compile(r"experiment(?:_(\d+))?\.jsonl")
 _MADE_NAME = re.compile(r".*_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
 """An experiment's name that was not the user's: ``TorchTrainer_2026-01-31_12-00-00``."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from lockstep.engine.processes import process_state
 from lockstep.lock import is_locked
 from lockstep.lookup import is_own_directory
 from lockstep.run_layout import (
@@ -47,7 +48,8 @@ def clear_leftovers() -> None:
     directories = _entries(tempfile.gettempdir(), "lockstep-")
     for directory in directories:
         owner = scratch_owner(os.path.basename(directory))
-        if owner is not None and is_own_directory(directory) and not _is_running(owner):
+        is_dead = owner is not None and process_state(owner) == "ended"
+        if is_dead and is_own_directory(directory):
             shutil.rmtree(directory, ignore_errors=True)
     for spool, journal in _dead_spools(directories):
         _remove(spool, SNAPSHOT_PREFIX)
@@ -108,16 +110,6 @@ def _is_copied(spool: str, journal: str) -> bool:
     with suppress(OSError, ValueError), open(os.path.join(spool, COPIED_FILE)) as file:
         copied = int(file.read())
     return status.st_size <= copied or time.time() - status.st_mtime > KEEP_S
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _remove(folder: str, prefix: str) -> None:
