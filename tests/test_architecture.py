@@ -80,6 +80,8 @@ INNER_LAYERS = {
         "aggregates",
         "outputs",
         "dataset",
+        "preprocessors",
+        "preprocessor",
         "create",
         "read",
         "__init__",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import json
 import os
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     import pyarrow.fs
     from typing_extensions import Self
 
-__all__ = ["Checkpoint"]
+__all__ = ["PREPROCESSOR_KEY", "Checkpoint"]
 
 _TAR_KEY = "fs_checkpoint"
 _ID_KEY = "_current_checkpoint_id"
+PREPROCESSOR_KEY = "_preprocessor"
+"""The entry of the metadata that has a preprocessor, as text."""
 _ADDED_KEYS = ("_timestamp", "_preprocessor", _ID_KEY)
 _SUBCLASSES = {
     "TensorflowCheckpoint": "lockstep.train.tensorflow.checkpoint",
@@ -233,6 +236,23 @@ class Checkpoint:
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Add these entries to the metadata, replacing entries of the same name."""
         self.set_metadata({**self.get_metadata(), **metadata})
+
+    def get_preprocessor(self) -> Any:
+        """The preprocessor of the trainer, or that of ``set_preprocessor``; None without one.
+
+        One with functions or classes of the user is unpickled: call this only if you trust the
+        checkpoint's origin.
+        """
+        text = self.get_metadata().get(PREPROCESSOR_KEY)
+        if text is None:
+            return self.given_dict().get("_preprocessor") if self.is_dict else None
+        # By name: datasets are a layer above, and checkpoints are read without them.
+        module = importlib.import_module("lockstep.data.preprocessor")
+        return module.Preprocessor.deserialize(text)
+
+    def set_preprocessor(self, preprocessor: Any) -> None:
+        """Keep a preprocessor with the checkpoint, as part of its metadata."""
+        self.update_metadata({PREPROCESSOR_KEY: preprocessor.serialize()})
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):

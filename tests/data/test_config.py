@@ -100,7 +100,7 @@ def test_a_shuffle_of_files_that_stays() -> None:
         ({"split": "yes"}, r"split='yes'\): give True, False or None"),
         ({"global_shuffle": 1}, r"global_shuffle=1\): give True"),
         ({"randomize_block_order": 1}, r"randomize_block_order=1\): give True"),
-        ({"per_epoch_preprocessor": len}, "there are no preprocessors here; use map_batches"),
+        ({"per_epoch_preprocessor": len}, "per_epoch_preprocessor.transform"),
     ],
 )
 def test_a_wrong_dataset_config(options: dict[str, Any], message: str) -> None:

@@ -70,12 +70,13 @@ class DatasetConfig:
     """How one dataset is divided: the older form, used in a dict from dataset name to config.
 
     Args:
-        fit, transform: for preprocessors, which do not exist here; ignored.
+        fit: fit the trainer's preprocessor on this dataset, rather than on ``"train"``.
+        transform: whether the trainer's preprocessor transforms this dataset; the default.
         split: divide the dataset among the workers (the default), or give each worker all rows.
         required: raise an error if the trainer has no dataset of that name.
         global_shuffle: call ``random_shuffle()``; each epoch has a different order.
         randomize_block_order: reorder the blocks in each epoch, which is a cheaper shuffle.
-        per_epoch_preprocessor: must be None; use ``map_batches`` instead.
+        per_epoch_preprocessor: must be None; transform the dataset instead, which is lazy.
         max_object_store_memory_fraction, use_stream_api, stream_window_size: accepted for scripts
             written for Ray, and ignored; data always streams.
     """
@@ -99,6 +100,6 @@ class DatasetConfig:
                 raise TypeError(f"DatasetConfig({name}={value!r}): give True, False or None.")
         if self.per_epoch_preprocessor is not None:
             raise ValueError(
-                f"DatasetConfig(per_epoch_preprocessor={self.per_epoch_preprocessor!r}): there are "
-                "no preprocessors here; use map_batches, which runs again in each epoch."
+                f"DatasetConfig(per_epoch_preprocessor={self.per_epoch_preprocessor!r}): give "
+                "per_epoch_preprocessor.transform(dataset), which runs again in each epoch."
             )

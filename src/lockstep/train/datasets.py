@@ -20,6 +20,7 @@ from lockstep.train.serialize import dump
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, Dataset, DatasetConfig, ShardPlan
+    from lockstep.data.preprocessor import Preprocessor
     from lockstep.data.sources.shared_tables import SharedTables
 
     Sharing = DataConfig | Mapping[str, DatasetConfig] | None
@@ -29,8 +30,10 @@ __all__ = [
     "check_dataset_config",
     "check_datasets",
     "check_positions",
+    "check_preprocessor",
     "merge_positions",
     "plan_datasets",
+    "preprocessed",
 ]
 
 
@@ -154,6 +157,58 @@ def check_dataset_config(given: Sharing, datasets: Mapping[str, Any]) -> Sharing
     raise TypeError(
         f"dataset_config={given!r}: expected a DataConfig, or a dict of names to DatasetConfig."
     )
+
+
+def check_preprocessor(given: Any) -> Preprocessor | None:
+    """What a trainer was given as ``preprocessor``.
+
+    Raises:
+        TypeError: it is no preprocessor.
+    """
+    if given is None:
+        return None
+    from lockstep.data.preprocessor import Preprocessor
+
+    if not isinstance(given, Preprocessor):
+        raise TypeError(f"preprocessor={given!r}: give one of lockstep.data.preprocessors.")
+    return given
+
+
+def preprocessed(
+    preprocessor: Preprocessor | None,
+    datasets: Mapping[str, Dataset | Callable[[], Any]],
+    sharing: Sharing,
+) -> Mapping[str, Dataset | Callable[[], Any]]:
+    """The datasets transformed by a preprocessor, which is fitted first where it has to be.
+
+    Raises:
+        ValueError: it is not fitted, and there is no dataset to fit it on.
+    """
+    if preprocessor is None:
+        return datasets
+    from lockstep.data import Dataset, DatasetConfig
+    from lockstep.data.preprocessor import FitStatus
+
+    made = {
+        name: given if isinstance(given, Dataset) else _as_dataset(name, given(), functions=False)
+        for name, given in datasets.items()
+    }
+    configs = sharing if isinstance(sharing, Mapping) else {}
+    if preprocessor.fit_status() in (FitStatus.NOT_FITTED, FitStatus.PARTIALLY_FITTED):
+        chosen = [name for name, config in configs.items() if config.fit and name in made]
+        name = (chosen or ["train"])[0]
+        if name not in made:
+            raise ValueError(
+                f"preprocessor={preprocessor!r} is not fitted, and there is no dataset 'train' to "
+                "fit it on; give datasets={'train': …}, or call its fit(dataset) before."
+            )
+        preprocessor.fit(made[name])
+    return {
+        name: dataset
+        if configs.get(name, DatasetConfig()).transform is False
+        else preprocessor.transform(dataset)
+        for name, dataset in made.items()
+    }
 
 
 def plan_datasets(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import runtime, settings
 from lockstep.callback import RunContext
-from lockstep.checkpoint import Checkpoint
+from lockstep.checkpoint import PREPROCESSOR_KEY, Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.console import make_display
 from lockstep.console.text import plural
@@ -43,7 +43,9 @@ from lockstep.train.datasets import (
     check_dataset_config,
     check_datasets,
     check_positions,
+    check_preprocessor,
     plan_datasets,
+    preprocessed,
 )
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.drive import (
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lockstep.data import DataConfig, DatasetConfig
+    from lockstep.data.preprocessor import Preprocessor
     from lockstep.data.sources.shared_tables import SharedTables
 
 __all__ = ["BaseTrainer", "DataParallelTrainer", "TrainerPayload"]
@@ -104,6 +107,7 @@ class BaseTrainer(ABC):
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        preprocessor: Preprocessor | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
         self.scaling_config = _checked(scaling_config, ScalingConfig, "scaling_config")
@@ -112,6 +116,7 @@ class BaseTrainer(ABC):
         if metadata is not None and not isinstance(metadata, Mapping):
             raise TypeError(f"metadata={metadata!r}: expected a dict.")
         self.metadata = dict(metadata or {})
+        self.preprocessor = check_preprocessor(preprocessor)
         if resume_from_checkpoint is not None and not isinstance(
             resume_from_checkpoint, Checkpoint
         ):
@@ -142,6 +147,9 @@ class DataParallelTrainer(BaseTrainer):
         dataset_config: how datasets are sharded: a ``DataConfig``, or a ``DatasetConfig`` by name.
         metadata: returned by ``get_context().get_metadata()`` and, what JSON can hold of it, by
             ``get_metadata()`` of every checkpoint that the run uploads.
+        preprocessor: of ``lockstep.data.preprocessors``: ``fit`` fits it on the dataset
+            ``"train"``, unless it is fitted, and transforms all datasets with it.
+            ``get_preprocessor()`` of every checkpoint that the run uploads returns it.
         resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
@@ -157,6 +165,7 @@ class DataParallelTrainer(BaseTrainer):
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | Mapping[str, DatasetConfig] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        preprocessor: Preprocessor | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
         fault_plan: Faults | None = None,
     ) -> None:
@@ -165,6 +174,7 @@ class DataParallelTrainer(BaseTrainer):
             run_config=run_config,
             datasets=datasets,
             metadata=metadata,
+            preprocessor=preprocessor,
             resume_from_checkpoint=resume_from_checkpoint,
         )
         self.dataset_config = check_dataset_config(dataset_config, self.datasets)
@@ -274,7 +284,7 @@ class DataParallelTrainer(BaseTrainer):
         if len(setup["function"]) >= LARGE_CAPTURE:
             warnings += large_captures(self.train_loop_per_worker, self.train_loop_config)
         setup["datasets"], tables = plan_datasets(
-            self.datasets,
+            preprocessed(self.preprocessor, self.datasets, self.dataset_config),
             self.dataset_config,
             scaling.largest,
             self.train_loop_per_worker,
@@ -294,6 +304,8 @@ class DataParallelTrainer(BaseTrainer):
             ValueError: ``run`` stopped inside an epoch of a dataset, and this is another dataset.
         """
         run.metadata = {name: value for name, value in self.metadata.items() if _is_json(value)}
+        if self.preprocessor is not None:
+            run.metadata[PREPROCESSOR_KEY] = self.preprocessor.serialize()
         newest = run.newest_checkpoint()
         check_positions(payload.setup["datasets"], newest.positions if newest else None)
         setup = WorkerSetup(

@@ -32,6 +32,7 @@ _REQUIRED = (
     "dataset_config",
     "scaling_config",
     "metadata",
+    "preprocessor",
     "resume_from_checkpoint",
 )
 """The arguments without which there is no trainer, besides ``run_config`` and ``datasets``."""

@@ -15,6 +15,8 @@ from lockstep.train.torch.model import unwrap_model
 if TYPE_CHECKING:
     import torch
 
+    from lockstep.data.preprocessor import Preprocessor
+
 __all__ = ["TorchCheckpoint"]
 
 _KEY = "model"
@@ -30,8 +32,12 @@ class TorchCheckpoint(Checkpoint):
     """
 
     @classmethod
-    def from_model(cls, model: torch.nn.Module) -> TorchCheckpoint:
+    def from_model(
+        cls, model: torch.nn.Module, *, preprocessor: Preprocessor | None = None
+    ) -> TorchCheckpoint:
         """Return a checkpoint of the complete model; its class must be importable where it is read.
+
+        ``get_preprocessor()`` returns the ``preprocessor``.
 
         Raises:
             ValueError: this worker has only a shard of the model.
@@ -46,11 +52,13 @@ class TorchCheckpoint(Checkpoint):
             if fsdp is not None and isinstance(part, fsdp.FullyShardedDataParallel):
                 raise _shard_error("from_model", name or type(model).__name__)
         _refuse_shards("from_model", dict(model.named_parameters()))
-        return cls(data_dict={_KEY: model})
+        return _with(cls(data_dict={_KEY: model}), preprocessor)
 
     @classmethod
-    def from_state_dict(cls, state_dict: Mapping[str, Any]) -> TorchCheckpoint:
-        """Return a checkpoint of a state dict from ``model.state_dict()``.
+    def from_state_dict(
+        cls, state_dict: Mapping[str, Any], *, preprocessor: Preprocessor | None = None
+    ) -> TorchCheckpoint:
+        """Return a checkpoint of a state dict from ``model.state_dict()``, as ``from_model``.
 
         Raises:
             ValueError: this worker has only a shard of the model.
@@ -60,7 +68,7 @@ class TorchCheckpoint(Checkpoint):
                 f"TorchCheckpoint.from_state_dict({state_dict!r}): expected a state dict."
             )
         _refuse_shards("from_state_dict", state_dict)
-        return cls(data_dict={_KEY: _without_prefix(state_dict)})
+        return _with(cls(data_dict={_KEY: _without_prefix(state_dict)}), preprocessor)
 
     def get_model(self, model: torch.nn.Module | None = None) -> torch.nn.Module:
         """Return the model. A state dict is loaded into ``model``, in place.
@@ -125,3 +133,9 @@ def _shard_error(maker: str, name: str) -> ValueError:
         "torch.distributed.checkpoint, or gather it first: get_model_state_dict(model, "
         "options=StateDictOptions(full_state_dict=True))."
     )
+
+
+def _with(checkpoint: TorchCheckpoint, preprocessor: Preprocessor | None) -> TorchCheckpoint:
+    if preprocessor is not None:
+        checkpoint.set_preprocessor(preprocessor)
+    return checkpoint

@@ -15,6 +15,7 @@ from lockstep.train.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
+    from lockstep.data.preprocessor import Preprocessor
 
 __all__ = ["TorchTrainer"]
 
@@ -32,6 +33,7 @@ class TorchTrainer(DataParallelTrainer):
         dataset_config: how datasets are sharded: a ``DataConfig``, or a ``DatasetConfig`` by name.
         metadata: returned by ``get_context().get_metadata()`` and, what JSON can hold of it, by
             ``get_metadata()`` of every checkpoint that the run uploads.
+        preprocessor: fitted on the dataset ``"train"``, applied to all, kept with checkpoints.
         resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
@@ -48,6 +50,7 @@ class TorchTrainer(DataParallelTrainer):
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | Mapping[str, DatasetConfig] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        preprocessor: Preprocessor | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
         fault_plan: Faults | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class TorchTrainer(DataParallelTrainer):
             datasets=datasets,
             dataset_config=dataset_config,
             metadata=metadata,
+            preprocessor=preprocessor,
             resume_from_checkpoint=resume_from_checkpoint,
             fault_plan=fault_plan,
         )

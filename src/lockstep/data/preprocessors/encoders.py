@@ -1,0 +1,268 @@
+"""Encoders of categories, and what replaces missing values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lockstep.data.aggregate import (
+    AggregateFn,
+    Mean,
+    Unique,
+    ValueCounter,
+)
+from lockstep.data.arrow.columns import to_arrow, to_numpy, to_values
+from lockstep.data.arrow.formats import to_format, to_table
+from lockstep.data.plan.operations import check_columns, with_column
+from lockstep.data.preprocessors.base import OfColumns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lockstep.data.dataset import Dataset
+
+__all__ = [
+    "LabelEncoder",
+    "ListCounter",
+    "MultiHotEncoder",
+    "OneHotEncoder",
+    "OrdinalEncoder",
+    "SimpleImputer",
+]
+
+
+class _Encoder(OfColumns):
+    """Learns the distinct values of columns: ``stats_["unique_values(x)"] = {value: number}``."""
+
+    def _aggregates(self) -> list[AggregateFn]:
+        return [
+            Unique(name, ignore_nulls=True, alias_name=name, encode_lists=True)
+            for name in self.columns
+        ]
+
+    def _learned(self, found: dict[str, Any]) -> dict[str, Any]:
+        return {f"unique_values({name})": _numbered(values) for name, values in found.items()}
+
+    def _numbers(self, column: pa.ChunkedArray, name: str) -> Any:
+        """The number of each value; null for one that was not seen."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        known = self.stats_[f"unique_values({name})"]
+        try:
+            values = pa.array(list(known), column.type)
+        except pa.ArrowException:  # a batch of another type than the dataset
+            column, values = column.cast(pa.array(list(known)).type), pa.array(list(known))
+        return pc.index_in(column, value_set=values, skip_nulls=True)
+
+
+def _numbered(values: Sequence[Any]) -> dict[Any, int]:
+    present = [value for value in values if value is not None]
+    return {value: number for number, value in enumerate(sorted(present))}
+
+
+class OrdinalEncoder(_Encoder):
+    """Each value replaced by its place among the sorted distinct values; null if it is unknown.
+
+    Args:
+        columns, output_columns: as of the scalers.
+        encode_lists: of lists, replace the values inside them.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        *,
+        encode_lists: bool = True,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, output_columns)
+        self.encode_lists = encode_lists
+
+    def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
+        import pyarrow as pa
+        import pyarrow.types as types
+
+        if not types.is_list(column.type):
+            return self._numbers(column, name).cast(pa.int64())
+        known = self.stats_[f"unique_values({name})"]
+        return pa.array([r and [known.get(v) for v in r] for r in column.to_pylist()])
+
+
+class LabelEncoder(_Encoder):
+    """A column of labels as numbers; ``inverse_transform`` restores the labels.
+
+    Args:
+        label_column: the column.
+        output_column: the name of the new column; None replaces the column.
+    """
+
+    def __init__(self, label_column: str, *, output_column: str | None = None) -> None:
+        super().__init__([label_column], None if output_column is None else [output_column])
+        self.label_column, self.output_column = label_column, output_column
+
+    def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
+        import pyarrow as pa
+
+        return self._numbers(column, name).cast(pa.int64())
+
+    def inverse_transform(self, ds: Dataset) -> Dataset:
+        """The dataset with labels in place of numbers."""
+        self.check_is_fitted()
+        return ds.map_batches(self._inverse, batch_format="pyarrow", preserves_rows=True)
+
+    def inverse_transform_batch(self, data: Any) -> Any:
+        """A batch with labels in place of numbers."""
+        table = self._inverse(to_table(data, "LabelEncoder.inverse_transform_batch"))
+        return to_format(table, "numpy" if isinstance(data, Mapping) else "pandas")
+
+    def _inverse(self, table: pa.Table) -> pa.Table:
+        import pyarrow as pa
+
+        labels = pa.array(list(self.stats_[f"unique_values({self.label_column})"]))
+        name = self.output_columns[0]
+        check_columns([name], table.column_names, "inverse_transform")
+        return with_column(table, self.label_column, labels.take(table[name].combine_chunks()))
+
+
+class ListCounter(ValueCounter):
+    """How often each value occurs, in lists, too."""
+
+    def _kept(self, columns: list[pa.ChunkedArray]) -> list[pa.ChunkedArray]:
+        import pyarrow.compute as pc
+        import pyarrow.types as types
+
+        kind = columns[-1].type
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            columns[-1] = pc.list_flatten(columns[-1])
+        return columns
+
+
+class OneHotEncoder(_Encoder):
+    """Each value as an array with a 1 at its place; all 0 if it is unknown.
+
+    Args:
+        columns, output_columns: as of the scalers.
+        max_categories: for some columns, keep only that many values, the most frequent ones.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        *,
+        max_categories: Mapping[str, int] | None = None,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, output_columns)
+        self.max_categories = None if max_categories is None else dict(max_categories)
+
+    def _aggregates(self) -> list[AggregateFn]:
+        return [ListCounter(name, alias_name=name) for name in self.columns]
+
+    def _learned(self, found: dict[str, Any]) -> dict[str, Any]:
+        learned = {}
+        for name, counted in found.items():
+            pairs = zip(counted["values"], counted["counts"], strict=True)
+            often = [value for value, _ in sorted(pairs, key=lambda pair: -pair[1])]
+            most = (self.max_categories or {}).get(name, len(often))
+            learned[f"unique_values({name})"] = _numbered(often[:most])
+        return learned
+
+    def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
+        import numpy as np
+
+        width = len(self.stats_[f"unique_values({name})"])
+        numbers = to_numpy(self._numbers(column, name).fill_null(width)).astype(np.int64)
+        return to_arrow(np.eye(width + 1, dtype=np.uint8)[numbers][:, :width])
+
+
+class MultiHotEncoder(OneHotEncoder):
+    """Each list as an array of how often each known value is in it."""
+
+    def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
+        import numpy as np
+
+        known = self.stats_[f"unique_values({name})"]
+        found = np.zeros((len(column), len(known)), np.uint8)
+        for row, values in enumerate(to_values(column)):
+            for value in () if values is None else values:
+                if value in known:
+                    found[row, known[value]] += 1
+        return to_arrow(found)
+
+
+class SimpleImputer(OfColumns):
+    """Nulls and NaN replaced.
+
+    Args:
+        columns, output_columns: as of the scalers.
+        strategy: by the column's ``"mean"``, its ``"most_frequent"`` value, or a ``"constant"``.
+        fill_value: the constant.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        strategy: str = "mean",
+        fill_value: Any = None,
+        *,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, output_columns)
+        if strategy not in ("mean", "most_frequent", "constant"):
+            raise ValueError(f"strategy={strategy!r}: give 'mean', 'most_frequent' or 'constant'.")
+        if strategy == "constant" and fill_value is None:
+            raise ValueError("SimpleImputer(strategy='constant'): give fill_value, too.")
+        self.strategy, self.fill_value = strategy, fill_value
+        self._is_fittable = strategy != "constant"
+
+    def _aggregates(self) -> list[AggregateFn]:
+        if self.strategy == "mean":
+            return [_PresentMean(name) for name in self.columns]
+        return [ValueCounter(name, alias_name=f"most_frequent({name})") for name in self.columns]
+
+    def _learned(self, found: dict[str, Any]) -> dict[str, Any]:
+        if self.strategy == "mean":
+            return found
+        return {
+            name: c["values"][c["counts"].index(max(c["counts"]))] if c["values"] else None
+            for name, c in found.items()
+        }
+
+    def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.types as types
+
+        value = (
+            self.fill_value if not self._is_fittable else self.stats_[f"{self.strategy}({name})"]
+        )
+        if value is None:
+            raise ValueError(
+                f"SimpleImputer: column {name!r} had no values to learn from; leave it out, or "
+                "give strategy='constant'."
+            )
+        if types.is_null(column.type):
+            return pa.repeat(pa.scalar(value), len(column))
+        if types.is_integer(column.type) and isinstance(value, float):
+            column = column.cast(pa.float64())
+        if types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), None, column)
+        return column.fill_null(pa.scalar(value).cast(column.type))
+
+
+class _PresentMean(Mean):
+    """The mean without nulls and NaN."""
+
+    def _add(self, state: Any, values: Any, count: int) -> None:
+        import pyarrow.compute as pc
+        import pyarrow.types as types
+
+        if types.is_floating(values.type):
+            values = values.filter(pc.invert(pc.is_nan(values)))
+            state.count -= count - len(values)
+            count_before, state.count = state.count, state.count + count - len(values)
+            if not len(values):
+                return
+            state.count = count_before + count - len(values)
+        super()._add(state, values, len(values))
