@@ -280,7 +280,7 @@ class TestRows:
         assert squares.take(3)[2] == {"id": 2, "square": 4}
         assert squares.columns() == ["id", "square"]
         with pytest.raises(TypeError, match=r"map\(.*\) returned 3; return a dict"):
-            blocks(5).map(lambda row: 3).take_all()  # type: ignore[arg-type,return-value]
+            blocks(5).map(lambda row: 3).take_all()
 
     def test_flat_map(self) -> None:
         repeated = blocks(4).flat_map(lambda row: [row] * row["id"])

@@ -12,6 +12,7 @@ from lockstep.data.aggregates import Aggregates
 from lockstep.data.arrow.formats import check_format, to_format, to_rows
 from lockstep.data.arrow.views import without_views
 from lockstep.data.base import Step
+from lockstep.data.compat import DataContext
 from lockstep.data.grouped import Grouping
 from lockstep.data.iterate.shard import DataShard, ShardPlan
 from lockstep.data.outputs import Outputs
@@ -35,6 +36,8 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
     Create one with ``lockstep.data.read_*`` or ``from_*``. A dataset never changes: a method that
     transforms it returns a new dataset.
     """
+
+    _name: str | None = None
 
     def count(self) -> int:
         """The number of rows; reads no more data than the count needs.
@@ -80,6 +83,9 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
 
     def _rows(self) -> Any:
         for table in self._tables():
+            if not table.column_names:
+                yield from ({} for _ in range(table.num_rows))
+                continue
             for start in range(0, table.num_rows, 256):
                 yield from to_rows(table.slice(start, 256))
 
@@ -98,6 +104,20 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
         """The names of the columns; ``fetch_if_missing`` as in ``schema``."""
         schema = self.schema(fetch_if_missing)
         return None if schema is None else list(schema.names)
+
+    @property
+    def name(self) -> str | None:
+        """The name that ``set_name`` gave it."""
+        return self._name
+
+    def set_name(self, name: str | None) -> None:
+        """Give the dataset a name, which ``print(dataset)`` shows."""
+        self._name = name
+
+    @property
+    def context(self) -> DataContext:
+        """Ray's settings, which have no effect here."""
+        return DataContext.get_current()
 
     def num_blocks(self) -> int:
         """The number of blocks the dataset is read in."""
@@ -190,7 +210,8 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
             rows = "?" if None in counts else str(sum(count or 0 for count in counts))
             if all(unit.source.is_ready() for unit in self._units()):
                 columns = _shown(known_schema(self._groups()))
-        first = f"Dataset(rows={rows}, schema={columns})"
+        named = "" if self._name is None else f"name={self._name}, "
+        first = f"Dataset({named}rows={rows}, schema={columns})"
         return "\n".join([first, *self._step.lines()])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.aggregate import AggregateFn, Count, Max, Mean, Min, Std, Sum
@@ -14,8 +13,7 @@ from lockstep.data.compat import check_hints
 from lockstep.data.plan import operations as ops
 from lockstep.data.plan.order import Group
 from lockstep.data.plan.schema import schema_of
-from lockstep.data.reordering import source_groups, table_groups, to_one_table
-from lockstep.data.sources.base import Block, MemorySource
+from lockstep.data.reordering import sorted_groups, table_groups, to_one_table
 from lockstep.data.transforms import call_of
 
 if TYPE_CHECKING:
@@ -129,7 +127,7 @@ class GroupedData:
         operation = _MapGroups(call, None, check_format(batch_format), False, not zero_copy_batch)
         grouped = self._made(
             f"groupby({self._keys})",
-            lambda: source_groups(_GroupsSource(*_sorted(to_one_table(self._dataset), self._keys))),
+            lambda: table_groups(*sorted_groups(to_one_table(self._dataset), self._keys)),
         )
         return grouped._with_operation(operation)
 
@@ -186,52 +184,13 @@ class _MapGroups(ops.MapBatches):
         return self._one(table, owned)
 
 
-class _GroupsSource(MemorySource):
-    """A sorted table; each group is a block."""
-
-    def __init__(self, table: pa.Table, ends: Sequence[int]) -> None:
-        super().__init__(table)
-        self._ends = list(ends)
-
-    def __reduce__(self) -> Any:
-        return _GroupsSource, (self.table, self._ends)
-
-    def index(self) -> list[Block]:
-        """A block for each group."""
-        width = max(1, self.table.nbytes // max(self.table.num_rows, 1))
-        return [
-            Block((start, end), end - start, width * (end - start))
-            for start, end in pairwise([0, *self._ends])
-        ]
-
-
-def _sorted(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, list[int]]:
-    """The rows sorted by key, in their order within a group, and where each group ends."""
-    import numpy as np
-    import pyarrow as pa
-
-    if not table.num_rows:
-        return table, []
-    if not keys:
-        return table, [table.num_rows]
-    place = "__place__"
-    order = [(key, "ascending") for key in (*keys, place)]
-    numbered = table.select(list(keys)).append_column(place, pa.array(np.arange(table.num_rows)))
-    table = table.take(numbered.sort_by(order)[place])
-    changes = np.zeros(table.num_rows - 1, dtype=bool)
-    for key in keys:
-        codes = table[key].combine_chunks().dictionary_encode(null_encoding="encode").indices
-        changes |= np.diff(np.asarray(codes)) != 0
-    return table, [*(np.flatnonzero(changes) + 1).tolist(), table.num_rows]
-
-
 def _aggregated(table: pa.Table, keys: Sequence[str], aggs: Sequence[AggregateFn]) -> pa.Table:
     import pyarrow as pa
 
     found = _by_arrow(table, keys, aggs)
     if found is not None:
         return found
-    ordered, ends = _sorted(table, keys)
+    ordered, ends = sorted_groups(table, keys)
     rows = list(_by_group(ordered, ends, keys, aggs))
     made = from_rows(rows, None, "aggregate()")
     for place, key in enumerate(keys):  # the key keeps its type

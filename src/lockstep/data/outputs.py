@@ -6,17 +6,20 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from lockstep.checks import check_int
-from lockstep.data.arrow.columns import as_written, to_numpy
+from lockstep.data.arrow.columns import as_written, to_numpy, to_values
 from lockstep.data.arrow.formats import to_pandas
 from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase
 from lockstep.data.iterate.batching import cut_tables
 from lockstep.data.plan.operations import check_columns
+from lockstep.data.reordering import sorted_groups
 from lockstep.run_layout import TEMPORARY, scratch_prefix
 
 if TYPE_CHECKING:
@@ -27,12 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["Outputs"]
 
 _ROWS_PER_FILE = 1 << 20
-_FILE = re.compile(r"part-(\d+)(-[0-9a-f]{8})?\.(parquet|csv|json)")
+_FILE = re.compile(
+    r"part-(\d+)(-[0-9a-f]{8})?\.(parquet|csv|json|npy|png|jpe?g|bmp|tiff?|gif|webp)"
+)
+_HAVE_TENSORS = ("parquet", "npy", "png", "jpeg", "jpg", "bmp", "tiff", "tif", "gif", "webp")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 _MODES = {"create": "error", **{m: m for m in ("append", "overwrite", "ignore", "error")}}
 
 
 class Outputs(DatasetBase):
-    """``to_pandas``, ``to_arrow``, ``to_numpy``, ``write_parquet``, ``write_csv``, ``write_json``.
+    """``to_pandas``, ``to_arrow``, ``to_numpy``, ``write_parquet`` and the other outputs.
 
     ``write_*`` writes a directory of files; a file is complete or does not exist. The files' names
     sort in the order of the rows and are unique to a write, so several writes may run at once.
@@ -71,9 +78,11 @@ class Outputs(DatasetBase):
         self,
         path: str | os.PathLike[str],
         *,
+        partition_cols: Sequence[str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
         num_rows_per_file: int | None = None,
         min_rows_per_file: int | None = None,
+        max_rows_per_file: int | None = None,
         mode: Any = "append",
         concurrency: int | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
@@ -83,9 +92,12 @@ class Outputs(DatasetBase):
 
         Args:
             path: the directory, or its URI.
+            partition_cols: columns whose values become directories (``year=2024/kind=a/``), and are
+                not in the files; ``read_parquet`` brings them back.
             filesystem: the filesystem of ``path``.
             num_rows_per_file: None is about a million.
             min_rows_per_file: another name for ``num_rows_per_file``.
+            max_rows_per_file: no file has more rows.
             mode: what happens to files of earlier writes, of any format: ``"append"`` keeps them
                 and numbers the new files after them, ``"overwrite"`` removes them once the new
                 files are written, ``"ignore"`` writes nothing if there are such files, ``"error"``
@@ -102,8 +114,68 @@ class Outputs(DatasetBase):
         import pyarrow.parquet as pq
 
         rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        if max_rows_per_file is not None:
+            most = check_int(f"max_rows_per_file={max_rows_per_file!r}", max_rows_per_file, 1)
+            rows = most if rows is None else min(rows, most)
         write = partial(pq.write_table, **arrow_parquet_args)
-        return self._write(path, filesystem, "parquet", rows, mode, write)
+        keys = list(partition_cols or ())
+        return self._write(path, filesystem, "parquet", rows, mode, write, keys)
+
+    def write_numpy(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        column: str,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        num_rows_per_file: int | None = None,
+        min_rows_per_file: int | None = None,
+        mode: Any = "append",
+        concurrency: int | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Write a column as ``.npy`` files, whose first dimension counts the rows.
+
+        Args:
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
+                ray_remote_args: as in ``write_parquet``.
+            column: the column.
+        """
+        import numpy as np
+
+        def write(table: pa.Table, file: str) -> None:
+            check_columns([column], table.column_names, "write_numpy")
+            np.save(file, to_numpy(table[column]))
+
+        rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        return self._write(path, filesystem, "npy", rows, mode, write)
+
+    def write_images(
+        self,
+        path: str | os.PathLike[str],
+        column: str,
+        file_format: str = "png",
+        *,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        mode: Any = "append",
+        concurrency: int | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Write each row's image, an array of height, width and channels; needs Pillow.
+
+        Args:
+            path, filesystem, mode, concurrency, ray_remote_args: as in ``write_parquet``.
+            column: the images.
+            file_format: the format and the files' ending, such as ``"png"`` or ``"jpeg"``.
+        """
+        from PIL import Image
+
+        def write(table: pa.Table, file: str) -> None:
+            check_columns([column], table.column_names, "write_images")
+            image = to_values(table[column])[0]
+            image = image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image
+            Image.fromarray(image).save(file, format=file_format)
+
+        return self._write(path, filesystem, file_format, 1, mode, write)
 
     def write_csv(
         self,
@@ -170,6 +242,7 @@ class Outputs(DatasetBase):
         rows: int | None,
         mode: Any,
         write: Callable[[pa.Table, str], None],
+        keys: Sequence[str] = (),
     ) -> list[str]:
         """Write the files; ``write`` writes a table to a local path."""
         import tempfile
@@ -186,8 +259,11 @@ class Outputs(DatasetBase):
         mode = _MODES[mode]
         storage = open_storage(path, filesystem)
         storage.make_directory()
+        names_there = storage.walk_files() if keys else storage.listdir()
         earlier = {
-            name: int(found[1]) for name in storage.listdir() if (found := _FILE.fullmatch(name))
+            name: int(found[1])
+            for name in names_there
+            if (found := _FILE.fullmatch(name.rpartition("/")[2]))
         }
         if earlier and mode == "error":
             raise FileExistsError(
@@ -201,13 +277,19 @@ class Outputs(DatasetBase):
         names: list[str] = []
         with tempfile.TemporaryDirectory(prefix=scratch_prefix("data")) as scratch:
             tables = cut_tables(self._pieces(), rows or _ROWS_PER_FILE, False, "pyarrow")
-            for number, (table, _) in enumerate(tables, first):
-                name = f"part-{number:05d}-{token}.{ending}"
-                file = os.path.join(scratch, name)
-                write(_as_written(table, tensors=ending == "parquet"), file)
+            parts = (
+                (place, directory, part)
+                for place, (table, _) in enumerate(tables, first)
+                for directory, part in _partitioned(table, keys)
+            )
+            for number, directory, table in parts:
+                short = f"part-{number:05d}-{token}.{ending}"
+                file = os.path.join(scratch, short)
+                write(_as_written(table, tensors=ending in _HAVE_TENSORS), file)
                 # Readers of a local directory see a file only once it is complete. An object store
                 # publishes an object when its upload ends.
-                staged = f"{TEMPORARY}{name}" if storage.is_local else name
+                name = directory + short
+                staged = f"{directory}{TEMPORARY}{short}" if storage.is_local else name
                 storage.put(staged, file, move=True, flush=False)
                 if storage.is_local:
                     os.replace(storage.path(staged), storage.path(name))
@@ -217,6 +299,20 @@ class Outputs(DatasetBase):
                 with contextlib.suppress(FileNotFoundError):  # another write removed it
                     storage.filesystem.delete_file(storage.path(name))
         return names
+
+
+def _partitioned(table: pa.Table, keys: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+    """The directory of each part of a table, ``""`` without keys, and the part's rows."""
+    if not keys:
+        yield "", table
+        return
+    check_columns(keys, table.column_names, "write_parquet")
+    table, ends = sorted_groups(table, keys)
+    for start, end in pairwise([0, *ends]):
+        values = [table[key][start].as_py() for key in keys]
+        shown = (_NULL if v is None else quote(str(v), safe="") for v in values)
+        directory = "".join(f"{key}={value}/" for key, value in zip(keys, shown, strict=True))
+        yield directory, table.slice(start, end - start).drop_columns(list(keys))
 
 
 def _as_written(table: pa.Table, tensors: bool) -> pa.Table:

@@ -36,6 +36,7 @@ def read_parquet(
     filesystem: pyarrow.fs.FileSystem | None = None,
     columns: Sequence[str] | None = None,
     filters: Any = None,
+    filter: Any = None,
     file_extensions: Sequence[str] | None = ("parquet", "pq"),
     include_paths: bool = False,
     ignore_missing_paths: bool = False,
@@ -51,7 +52,9 @@ def read_parquet(
         filesystem: the Arrow or fsspec filesystem that ``paths`` are on.
         columns: the columns to read; None reads all.
         filters: keep only the rows that match: an Arrow expression, text such as ``"x > 3"``, or
-            Arrow's lists of tuples. Row groups whose statistics rule out a match are not read.
+            Arrow's lists of tuples, or an expression of ``lockstep.data.expressions``. Row groups
+            whose statistics rule out a match are not read.
+        filter: another name for ``filters``.
         file_extensions: which files of a directory are read; None reads all.
         include_paths: add a column ``"path"`` with the file of each row; it is an error if the
             files have such a column.
@@ -64,7 +67,7 @@ def read_parquet(
     from lockstep.data.sources.parquet import ParquetSource
 
     files = _files("read_parquet", paths, filesystem, file_extensions, ignore_missing_paths, hints)
-    expression = _expression(filters)
+    expression = _expression(filter if filters is None else filters)
     if include_paths or partitions_of(files) is not None:
         dataset = _read(files, ParquetSource, columns, expression, include_paths)
     elif expression is None:

@@ -14,7 +14,13 @@ from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase, with_operation
 from lockstep.data.compat import check_hints
 from lockstep.data.plan.hashing import draw_seed, hash_range, key_of
-from lockstep.data.plan.operations import ConformColumns, Operation, Sample, check_columns
+from lockstep.data.plan.operations import (
+    ConformColumns,
+    Operation,
+    Sample,
+    SampleByValue,
+    check_columns,
+)
 from lockstep.data.plan.order import EpochShuffle, Group, read_windows, total_rows, windows_of
 from lockstep.data.plan.schema import known_schema, schema_of, unified
 from lockstep.data.plan.unit import Reader, Unit
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
 
     from lockstep.data.dataset import Dataset
 
-__all__ = ["Reordering", "source_groups", "table_groups", "to_one_table"]
+__all__ = ["Reordering", "sorted_groups", "source_groups", "table_groups", "to_one_table"]
 
 
 class Reordering(DatasetBase):
@@ -86,8 +92,19 @@ class Reordering(DatasetBase):
 
         return self._new("zip()", (self, *other), make, lambda: False)
 
-    def sort(self, key: str | Sequence[str], descending: bool | Sequence[bool] = False) -> Dataset:
-        """The rows sorted by one or more columns; holds all rows in memory."""
+    def sort(
+        self,
+        key: str | Sequence[str],
+        descending: bool | Sequence[bool] = False,
+        boundaries: Sequence[Any] | None = None,
+    ) -> Dataset:
+        """The rows sorted by one or more columns; holds all rows in memory.
+
+        Args:
+            key: the columns.
+            descending: one direction, or one for each column.
+            boundaries: values of the first column at which blocks begin.
+        """
         keys = [key] if isinstance(key, str) else list(key)
         flags = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
         if not keys or len(flags) != len(keys):
@@ -105,7 +122,10 @@ class Reordering(DatasetBase):
                 (name, "descending" if flag else "ascending")
                 for name, flag in zip(keys, flags, strict=True)
             ]
-            return table_groups(table.sort_by(order))
+            table = table.sort_by(order)
+            if boundaries is None:
+                return table_groups(table)
+            return table_groups(table, _ends(table[keys[0]], list(boundaries), flags[0]))
 
         return self._new(f"sort({key!r})", (self,), make, lambda: False)
 
@@ -114,17 +134,26 @@ class Reordering(DatasetBase):
         num_blocks: int | None = None,
         target_num_rows_per_block: int | None = None,
         *,
+        strict: bool = False,
         shuffle: bool = False,
+        keys: Sequence[str] | None = None,
+        sort: bool = False,
     ) -> Dataset:
         """The same rows in other blocks.
 
-        Blocks are cut, never joined, and the rows keep their order.
+        Blocks are cut, never joined, and the rows keep their order, except as said below.
 
         Args:
             num_blocks: about how many blocks.
             target_num_rows_per_block: instead: the largest number of rows in a block.
+            strict: every block but the last has exactly that many rows; holds them in memory.
             shuffle: also shuffle the rows.
+            keys: rows with equal values in these columns are in one of ``num_blocks`` blocks; holds
+                all rows in memory.
+            sort: with ``keys``: sort the rows of each block by them. They always are.
         """
+        if keys is not None:
+            return self._by_keys(num_blocks, list(keys))
         if (num_blocks is None) == (target_num_rows_per_block is None):
             raise ValueError("repartition(): give either num_blocks or target_num_rows_per_block.")
         given = num_blocks if target_num_rows_per_block is None else target_num_rows_per_block
@@ -136,8 +165,32 @@ class Reordering(DatasetBase):
                 size = max(1, -(-total_rows(groups) // number))
             return [replace(group, units=_resized(group.units, size)) for group in groups]
 
-        resized = self._derive_counted(f"repartition({given})", change)
+        def joined() -> list[Group]:
+            table = to_one_table(self)
+            size = number
+            if num_blocks is not None:
+                size = max(1, -(-table.num_rows // number))
+            return source_groups(MemorySource(table, size))
+
+        if strict:
+            resized = self._new(f"repartition({given})", (self,), joined, lambda: False)
+        else:
+            resized = self._derive_counted(f"repartition({given})", change)
         return resized.random_shuffle() if shuffle else resized
+
+    def _by_keys(self, num_blocks: int | None, keys: list[str]) -> Dataset:
+        number = check_int(f"repartition({num_blocks!r}, keys={keys!r})", num_blocks, 1)
+
+        def make() -> list[Group]:
+            table = to_one_table(self)
+            check_columns(keys, table.column_names, "repartition")
+            table, ends = sorted_groups(table, keys)
+            # Neighbouring groups share a block, so that all blocks are about equally large.
+            bounds = [table.num_rows * part // number for part in range(1, number)]
+            chosen = {min((end for end in ends if end >= bound), default=0) for bound in bounds}
+            return table_groups(table, sorted({*chosen, table.num_rows} - {0}))
+
+        return self._new(f"repartition({number}, keys={keys})", (self,), make, lambda: False)
 
     def random_shuffle(
         self,
@@ -204,7 +257,12 @@ class Reordering(DatasetBase):
         )
 
     def train_test_split(
-        self, test_size: int | float, *, shuffle: bool = False, seed: int | None = None
+        self,
+        test_size: int | float,
+        *,
+        shuffle: bool = False,
+        seed: int | None = None,
+        stratify: str | None = None,
     ) -> tuple[Dataset, Dataset]:
         """Two datasets: one to train on, one to test on.
 
@@ -213,10 +271,14 @@ class Reordering(DatasetBase):
             shuffle: choose the test rows at random (their number stays exact) and shuffle both
                 datasets; otherwise the last rows are the test rows.
             seed: of the choice and of the shuffle.
+            stratify: a column whose values are equally frequent in both datasets, as far as the
+                number of rows allows; reads the column now.
         """
         total = self._check_test_size(test_size)
         test_rows = int(total * test_size) if isinstance(test_size, float) else test_size
         text = f"train_test_split({test_size})"
+        if stratify is not None:
+            return self._stratified(text, test_rows, stratify, shuffle, seed)
         if not shuffle:
             bounds = (0, total - test_rows, total)
             train, test = (self._slice(text, start, stop) for start, stop in pairwise(bounds))
@@ -230,6 +292,66 @@ class Reordering(DatasetBase):
         train = self._derive_counted(text, lambda groups: _sampled(groups, key, bound, 1 << 64))
         train, test = (
             part._shuffled("random_shuffle", seed, None, True, drawn) for part in (train, test)
+        )
+        return train, test
+
+    def _stratified(
+        self, text: str, test_rows: int, column: str, shuffle: bool, seed: int | None
+    ) -> tuple[Dataset, Dataset]:
+        drawn = seed is None
+        number = _seed("train_test_split", seed)
+        rows = to_one_table(self)
+        check_columns([column], rows.column_names, "train_test_split")
+        chosen = _stratified_rows(rows[column], test_rows, key_of(number) if shuffle else None)
+        parts = [
+            self._new(text, (self,), partial(table_groups, rows.filter(mask)), lambda: True)
+            for mask in chosen
+        ]
+        if shuffle:
+            parts = [p._shuffled("random_shuffle", number, None, True, drawn) for p in parts]
+        return parts[0], parts[1]
+
+    def streaming_train_test_split(
+        self,
+        test_size: float,
+        *,
+        split_type: str = "random",
+        hash_column: str | None = None,
+        seed: int | None = None,
+        **hints: Any,
+    ) -> tuple[Dataset, Dataset]:
+        """Two datasets of about these sizes: each row is assigned by a hash.
+
+        Args:
+            test_size: the fraction of rows to test on.
+            split_type: ``"random"``: a hash of the row's place and the seed; ``"hash"``: of its
+                value in ``hash_column``, so that a row stays where it is when others are added.
+            hash_column: the column.
+            seed: of the random choice.
+            hints: for Ray's scheduler; accepted and ignored.
+        """
+        check_hints("streaming_train_test_split", hints)
+        if not isinstance(test_size, float) or not 0 < test_size < 1:
+            raise ValueError(
+                f"streaming_train_test_split({test_size!r}): give a fraction between 0 and 1."
+            )
+        if split_type not in ("random", "hash") or (split_type == "hash") != bool(hash_column):
+            raise ValueError(
+                f"streaming_train_test_split(split_type={split_type!r}, "
+                f"hash_column={hash_column!r}): give 'random', or 'hash' with a hash_column."
+            )
+        bound = int(test_size * 2**64)
+        parts = ((bound, 1 << 64), (0, bound))
+        text = f"streaming_train_test_split({test_size})"
+        if hash_column is not None:
+            train, test = (
+                self._with_operation(SampleByValue(hash_column, low, high)) for low, high in parts
+            )
+            return train, test
+        key = key_of(_seed("streaming_train_test_split", seed))
+        train, test = (
+            self._derive_counted(text, partial(_sampled, key=key, low=low, high=high))
+            for low, high in parts
         )
         return train, test
 
@@ -308,9 +430,38 @@ def source_groups(source: Source) -> list[Group]:
     return [Group([Unit(source, block, chain, rows=block.rows) for block in blocks])]
 
 
-def table_groups(table: pa.Table) -> list[Group]:
-    """A table's blocks as the groups of a dataset."""
-    return source_groups(MemorySource(table))
+def table_groups(table: pa.Table, ends: Sequence[int] | None = None) -> list[Group]:
+    """A table's blocks as the groups of a dataset; ``ends`` says where each block ends."""
+    return source_groups(MemorySource(table, None, ends))
+
+
+def sorted_groups(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, list[int]]:
+    """The rows sorted by key, in their order within a group, and where each group ends."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not table.num_rows:
+        return table, []
+    if not keys:
+        return table, [table.num_rows]
+    place = "__place__"
+    order = [(key, "ascending") for key in (*keys, place)]
+    numbered = table.select(list(keys)).append_column(place, pa.array(np.arange(table.num_rows)))
+    table = table.take(numbered.sort_by(order)[place])
+    changes = np.zeros(table.num_rows - 1, dtype=bool)
+    for key in keys:
+        codes = table[key].combine_chunks().dictionary_encode(null_encoding="encode").indices
+        changes |= np.diff(np.asarray(codes)) != 0
+    return table, [*(np.flatnonzero(changes) + 1).tolist(), table.num_rows]
+
+
+def _ends(column: Any, boundaries: list[Any], descending: bool) -> list[int]:
+    """Where the blocks end that begin at these values of a sorted column."""
+    import pyarrow.compute as pc
+
+    compare = pc.greater_equal if descending else pc.less
+    found = {pc.sum(compare(column, bound)).as_py() or 0 for bound in boundaries}
+    return sorted({*found, len(column)} - {0})
 
 
 def to_one_table(dataset: DatasetBase) -> pa.Table:
@@ -389,6 +540,28 @@ def _empty_like(groups: list[Group]) -> list[Unit]:
     if first is None:
         return []
     return [replace(first, block=replace(first.block, rows=0), start=0, stop=0, rows=0)]
+
+
+def _stratified_rows(column: Any, test_rows: int, key: int | None) -> tuple[Any, Any]:
+    """Masks of the rows to train on and to test on; the latter are each value's last, or random."""
+    import numpy as np
+    import pyarrow as pa
+
+    codes = column.combine_chunks().dictionary_encode(null_encoding="encode").indices
+    codes = np.asarray(codes)
+    order = np.argsort(codes, kind="stable")
+    if key is not None:
+        order = np.lexsort((hash_range(key, 0, len(codes)), codes))
+    counts = np.bincount(codes)
+    shares = counts * test_rows / max(len(codes), 1)
+    taken = np.floor(shares).astype(np.int64)
+    # The rows that are left go to the values that lost most by rounding down.
+    for code in np.argsort(taken - shares, kind="stable")[: test_rows - taken.sum()]:
+        taken[code] += 1
+    test = np.zeros(len(codes), dtype=bool)
+    for end, number in zip(np.cumsum(counts), taken, strict=True):
+        test[order[end - number : end]] = True
+    return pa.array(~test), pa.array(test)
 
 
 def _read_rows(groups: list[Group], start: int, stop: int) -> pa.Table:

@@ -68,6 +68,7 @@ class Transforms(DatasetBase):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
         processes: bool = False,
+        max_concurrency: int | None = None,
         preserves_rows: bool | None = None,
         udf_modifying_row_count: bool | None = None,
         **hints: Any,
@@ -77,7 +78,8 @@ class Transforms(DatasetBase):
         Which rows share a batch is not defined: it depends on how the data is read.
 
         Args:
-            fn: a function from a batch to a batch, or a class whose objects are such functions.
+            fn: a function from a batch to a batch, or a class whose objects are such functions;
+                also an ``async`` function or generator.
                 One object is created in each worker, so that a costly setup runs once.
             batch_size: the largest number of rows in a batch; None (or ``"auto"``, ``"default"``)
                 makes each piece that is read a batch.
@@ -96,6 +98,7 @@ class Transforms(DatasetBase):
                 this process has CPUs. Python code then takes no time from the training function,
                 and runs on all of them at once. The rows keep their order. ``fn`` is pickled; of a
                 class, each process creates one object.
+            max_concurrency: of an ``async`` function, how many calls wait at once; 64 by default.
             preserves_rows: whether output row i is made of input row i. None assumes so: shards,
                 slices and ``count()`` depend on it. Where only rows are asked for, any number is
                 accepted, with a warning. Give False where ``fn`` changes the number of rows;
@@ -115,7 +118,7 @@ class Transforms(DatasetBase):
         )
         call = call_of(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
-            compute, concurrency, processes,
+            compute, concurrency, processes, max_concurrency,
         )  # fmt: skip
         name = check_format(batch_format)
         write = not zero_copy_batch
@@ -123,7 +126,7 @@ class Transforms(DatasetBase):
 
     def map(
         self,
-        fn: Callable[..., Mapping[str, Any]],
+        fn: Callable[..., Any],
         *,
         compute: Any = None,
         fn_args: Iterable[Any] | None = None,
@@ -132,19 +135,20 @@ class Transforms(DatasetBase):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
         processes: bool = False,
+        max_concurrency: int | None = None,
         **hints: Any,
     ) -> Dataset:
         """Transform each row: ``fn`` from a dict to a dict. Arguments as in ``map_batches``."""
         check_hints("map", hints)
         call = call_of(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
-            compute, concurrency, processes,
+            compute, concurrency, processes, max_concurrency,
         )  # fmt: skip
         return self._with_operation(ops.MapRows(call))
 
     def flat_map(
         self,
-        fn: Callable[..., Iterable[Mapping[str, Any]]],
+        fn: Callable[..., Any],
         *,
         compute: Any = None,
         fn_args: Iterable[Any] | None = None,
@@ -153,19 +157,20 @@ class Transforms(DatasetBase):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
         processes: bool = False,
+        max_concurrency: int | None = None,
         **hints: Any,
     ) -> Dataset:
         """Turn each row into any number of rows: ``fn`` from a dict to a list of dicts."""
         check_hints("flat_map", hints)
         call = call_of(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
-            compute, concurrency, processes,
+            compute, concurrency, processes, max_concurrency,
         )  # fmt: skip
         return self._with_operation(ops.FlatMap(call))
 
     def filter(
         self,
-        fn: Callable[..., bool] | Expr | None = None,
+        fn: Callable[..., Any] | Expr | None = None,
         expr: Any = None,
         *,
         compute: Any = None,
@@ -175,6 +180,7 @@ class Transforms(DatasetBase):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: _Concurrency = None,
         processes: bool = False,
+        max_concurrency: int | None = None,
         **hints: Any,
     ) -> Dataset:
         """Keep some rows.
@@ -202,7 +208,7 @@ class Transforms(DatasetBase):
         assert not isinstance(fn, Expr)
         call = call_of(
             fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs,
-            compute, concurrency, processes,
+            compute, concurrency, processes, max_concurrency,
         )  # fmt: skip
         return self._with_operation(ops.FilterRows(call))
 
@@ -273,8 +279,8 @@ class Transforms(DatasetBase):
 
 def _column_names(doing: str, names: str | Iterable[str]) -> tuple[str, ...]:
     found = (names,) if isinstance(names, str) else tuple(names)
-    if not found or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"{doing}({names!r}): give the names of one or more columns.")
+    if not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{doing}({names!r}): give the names of columns.")
     twice = {name for name in found if found.count(name) > 1}
     if twice:
         raise ValueError(f"{doing} names the column {min(twice)!r} twice; name it once.")
@@ -290,6 +296,7 @@ def call_of(
     compute: Any,
     concurrency: _Concurrency,
     processes: bool,
+    max_concurrency: int | None = None,
 ) -> ops.Call:
     """How a user's function is called, from the arguments that all transforms take."""
     if not isinstance(processes, bool):
@@ -298,7 +305,11 @@ def call_of(
         )
     size = _pool_size(compute) if concurrency is None else concurrency
     elsewhere = processes or compute is not None
-    return ops.Call(fn, args, kwargs, constructor_args, constructor_kwargs, size, elsewhere)
+    if max_concurrency is not None:
+        max_concurrency = check_int(f"max_concurrency={max_concurrency!r}", max_concurrency, 1)
+    return ops.Call(
+        fn, args, kwargs, constructor_args, constructor_kwargs, size, elsewhere, max_concurrency
+    )
 
 
 def _pool_size(compute: Any) -> int | None:

@@ -22,6 +22,8 @@ def as_expression(value: Any) -> Any:
 
     if isinstance(value, pc.Expression):
         return value
+    if hasattr(value, "to_pyarrow"):  # of lockstep.data.expressions, which is a layer above
+        return value.to_pyarrow()
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a filter; give text or a pyarrow.compute.Expression.")
     try:

@@ -101,6 +101,8 @@ def to_pandas(table: pa.Table) -> pd.DataFrame:
 def to_rows(table: pa.Table) -> list[dict[str, Any]]:
     """The rows as dicts."""
     names = table.column_names
+    if not names:
+        return [{} for _ in range(table.num_rows)]
     columns = [to_values(column) for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 

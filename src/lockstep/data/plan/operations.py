@@ -6,6 +6,7 @@ before the work is done) or changes their number.
 
 from __future__ import annotations
 
+import inspect
 import os
 import queue
 import re
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lockstep.data.expressions import Expr
+    from lockstep.data.plan.waiting import Waiting
     from lockstep.data.processes.pool import ProcessPool
 
 __all__ = [
@@ -46,17 +48,21 @@ __all__ = [
     "Operation",
     "RenameColumns",
     "Sample",
+    "SampleByValue",
     "SelectColumns",
     "SliceRows",
     "UserOperation",
     "WithColumn",
     "add_note",
     "check_columns",
+    "is_async",
     "with_column",
 ]
 
 _TASKS_OF_A_PROCESS = 4
 """How many parts of the rows read at once a process gets: the others work while one is late."""
+_MAX_WAITING = 64
+"""How many calls of an ``async`` function wait at once, unless the user says so."""
 _FEW_ROWS = 256
 """Fewer rows than this are not divided further, unless a process would have none."""
 
@@ -96,6 +102,7 @@ class Call:
         concurrency: how many threads may call it at once; of a class, the number of objects.
         processes: call it in that many processes instead; without a number, in as many as this
             process has CPUs.
+        max_concurrency: how many calls of an ``async`` function wait at once.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class Call:
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: int | tuple[int, ...] | None = None,
         processes: bool = False,
+        max_concurrency: int | None = None,
     ) -> None:
         if not callable(fn):
             raise TypeError(f"{fn!r} cannot be called; give a function or a class with __call__.")
@@ -127,6 +135,10 @@ class Call:
         self.in_processes = processes
         self.given = given
         self.threads = 1 if processes or given is None else given
+        self.waits = is_async(fn)
+        self.max_concurrency = _MAX_WAITING if max_concurrency is None else max_concurrency
+        if self.waits:
+            self.threads = 1
         self._reset()
 
     def _reset(self) -> None:
@@ -134,6 +146,7 @@ class Call:
         self._made = 0
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pool: ProcessPool | None = None
+        self._waiting: Waiting | None = None
 
     def pool(self, operation: UserOperation) -> ProcessPool:
         """The processes that run an operation with this function, started when they are needed."""
@@ -166,6 +179,22 @@ class Call:
         finally:
             self._idle.put(worker)
 
+    def each(self, values: Iterable[Any]) -> Iterable[Any]:
+        """The function's results, in order; calls of an ``async`` function wait together."""
+        if not self.waits:
+            return map(self, values)
+        with self._lock:
+            if self._waiting is None:
+                from lockstep.data.plan.waiting import Waiting
+
+                self._waiting = Waiting(self.max_concurrency)
+        fn: Any = self.fn
+        if isinstance(fn, type):
+            worker = self._worker()
+            self._idle.put(worker)  # one object, whose calls overlap
+            fn = worker
+        return self._waiting.results(lambda v: fn(v, *self.args, **self.kwargs), values)
+
     def _worker(self) -> Any:
         try:
             return self._idle.get_nowait()
@@ -182,6 +211,16 @@ class Call:
             with self._lock:
                 self._made -= 1
             raise
+
+
+def is_async(fn: Any) -> bool:
+    """Whether a function, or the objects of a class, return something to wait for."""
+    called = fn.__call__ if isinstance(fn, type) or not inspect.isroutine(fn) else fn
+    return any(
+        test(given)
+        for test in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        for given in (fn, called)
+    )
 
 
 def _most(concurrency: int | tuple[int, ...]) -> int:
@@ -305,7 +344,8 @@ class MapBatches(UserOperation):
             return self._one(table, owned)
         batches = [table.slice(start, size) for start in range(0, rows, size)]
         if self.call.threads == 1:
-            done = [self._one(batch, owned) for batch in batches]
+            given = (self._given(batch, owned) for batch in batches)
+            done = [to_table(made, self.text) for made in self.call.each(given)]
         else:
             from concurrent.futures import ThreadPoolExecutor
 
@@ -314,8 +354,11 @@ class MapBatches(UserOperation):
         return concatenated(done)
 
     def _one(self, table: pa.Table, owned: bool) -> pa.Table:
-        batch = to_format(table, self.batch_format, write=self.write, owned=owned)
-        return to_table(self.call(batch), self.text)
+        (made,) = self.call.each([self._given(table, owned)])
+        return to_table(made, self.text)
+
+    def _given(self, table: pa.Table, owned: bool) -> Any:
+        return to_format(table, self.batch_format, write=self.write, owned=owned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,7 +367,7 @@ class MapRows(UserOperation):
 
     def here(self, table: pa.Table, owned: bool = True) -> pa.Table:
         """Row by row."""
-        rows = [self._one(row) for row in to_rows(table)]
+        rows = [self._checked(new) for new in self.call.each(to_rows(table))]
         return from_rows(rows, table.schema, self.text)
 
     @property
@@ -332,8 +375,7 @@ class MapRows(UserOperation):
         """With the function's name."""
         return f"map({self.call.name})"
 
-    def _one(self, row: dict[str, Any]) -> Mapping[str, Any]:
-        new = self.call(row)
+    def _checked(self, new: Any) -> Mapping[str, Any]:
         if not isinstance(new, Mapping):
             raise TypeError(
                 f"{self.text} returned {new!r}; return a dict of column names and values."
@@ -350,11 +392,11 @@ class FlatMap(UserOperation):
     def here(self, table: pa.Table, owned: bool = True) -> pa.Table:
         """Row by row."""
         rows: list[Mapping[str, Any]] = []
-        for row in to_rows(table):
-            new = self.call(row)
+        for new in self.call.each(to_rows(table)):
             if isinstance(new, Mapping) or not isinstance(new, Iterable):
                 raise TypeError(f"{self.text} returned {new!r}; return a list of dicts.")
-            rows.extend(new)
+            for made in new:  # a generator may yield lists of rows
+                rows.extend(made if isinstance(made, list) else [made])
         return from_rows(rows, table.schema, self.text)
 
     @property
@@ -373,7 +415,7 @@ class FilterRows(UserOperation):
         """Row by row; the values do not change."""
         import pyarrow as pa
 
-        kept = [bool(self.call(row)) for row in to_rows(table)]
+        kept = [bool(keep) for keep in self.call.each(to_rows(table))]
         return table.filter(pa.array(kept, pa.bool_()))
 
     @property
@@ -647,6 +689,31 @@ class Sample(Operation):
         if self.high < 1 << 64:
             mask &= hashes < np.uint64(self.high)
         return mask
+
+
+@dataclass(frozen=True)
+class SampleByValue(Operation):
+    """The rows whose value in a column has a hash in a range, on any machine."""
+
+    column: str
+    low: int
+    high: int
+    keeps_rows = False
+    text = "streaming_train_test_split()"
+
+    def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
+        """Filter by the hashes; the order stays."""
+        import numpy as np
+        import pandas as pd
+        import pyarrow as pa
+
+        check_columns([self.column], table.column_names, "streaming_train_test_split")
+        values = table[self.column].to_pandas()
+        hashes = pd.util.hash_pandas_object(values, index=False).to_numpy(np.uint64)
+        mask = hashes >= np.uint64(self.low)
+        if self.high < 1 << 64:
+            mask &= hashes < np.uint64(self.high)
+        return table.filter(pa.array(mask))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from lockstep.data.plan.operations import (
     Operation,
     RenameColumns,
     Sample,
+    SampleByValue,
     SelectColumns,
     SliceRows,
     WithColumn,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["inferred_schema", "known_schema", "schema_of", "unified"]
 
-_KEEP_COLUMNS = (FilterComputed, FilterExpression, FilterRows, Sample, SliceRows)
+_KEEP_COLUMNS = (FilterComputed, FilterExpression, FilterRows, Sample, SampleByValue, SliceRows)
 _CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns, ConformColumns, WithColumn)
 _FEW = 64
 

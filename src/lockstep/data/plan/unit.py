@@ -297,6 +297,8 @@ def _projection(
         elif isinstance(operation, RenameColumns):
             renamed = operation.renamed(list(origin))
             origin = dict(zip(renamed, origin.values(), strict=True))
+    if not origin:  # a column is needed to know the number of rows
+        return None, None, unit.operations
     return tuple(origin.values()), list(origin), (*rest, *unit.operations[done:])
 
 

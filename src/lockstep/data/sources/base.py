@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lockstep.data.sources.shared_tables import open_shared, share
@@ -94,24 +95,38 @@ class Source(ABC):
 
 
 class MemorySource(Source):
-    """An Arrow table, never copied."""
+    """An Arrow table, never copied.
+
+    Args:
+        table: the rows.
+        block_rows: how many of them are a block; None is about 16 MB.
+        ends: instead, where each block ends.
+    """
 
     in_memory = True
 
-    def __init__(self, table: pa.Table, block_rows: int | None = None) -> None:
+    def __init__(
+        self, table: pa.Table, block_rows: int | None = None, ends: Sequence[int] | None = None
+    ) -> None:
         self.table = table
         self.block_rows = block_rows
+        self.ends = ends
 
     def __reduce__(self) -> Any:
         path = share(self.table)
         if path is None:
-            return MemorySource, (self.table, self.block_rows)
-        return _mapped, (path, self.block_rows)
+            return MemorySource, (self.table, self.block_rows, self.ends)
+        return _mapped, (path, self.block_rows, self.ends)
 
     def index(self) -> list[Block]:
         """Slices of the table."""
         rows = self.table.num_rows
         width = max(1, self.table.nbytes // max(rows, 1))
+        if self.ends is not None:
+            return [
+                Block((start, end), end - start, width * (end - start))
+                for start, end in pairwise([0, *self.ends])
+            ]
         step = self.block_rows or max(1, BLOCK_BYTES // width)
         return [
             Block((start, min(start + step, rows)), min(step, rows - start), width * step)
@@ -142,8 +157,8 @@ class MemorySource(Source):
         return table.slice(start, stop - start)
 
 
-def _mapped(path: str, block_rows: int | None) -> MemorySource:
-    return MemorySource(open_shared(path), block_rows)
+def _mapped(path: str, block_rows: int | None, ends: Sequence[int] | None) -> MemorySource:
+    return MemorySource(open_shared(path), block_rows, ends)
 
 
 class RangeSource(Source):
