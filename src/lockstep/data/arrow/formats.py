@@ -70,6 +70,8 @@ def to_tensor(name: str, array: Any) -> torch.Tensor:
     try:
         return torch.from_numpy(array)
     except TypeError as error:
+        if array.dtype == object and all(value is None for value in array):
+            return torch.full((len(array),), float("nan"), dtype=torch.float64)
         kind = str(array.dtype)
         if array.dtype == object and len(array):
             kind = f"{type(array[0]).__name__} (or lists of different lengths)"

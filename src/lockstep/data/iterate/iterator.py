@@ -298,7 +298,7 @@ class DataIterator(ABC):
         batch_size: int | None = 256,
         dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
         device: Any = "auto",
-        collate_fn: Callable[[dict[str, Any]], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         drop_last: bool = False,
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
@@ -313,16 +313,18 @@ class DataIterator(ABC):
             dtypes: of all columns, or of each.
             device: of the tensors; ``"auto"`` is the worker's own. Copies to a GPU go through
                 pinned memory and overlap with the training.
-            collate_fn: makes a batch of a dict of arrays, in a thread; instead of ``dtypes``.
+            collate_fn: makes a batch of a dict of arrays, in a thread; instead of ``dtypes``. A
+                class of ``lockstep.data.collate_fn`` gets an Arrow table or a data frame.
             pin_memory: put the tensors into pinned memory, for a copy of your own.
         """
+        from lockstep.data.collate_fn import of_arrays
         from lockstep.data.iterate.torch_batches import ToTensors, wait_for_copy
 
         if collate_fn is not None and dtypes is not None:
             raise ValueError(
                 "collate_fn makes the tensors, so dtypes has no effect; give one of the two."
             )
-        convert = ToTensors(dtypes, self._device(device), collate_fn, pin_memory)
+        convert = ToTensors(dtypes, self._device(device), of_arrays(collate_fn), pin_memory)
         prefetch = prefetch_batches if prefetch_blocks is None else prefetch_blocks
         request = Request(
             batch_size, drop_last, prefetch, local_shuffle_buffer_size, local_shuffle_seed
