@@ -40,6 +40,7 @@ LAYERS = [
     "storage",
     "checkpoint_dict",
     "checkpoint_plain",
+    "returned",
     "checkpoint",
     "lock",
     "journal",

@@ -13,6 +13,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig
 from lockstep.error_record import unpack_error, with_live
+from lockstep.errors import LockstepError, StorageError
 from lockstep.journal import parse_line
 from lockstep.lookup import find_run
 from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
@@ -25,7 +26,8 @@ from lockstep.records import (
     reported_metrics,
 )
 from lockstep.retention import CheckpointRecord, worst_to_best
-from lockstep.run_layout import JOURNAL_FILE
+from lockstep.returned import Returned, unpack_data, unpack_returned
+from lockstep.run_layout import JOURNAL_FILE, RETURN_FILE
 from lockstep.storage import Storage, open_storage
 
 if TYPE_CHECKING:
@@ -53,8 +55,9 @@ class Result:
         resizes: one dict for each change of the number of workers: in which attempt, from, to.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, returned: Returned | None = None) -> None:
         self._storage = storage
+        self._returned = returned
         records = RunRecords(storage)
         with damage_named(self._journal):
             self._read(storage, records)
@@ -77,6 +80,7 @@ class Result:
             self.metrics = records.row(report)
             if "done" not in self.reported_metrics:
                 self.metrics["done"] = self.state == "finished"
+        self._kept_return: dict[str, Any] | None = (records.end or {}).get("returned")
         self._failures: list[dict[str, Any]] = []
         if self.state == "failed" and records.failure is not None:
             self._failures = records.failure["errors"]
@@ -166,6 +170,39 @@ class Result:
         return self._open(pick(scored, key=lambda pair: pair[0])[1])
 
     @cached_property
+    def return_value(self) -> Any:
+        """What rank 0's training function returned; None if the run has not finished.
+
+        Plain values, arrays and tensors are kept with the run, as data. Any other object is in the
+        result of ``fit()`` only.
+
+        Raises:
+            LockstepError: the value is no plain data, and this is not the result of ``fit()``; or
+                it could not be sent to the driver.
+        """
+        kept = self._kept_return
+        if kept is None:
+            return None
+        if self._returned is not None:
+            return unpack_returned(self._returned)
+        with damage_named(self._journal):
+            kind, type_name = str(kept["kind"]), str(kept["type"])
+        if kind != "data":
+            raise LockstepError(
+                f"The training function of {self._storage.uri} returned a {type_name}, which is "
+                "not plain data: only the result of fit() itself has it. Return plain values, "
+                "arrays or tensors, or report the object in a checkpoint."
+            )
+        file = self._storage.path(RETURN_FILE)
+        try:
+            with damage_named(file):
+                return unpack_data(self._storage.read_chunks(RETURN_FILE))
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"{file} is gone, and what the function returned with it."
+            ) from error
+
+    @cached_property
     def metrics_dataframe(self) -> pd.DataFrame:
         """One row a report, from every attempt; nested metrics as ``a/b`` columns.
 
@@ -231,8 +268,8 @@ class Result:
     def __getstate__(self) -> dict[str, Any]:
         # Dataframes are read again on demand. Errors are pickled as their records, because pickle
         # cannot handle an exception class that is local to a function.
-        frames = ("metrics_dataframe", "rank_dataframe", "log_dataframe")
-        left_out = (*frames, "error", "worker_failures")
+        read_again = ("metrics_dataframe", "rank_dataframe", "log_dataframe", "return_value")
+        left_out = (*read_again, "error", "worker_failures")
         state = {key: value for key, value in vars(self).items() if key not in left_out}
         failures = [{**item, "error": with_live(item["error"])} for item in self._failures]
         return {**state, "_failures": failures}

@@ -8,6 +8,7 @@
             objects/<sha256>                        large arrays of trainer.pkl; links between runs
             checkpoint_000000/                      exists once .lockstep_checkpoint.json is in it
             .staging/  .trash/                      not published yet; about to be deleted
+            return_value.bin                        what rank 0 returned, if it is plain data
             progress.csv  result.json  params.json
             undelivered_<tracker>_<number>.jsonl    rows that a tracker did not get
             logs/rank_0.log …                       the output of each rank
@@ -53,6 +54,8 @@ TRAINER_FILE = "trainer.pkl"
 PROGRESS_FILE = "progress.csv"
 RESULT_FILE = "result.json"
 PARAMS_FILE = "params.json"
+RETURN_FILE = "return_value.bin"
+"""What rank 0's function returned, in the form of ``checkpoint_plain``."""
 LOG_DIRECTORY = "logs"
 OBJECT_DIRECTORY = "objects"
 TRACE_DIRECTORY = "pytorch_profiler"
@@ -91,6 +94,7 @@ OWN_NAMES = frozenset(
         PARAMS_FILE,
         PROGRESS_FILE,
         RESULT_FILE,
+        RETURN_FILE,
         TRAINER_FILE,
     )
 )

@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
+from lockstep.returned import Returned
 from lockstep.storage import Storage
 from lockstep.train.context import TrainContext
 
@@ -216,6 +217,9 @@ class ReturnTerminal(NamedTuple):
 
 class Finished(NamedTuple):
     """The function returned and every upload is done."""
+
+    returned: Returned | None = None
+    """What rank 0's function returned."""
 
 
 class TrackerOpened(NamedTuple):

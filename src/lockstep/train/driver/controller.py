@@ -306,6 +306,8 @@ class Controller:
         elif kind is m.Hello:
             self._feed(e.Ready(rank, message.info, message.announcement))
         elif kind is m.Finished:
+            if rank == 0:
+                self._run.returned = message.returned
             self._feed(e.Returned(rank))
         elif kind is m.TrackerOpened:
             self._feed(e.TrackerOpened(rank))

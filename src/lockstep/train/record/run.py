@@ -23,11 +23,13 @@ from lockstep.metrics import first_result, full_row, look_up
 from lockstep.records import RunRecords, existing_checkpoints, open_address, open_checkpoint
 from lockstep.result import Result
 from lockstep.retention import CheckpointRecord, surplus
+from lockstep.returned import Returned
 from lockstep.run_layout import (
     FORMAT_VERSION,
     JOURNAL_FILE,
     LOG_DIRECTORY,
     METADATA_FILE,
+    RETURN_FILE,
     TRAINER_FILE,
     date_name,
     entry_of,
@@ -68,6 +70,7 @@ class Run:
         last_metrics: what was reported last.
         data_wait: the largest share of time that a rank waited for data, at the last report.
         checkpoints: those that exist, oldest first.
+        returned: what rank 0's function has returned, in the attempt that is the last so far.
         is_protected: whether another trial will start from a checkpoint, so it must stay.
         metadata: what ``get_metadata()`` of the run's checkpoints has, JSON values by name.
     """
@@ -79,6 +82,7 @@ class Run:
         self.restored = restored
         self.is_protected: Callable[[CheckpointRecord], bool] = lambda _: False
         self.metadata: Mapping[str, Any] = {}
+        self.returned: Returned | None = None
         self._unfinished_stages: set[str] = set()
         self._has_saved = restored
         self._mirror: Mirror | None = None
@@ -451,10 +455,21 @@ class Run:
                 self.storage.sweep()
         except StorageError as error:
             failed = error
-        self._journal.append("end", state=state, time=time.time())
+        returned = self._keep_returned() if state == "finished" else {}
+        self._journal.append("end", state=state, time=time.time(), **returned)
         if flush:
             self._journal.flush()
         return failed
+
+    def _keep_returned(self) -> dict[str, Any]:
+        """Write a plain return value to its file; returns what the journal says of it."""
+        if self.returned is None:
+            return {}
+        kind, type_name, content = self.returned
+        if kind == "data":
+            with suppress(StorageError):  # reading the value says that the file is not there
+                open_storage(self.directory).write(RETURN_FILE, content)
+        return {"returned": {"kind": kind, "type": type_name}}
 
     def flush(self) -> None:
         """Make the journal survive a power cut. May run in another thread."""
@@ -496,7 +511,7 @@ class Run:
             StorageError: the directory does not exist any more.
         """
         try:
-            return Result(self.storage)
+            return Result(self.storage, self.returned)
         except FileNotFoundError as error:
             raise StorageError(
                 f"{self.storage.uri} is gone, and the run's records with it: leave the directory "

@@ -17,6 +17,7 @@ from lockstep.engine.attach import start_ticks
 from lockstep.engine.base import Channel, WorkerInfo
 from lockstep.error_record import pack_error
 from lockstep.errors import StopTraining, WorkerDiedError
+from lockstep.returned import pack_returned
 from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext, place_among
 from lockstep.train.function import config_like, takes_config
@@ -62,7 +63,7 @@ def main(channel: Channel) -> int:
                 debugging = Debugging(
                     channel.rank, session.borrow_terminal, session.return_terminal
                 )
-            _train(channel, session, call, debugging)
+            returned = _train(channel, session, call, debugging)
         except BaseException:
             if len(launch.workers) == 1:
                 # No other rank to wait for; and in this process, the next attempt needs it closed.
@@ -76,7 +77,7 @@ def main(channel: Channel) -> int:
         return 1
     finally:
         sessions.activate(None)
-    channel.send(Finished())
+    channel.send(Finished(pack_returned(returned) if channel.rank == 0 else None))
     if not isinstance(channel.receive(), Exit):
         return 1
     backend.teardown()
@@ -127,10 +128,12 @@ def _train(
     session: sessions.Session,
     call: Callable[[], Any],
     debugging: AbstractContextManager[Any],
-) -> None:
+) -> Any:
+    """Call the function; return what it returned, None where it was stopped."""
+    returned = None
     try:
         with session.end_hooks(_packed), debugging:
-            call()
+            returned = call()
     except StopTraining:
         pass
     except SystemExit as stop:
@@ -143,6 +146,7 @@ def _train(
     if not session.finish():
         # The failed upload has been reported; the driver ends this process.
         channel.receive()
+    return returned
 
 
 def _adopt_main(function: Callable[..., Any]) -> None:
