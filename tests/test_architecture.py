@@ -103,6 +103,7 @@ INNER_LAYERS = {
         "driver",
         "worker",
         "api",
+        "collective",
         "trainer",
         "base_trainer",
         "data_parallel_trainer",

@@ -86,6 +86,7 @@ TRAIN_DATASET_KEY = "train"
 
 _MODULES = (
     "base_trainer",
+    "collective",
     "data_parallel_trainer",
     "horovod",
     "huggingface",

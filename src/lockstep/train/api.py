@@ -47,7 +47,12 @@ __all__ = [
 ]
 
 
-def _session(caller: str) -> Session:
+def session_for(caller: str) -> Session:
+    """Internal: this worker's session.
+
+    Raises:
+        RuntimeError: there is none; names the caller.
+    """
     session = current()
     if session is None:
         raise RuntimeError(
@@ -111,7 +116,7 @@ def report(
             f"report(checkpoint_upload_mode={checkpoint_upload_mode!r}): expected "
             "CheckpointUploadMode.SYNC, ASYNC or NO_UPLOAD."
         ) from None
-    return _session("report()").report(
+    return session_for("report()").report(
         {} if metrics is None else metrics,
         checkpoint,
         dir_name=checkpoint_dir_name,
@@ -145,7 +150,7 @@ def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
         ValueError: a metric is a tensor.
         TypeError: a metric cannot be stored, or the step is not a number.
     """
-    _session("log()").log(metrics, step if step is None else _plain_step(step))
+    session_for("log()").log(metrics, step if step is None else _plain_step(step))
 
 
 def _plain_step(step: Any) -> Any:
@@ -171,7 +176,7 @@ def get_dataset_shard(dataset_name: str | None = None) -> DataShard:
         KeyError: the trainer has no dataset of that name; the message lists the names.
         RuntimeError: called outside a training function.
     """
-    shards = _session("get_dataset_shard()").shards
+    shards = session_for("get_dataset_shard()").shards
     return (shards or Shards({}, 0, 1, None)).get(dataset_name)
 
 
@@ -187,7 +192,7 @@ def get_all_reported_checkpoints() -> list[ReportedCheckpoint]:
 
     Some may have been deleted from storage since, see ``CheckpointConfig(num_to_keep=…)``.
     """
-    known = _session("get_all_reported_checkpoints()").reported_checkpoints
+    known = session_for("get_all_reported_checkpoints()").reported_checkpoints
     return [ReportedCheckpoint(checkpoint, metrics) for checkpoint, metrics in known]
 
 
@@ -197,12 +202,12 @@ def get_preemption_info() -> PreemptionInfo | None:
     Every rank sees it after the same ``report()``. Save and report once more: the workers stop at
     that report, and the run resumes from there when it is restored or its workers are replaced.
     """
-    return _session("get_preemption_info()").preemption
+    return session_for("get_preemption_info()").preemption
 
 
 def checkpoint_requested() -> bool:
     """Whether the next report should have a checkpoint: the run is about to stop or to resize."""
-    return _session("checkpoint_requested()").checkpoint_requested
+    return session_for("checkpoint_requested()").checkpoint_requested
 
 
 _CONTEXT_OUTSIDE = TrainContext()
@@ -311,7 +316,7 @@ def local_world_size() -> int:
 
 def save_checkpoint(**data: Any) -> None:
     """The older way to save a checkpoint: rank 0's keyword arguments, without a report."""
-    _session("save_checkpoint()").save_checkpoint(Checkpoint.from_dict(data))
+    session_for("save_checkpoint()").save_checkpoint(Checkpoint.from_dict(data))
 
 
 def load_checkpoint() -> dict[str, Any] | None:

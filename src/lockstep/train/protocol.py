@@ -8,6 +8,8 @@ Report           ─────────▶
 Snapshotted      ─────────▶                  only in ASYNC mode
 Saved            ─────────▶
                  ◀─────────    Answer        when every rank is here (and it is committed)
+Meet             ─────────▶                  at a collective
+                 ◀─────────    Shared        when every rank is there
 LogRow           ─────────▶                  posted, in batches, any time
 BorrowTerminal   ─────────▶                  at a breakpoint
                  ◀─────────    Terminal      when no other rank has it
@@ -46,10 +48,12 @@ __all__ = [
     "Launch",
     "Lingering",
     "LogRow",
+    "Meet",
     "Report",
     "ReturnTerminal",
     "SaveOrder",
     "Saved",
+    "Shared",
     "Snapshotted",
     "Stop",
     "Terminal",
@@ -191,6 +195,20 @@ class Answer(NamedTuple):
     """Save soon, the group will stop: the notice's kind, the rank that must go, the deadline."""
     reduced: dict[str, Any] | None = None
     """The metrics of the row, where the report has ``reduce``."""
+
+
+class Meet(NamedTuple):
+    """A rank is at a collective of ``train.collective``, and waits for the others."""
+
+    call: str
+    value: bytes
+    """What rank 0 shares; of other ranks it is not used."""
+
+
+class Shared(NamedTuple):
+    """Every rank is at the collective: rank 0's value."""
+
+    value: bytes
 
 
 class LogRow(NamedTuple):

@@ -62,7 +62,7 @@ def test_an_object_is_in_the_result_of_fit_only(tmp_path: Path) -> None:
 def test_a_value_that_cannot_be_sent_does_not_fail_the_run() -> None:
     result = fit(threading.Lock, workers=1)
     assert result.state == "finished"
-    with pytest.raises(LockstepError, match="returned a _thread.lock, which cannot be pickled"):
+    with pytest.raises(LockstepError, match=r"returned a _thread\.lock, which cannot be pickled"):
         result.return_value  # noqa: B018
 
 

@@ -309,6 +309,9 @@ class Controller:
             if rank == 0:
                 self._run.returned = message.returned
             self._feed(e.Returned(rank))
+        elif kind is m.Meet:
+            self._logged += 1  # progress, also where the ranks meet again before the next look
+            self._feed(e.Met(rank, message.call, message.value))
         elif kind is m.TrackerOpened:
             self._feed(e.TrackerOpened(rank))
         elif kind is m.ClosingTrackers:
@@ -494,6 +497,11 @@ class Controller:
             else:
                 self._send(rank, answer)
 
+    def _share_value(self, action: e.ShareValue) -> None:
+        shared = m.Shared(action.value)
+        for rank in range(self.state.world_size):
+            self._send(rank, shared)
+
     def _close_trackers(self, action: e.CloseTrackers) -> None:
         for rank in action.ranks:
             self._send(rank, m.CloseTrackers())
@@ -663,6 +671,7 @@ _PERFORM: dict[type, Callable[[Controller, Any], None]] = {
     e.Commit: Controller._commit,
     e.Discard: Controller._discard,
     e.Answer: Controller._answer,
+    e.ShareValue: Controller._share_value,
     e.CloseTrackers: Controller._close_trackers,
     e.ReleaseWorkers: Controller._release_workers,
     e.InterruptWorkers: Controller._interrupt_workers,

@@ -29,6 +29,7 @@ __all__ = [
     "InterruptWorkers",
     "KillWorkers",
     "LaunchWorkers",
+    "Met",
     "Notice",
     "OrderSave",
     "Phase",
@@ -46,6 +47,7 @@ __all__ = [
     "SaveFailed",
     "SavedPart",
     "SetTimer",
+    "ShareValue",
     "SnapshotPart",
     "StartWorkers",
     "Stuck",
@@ -157,6 +159,14 @@ class SaveFailed(NamedTuple):
     error: dict[str, Any]
 
 
+class Met(NamedTuple):
+    """A rank is at a collective of ``train.collective``."""
+
+    rank: int
+    call: str
+    value: bytes
+
+
 class Returned(NamedTuple):
     """A rank's function returned."""
 
@@ -248,6 +258,7 @@ Event = (
     | Recorded
     | Committed
     | SaveFailed
+    | Met
     | Returned
     | TrackerOpened
     | ClosingTrackers
@@ -310,6 +321,12 @@ class Answer(NamedTuple):
     ranks: tuple[int, ...]
     stop: Stop
     notice: Notice | None = None
+
+
+class ShareValue(NamedTuple):
+    """Every rank is at a collective: send rank 0's value to all of them."""
+
+    value: bytes
 
 
 class CloseTrackers(NamedTuple):
@@ -387,6 +404,7 @@ Action = (
     | Commit
     | Discard
     | Answer
+    | ShareValue
     | CloseTrackers
     | ReleaseWorkers
     | InterruptWorkers

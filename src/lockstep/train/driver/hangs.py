@@ -84,10 +84,11 @@ class HangWatch:
             len(state.workers) - state.workers.count(None),
             state.rows,
             state.arrived,
+            state.meeting,
             len(state.returned),
             logged,
         )
-        one_waits = 0 < state.arrived < state.world_size
+        one_waits = 0 < state.arrived < state.world_size or bool(state.meeting)
         # Ranks that all wait, wait for storage; so may ranks whose uploads are under way.
         on_storage = not one_waits and (state.arrived > 0 or bool(state.saves))
         if seen != self._seen or on_storage or not (starting or state.phase is Phase.RUNNING):

@@ -59,6 +59,7 @@ from lockstep.train.driver.events import (
     InterruptWorkers,
     KillWorkers,
     LaunchWorkers,
+    Met,
     Notice,
     OrderSave,
     Phase,
@@ -76,6 +77,7 @@ from lockstep.train.driver.events import (
     SavedPart,
     SaveFailed,
     SetTimer,
+    ShareValue,
     SnapshotPart,
     StartWorkers,
     Stuck,
@@ -133,6 +135,8 @@ class RunState(NamedTuple):
     """The reports of the ranks that wait for the others, by rank."""
     arrived: int = 0
     """How many ranks wait. Kept beside ``waiting``: counting it at each report would take long."""
+    meeting: tuple[Met | None, ...] = ()
+    """The ranks that wait at a collective of ``train.collective``, by rank; empty if none does."""
     recording: bool = False
     """The row is being recorded: ``Recorded`` is due."""
     stop: Stop = False
@@ -201,6 +205,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         announcements=(None,) * size,
         waiting=(None,) * size,
         arrived=0,
+        meeting=(),
         recording=False,
         saves=(),
         committed_before=state.committed,
@@ -275,6 +280,26 @@ def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]
         state = state._replace(waiting=waiting, arrived=arrived)
         return _start_save(state, waiting, is_row=True)
     return _record(state, None, waiting=waiting, arrived=arrived)
+
+
+def _met(state: RunState, event: Met) -> tuple[RunState, list[Action]]:
+    if state.phase is Phase.STOPPING:
+        return _close_trackers(state, {event.rank})  # never answered, like a report
+    meeting = state.meeting or (None,) * state.world_size
+    if state.phase is not Phase.RUNNING or meeting[event.rank] is not None:
+        raise _illegal(state, event)
+    state = state._replace(meeting=_put(meeting, event.rank, event))
+    present = [met for met in state.meeting if met is not None]
+    if len(present) < state.world_size:
+        return _check_counts(state)
+    other = next((met for met in present if met.call != present[0].call), None)
+    if other is not None:
+        error = MismatchedReportsError(
+            f"rank 0 called {present[0].call} while rank {other.rank} called {other.call}; every "
+            "rank must call the same functions of train.collective, in the same order."
+        )
+        return _fail(state, WorkerFailure(other.rank, pack_error(error)))
+    return state._replace(meeting=()), [ShareValue(present[0].value)]
 
 
 def _record(state: RunState, checkpoint: str | None, **also: Any) -> tuple[RunState, list[Action]]:
@@ -500,6 +525,8 @@ def _closing_trackers(state: RunState, event: ClosingTrackers) -> tuple[RunState
 
 def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
     """Ranks that returned will never report again: the ranks that wait would wait for ever."""
+    if state.meeting:
+        return _check_meeting(state)
     if not state.returned or not state.arrived:
         return state, []
     if state.arrived + len(state.returned) < state.world_size:
@@ -513,6 +540,21 @@ def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
         f"reached report {report.number}; every rank must call report() equally often."
     )
     return _fail(state, WorkerFailure(min(state.returned), pack_error(error)))
+
+
+def _check_meeting(state: RunState) -> tuple[RunState, list[Action]]:
+    """Ranks wait at a collective: the others must not all be at a report, or have returned."""
+    met = [event for event in state.meeting if event is not None]
+    if len(met) + state.arrived + len(state.returned) < state.world_size:
+        return state, []
+    reporting = [rank for rank, report in enumerate(state.waiting) if report is not None]
+    done = [f"{name_ranks(reporting)} called report()"] if reporting else []
+    done += [f"{name_ranks(sorted(state.returned))} returned"] if state.returned else []
+    error = MismatchedReportsError(
+        f"{name_ranks([event.rank for event in met])} called {met[0].call} while "
+        f"{' and '.join(done)}; every rank must call it."
+    )
+    return _fail(state, WorkerFailure(met[0].rank, pack_error(error)))
 
 
 def _raised(state: RunState, event: Raised) -> tuple[RunState, list[Action]]:
@@ -660,7 +702,11 @@ def _explain_hang(state: RunState, event: Stuck) -> ExplainHang | None:
     if starting:
         missing = tuple(rank for rank, worker in enumerate(state.workers) if worker is None)
     else:
-        gone = {*waiting, *state.returned}
+        met = [one for one in state.meeting if one is not None]
+        gone = {*waiting, *state.returned, *(one.rank for one in met)}
+        if met:
+            at = f"{name_ranks([one.rank for one in met])} at {met[0].call}"
+            event = event._replace(detail=f"{at}; {event.detail}" if event.detail else at)
         missing = tuple(rank for rank in range(state.world_size) if rank not in gone)
     report = state.waiting[waiting[0]] if waiting else None
     return ExplainHang(
@@ -716,9 +762,10 @@ def _timer_fired(state: RunState, event: TimerFired) -> tuple[RunState, list[Act
 
 
 def _waiting(state: RunState) -> set[int]:
-    """The ranks that wait at a report and write nothing meanwhile."""
+    """The ranks that wait at a report or a collective, and write nothing meanwhile."""
     busy = {rank for save in state.saves for rank in _busy_with(save)}
-    return {rank for rank, report in enumerate(state.waiting) if report is not None} - busy
+    met = {event.rank for event in state.meeting if event is not None}
+    return {rank for rank, report in enumerate(state.waiting) if report is not None} - busy | met
 
 
 def _busy_with(save: Save) -> frozenset[int]:
@@ -900,6 +947,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] 
     Recorded: _recorded,
     Committed: _committed,
     SaveFailed: _save_failed,
+    Met: _met,
     Returned: _returned,
     TrackerOpened: _tracker_opened,
     ClosingTrackers: _closing_trackers,

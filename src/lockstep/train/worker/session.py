@@ -36,10 +36,12 @@ from lockstep.train.protocol import (
     Faults,
     Finished,
     LogRow,
+    Meet,
     Report,
     ReturnTerminal,
     Saved,
     SaveOrder,
+    Shared,
     Snapshotted,
     Terminal,
     TrackerOpened,
@@ -136,6 +138,19 @@ class Session:
         with self._lock:
             report = Report(self._number, None, part, None, time.time(), 0.0)
             self._exchange(report, checkpoint, False)
+
+    def meet(self, call: str, value: bytes) -> bytes:
+        """Wait until every rank calls this; return the value of rank 0."""
+        self._check_process(call)
+        with self._lock:
+            if self._stopped:
+                raise StopTraining("this run has been told to stop")
+            self._channel.send(Meet(call, value if self.context.world_rank == 0 else b""))
+            answer = self._channel.receive()
+            if isinstance(answer, CloseTrackers):
+                self._let_go()
+            assert isinstance(answer, Shared)
+            return answer.value
 
     def log(self, metrics: Mapping[str, Any], step: int | None) -> None:
         """Keep a row of metrics. Never waits."""
