@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointConfig",
+    "CheckpointConsistencyMode",
     "CheckpointUploadMode",
     "FailureConfig",
+    "LoggingConfig",
     "RunConfig",
     "ScalingConfig",
     "SyncConfig",
@@ -57,6 +59,15 @@ def _flat_bounds(stop: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str
             raise ValueError(f"RunConfig(stop={{{above + key!r}: {bound!r}}}): expected a number.")
 
 
+class CheckpointConsistencyMode(Enum):
+    """What ``get_all_reported_checkpoints()`` waits for."""
+
+    COMMITTED = "COMMITTED"
+    """Every checkpoint that was reported is on storage and committed."""
+    VALIDATED = "VALIDATED"
+    """The same."""
+
+
 def _invalid(config: object, name: str, text: str, kind: type[Exception] = ValueError) -> Exception:
     """The error for an argument: the value that was given, then ``text``."""
     value = redact(repr(getattr(config, name)))
@@ -91,9 +102,10 @@ class ScalingConfig:
         resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
             sets the worker's thread count. ``{"GPU": 0.5}`` puts two workers on each GPU; how much
             of its memory each takes is up to them.
-        trainer_resources, placement_strategy, accelerator_type, _max_cpu_fraction_per_node:
-            accepted for scripts that have them. They do nothing, with a warning: all workers are
-            on one machine.
+        trainer_resources, placement_strategy, accelerator_type, _max_cpu_fraction_per_node,
+            label_selector, use_tpu, topology, elastic_resize_monitor_interval_s: accepted for
+            scripts that have them. They do nothing, with a warning: all workers are on one
+            machine, without TPUs, and elastic runs see at once that there is more room.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -103,6 +115,10 @@ class ScalingConfig:
     placement_strategy: InitVar[Any] = None
     accelerator_type: InitVar[Any] = None
     _max_cpu_fraction_per_node: InitVar[Any] = None
+    label_selector: InitVar[Any] = None
+    use_tpu: InitVar[Any] = None
+    topology: InitVar[Any] = None
+    elastic_resize_monitor_interval_s: InitVar[Any] = None
 
     def __post_init__(
         self,
@@ -110,12 +126,20 @@ class ScalingConfig:
         placement_strategy: Any,
         accelerator_type: Any,
         cpu_fraction: Any,
+        label_selector: Any,
+        use_tpu: Any,
+        topology: Any,
+        interval_s: Any,
     ) -> None:
         for name, value, nothing, why in (
             ("trainer_resources", trainer_resources, {"CPU": 0}, "the trainer is this process"),
             ("placement_strategy", placement_strategy, "PACK", "all workers are on this machine"),
             ("accelerator_type", accelerator_type, "", "workers get the GPUs that are here"),
             ("_max_cpu_fraction_per_node", cpu_fraction, 1.0, "workers read their data themselves"),
+            ("label_selector", label_selector, {}, "all workers are on this machine"),
+            ("use_tpu", use_tpu, False, "lockstep trains on CPUs and GPUs"),
+            ("topology", topology, "", "lockstep trains on CPUs and GPUs"),
+            ("elastic_resize_monitor_interval_s", interval_s, 60.0, "a change is noticed at once"),
         ):
             if value not in (None, nothing):
                 text = f"ScalingConfig({name}={value!r}) does nothing: {why}."
@@ -208,13 +232,35 @@ class FailureConfig:
             raises the worker's own exception instead of a TrainingFailedError.
         max_preemption_failures: the same as ``max_failures`` for workers that were preempted
             (they got a SIGTERM), counted separately.
+        controller_failure_limit, preemption_grace_s: accepted for scripts that have them. They do
+            nothing, with a warning: the controller is this process, and how long workers have after
+            a SIGTERM is the setting ``LOCKSTEP_PREEMPTION_GRACE_S``.
     """
 
     max_failures: int = 0
     fail_fast: bool | Literal["raise"] = False
     max_preemption_failures: int = -1
+    controller_failure_limit: InitVar[Any] = None
+    preemption_grace_s: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, controller_failure_limit: Any, preemption_grace_s: Any) -> None:
+        for name, value, nothing, why in (
+            (
+                "controller_failure_limit",
+                controller_failure_limit,
+                -1,
+                "the controller is this process; RunConfig(name=…, resume='auto') resumes its runs",
+            ),
+            (
+                "preemption_grace_s",
+                preemption_grace_s,
+                None,
+                "set the environment variable LOCKSTEP_PREEMPTION_GRACE_S",
+            ),
+        ):
+            if value not in (None, nothing):
+                text = f"FailureConfig({name}={value!r}) does nothing: {why}."
+                warnings.warn(text, UserWarning, stacklevel=3)
         for name in ("max_failures", "max_preemption_failures"):
             _check_int(self, name, -1, " -1 means without limit.")
         _check_choice(self, "fail_fast", True, False, "raise")
@@ -258,6 +304,19 @@ class CheckpointConfig:
         attribute = self.checkpoint_score_attribute
         if attribute is not None and (not isinstance(attribute, str) or not attribute):
             raise _invalid(self, "checkpoint_score_attribute", "expected the name of a metric.")
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """How much Ray's own loggers write. Has no effect: see ``RunConfig(verbose=…)``."""
+
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        levels = ("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET")
+        if not isinstance(self.log_level, str) or self.log_level.upper() not in levels:
+            raise _invalid(self, "log_level", f"expected one of {', '.join(levels)}.")
+        object.__setattr__(self, "log_level", self.log_level.upper())
 
 
 @dataclass(frozen=True)
@@ -306,8 +365,9 @@ class RunConfig:
             in addition to those of ``lockstep.init(runtime_env=…)``. The run keeps their names, not
             their values: a restore takes these from its own environment.
         local_dir: the older name of ``storage_path``.
-        log_to_file, progress_reporter, sync_config: accepted for scripts that have them. What
-            workers print is always kept, in ``logs/``; the other two do nothing, with a warning.
+        log_to_file, progress_reporter, sync_config, logging_config: accepted for scripts that have
+            them. What workers print is always kept, in ``logs/``; the other three do nothing, with
+            a warning.
     """
 
     name: str | None = None
@@ -328,6 +388,7 @@ class RunConfig:
     log_to_file: Any = False
     progress_reporter: Any = None
     sync_config: Any = None
+    logging_config: Any = None
 
     def __post_init__(self) -> None:
         self._convert_older_arguments()
@@ -406,6 +467,7 @@ class RunConfig:
             object.__setattr__(self, "local_dir", None)
         for name, why in (
             ("progress_reporter", "runs and experiments have a display of their own"),
+            ("logging_config", "verbose=0, 1 or 2 says how much is shown"),
             ("sync_config", "files are copied to remote storage at every checkpoint and end"),
         ):
             value = getattr(self, name)

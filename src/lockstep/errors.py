@@ -3,6 +3,9 @@
     LockstepError (RuntimeError)
     ├── TrainingFailedError          fit() failed; carries .worker_failures and .result
     │   └── WorkerGroupError         … because workers failed (the usual case)
+    │       ├── ControllerError      … because the driver's side failed: storage, engine, stop=…
+    │       ├── NCCLHangError        … because ranks made no progress
+    │       └── PreemptionError      … because workers were preempted too often
     ├── WorkerDiedError              a worker process ended without an error (exit code, signal)
     ├── RemoteError                  stands in for an exception whose type is not known here
     ├── MismatchedReportsError       ranks called report() a different number of times
@@ -30,13 +33,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError",
+    "ControllerError",
     "DataProcessError",
     "EngineError",
     "HangError",
     "InsufficientResourcesError",
     "LockstepError",
     "MismatchedReportsError",
+    "NCCLHangError",
     "PreemptedError",
+    "PreemptionError",
     "RemoteError",
     "StopConditionError",
     "StopTraining",
@@ -93,6 +99,18 @@ def _failed_again(
 
 class WorkerGroupError(TrainingFailedError):
     """Training failed because workers failed."""
+
+
+class ControllerError(WorkerGroupError):
+    """Training failed in the driver: its storage, its engine, or ``RunConfig(stop=…)``."""
+
+
+class NCCLHangError(WorkerGroupError):
+    """Training failed because ranks made no progress; ``__cause__`` is the ``HangError``."""
+
+
+class PreemptionError(WorkerGroupError):
+    """Workers were preempted too often; ``__cause__`` is the ``PreemptedError``."""
 
 
 class WorkerDiedError(LockstepError):

@@ -9,17 +9,26 @@ from lockstep.callback import UserCallback
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import (
     CheckpointConfig,
+    CheckpointConsistencyMode,
     CheckpointUploadMode,
     FailureConfig,
+    LoggingConfig,
     RunConfig,
     ScalingConfig,
     SyncConfig,
 )
 from lockstep.early_stopping import EarlyStopping
-from lockstep.errors import TrainingFailedError, WorkerGroupError
+from lockstep.errors import (
+    ControllerError,
+    NCCLHangError,
+    PreemptionError,
+    TrainingFailedError,
+    WorkerGroupError,
+)
 from lockstep.result import Result
 from lockstep.train.api import (
     ReportedCheckpoint,
+    ReportedCheckpointStatus,
     checkpoint_requested,
     get_all_reported_checkpoints,
     get_checkpoint,
@@ -49,14 +58,20 @@ __all__ = [
     "BaseTrainer",
     "Checkpoint",
     "CheckpointConfig",
+    "CheckpointConsistencyMode",
     "CheckpointUploadMode",
+    "ControllerError",
     "DataConfig",
     "DataParallelTrainer",
     "DatasetConfig",
     "EarlyStopping",
     "FailureConfig",
+    "LoggingConfig",
+    "NCCLHangError",
+    "PreemptionError",
     "PreemptionInfo",
     "ReportedCheckpoint",
+    "ReportedCheckpointStatus",
     "Result",
     "RunConfig",
     "ScalingConfig",

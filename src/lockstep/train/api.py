@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.checkpoint import Checkpoint
-from lockstep.config import CheckpointUploadMode
+from lockstep.checks import is_number
+from lockstep.config import CheckpointConsistencyMode, CheckpointUploadMode
 from lockstep.run_layout import OWN_NAMES
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.worker.session import Session, current
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ReportedCheckpoint",
+    "ReportedCheckpointStatus",
     "checkpoint_requested",
     "get_all_reported_checkpoints",
     "get_checkpoint",
@@ -69,6 +73,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
     delete_local_checkpoint_after_upload: bool = False,
     reduce: str | Mapping[str, str] | None = None,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     **legacy_metrics: Any,
 ) -> dict[str, Any] | None:
     """Report metrics and optionally a checkpoint. A barrier: every rank must call it.
@@ -91,6 +96,9 @@ def report(
             ``"a/b"`` names a key of a nested dict. Rank 0's ``reduce`` is used. A key is combined
             from the ranks that have it; the result is NaN if one of them has NaN. A key that no
             rank has may be misspelt: a warning names it once.
+        checkpoint_upload_fn: uploads the checkpoint instead of lockstep: called on every rank that
+            reports one, with the checkpoint and the name of its directory, before ``report``
+            returns. It returns the uploaded ``Checkpoint``, which is recorded where it is.
 
     Raises:
         ValueError: a metric is a tensor, a reduction is unknown, this rank's metrics have none
@@ -116,7 +124,17 @@ def report(
             f"report(checkpoint_upload_mode={checkpoint_upload_mode!r}): expected "
             "CheckpointUploadMode.SYNC, ASYNC or NO_UPLOAD."
         ) from None
-    return session_for("report()").report(
+    session = session_for("report()")
+    if checkpoint_upload_fn is not None and checkpoint is not None:
+        if mode is CheckpointUploadMode.NO_UPLOAD:
+            raise ValueError("report(checkpoint_upload_fn=…): with NO_UPLOAD nothing is uploaded.")
+        local = checkpoint
+        checkpoint = _upload(session, local, checkpoint_dir_name, checkpoint_upload_fn)
+        mode = CheckpointUploadMode.NO_UPLOAD
+        checkpoint_dir_name = None
+        if delete_local_checkpoint_after_upload and checkpoint != local:
+            session.remove_uploaded(local)
+    return session.report(
         {} if metrics is None else metrics,
         checkpoint,
         dir_name=checkpoint_dir_name,
@@ -124,6 +142,24 @@ def report(
         take_over=delete_local_checkpoint_after_upload,
         reduce=reduce,
     )
+
+
+def _upload(
+    session: Session,
+    checkpoint: Checkpoint,
+    name: str | None,
+    upload: Callable[[Checkpoint, str], Checkpoint],
+) -> Checkpoint:
+    """The checkpoint where the user's function has put it."""
+    if name is None:  # by the number of the report, which every rank counts alike
+        name = f"checkpoint_attempt_{session.context.attempt}_report_{session.reports + 1:06d}"
+    uploaded = upload(checkpoint, name)
+    if not isinstance(uploaded, Checkpoint) or uploaded.path is None:
+        raise TypeError(
+            f"report(checkpoint_upload_fn=…): the function returned {uploaded!r}; return the "
+            "uploaded Checkpoint, such as Checkpoint('s3://bucket/path')."
+        )
+    return uploaded
 
 
 def _check_dir_name(name: str | None) -> None:
@@ -180,19 +216,53 @@ def get_dataset_shard(dataset_name: str | None = None) -> DataShard:
     return (shards or Shards({}, 0, 1, None)).get(dataset_name)
 
 
+class ReportedCheckpointStatus(Enum):
+    """How far a reported checkpoint is."""
+
+    COMMITTED = "COMMITTED"
+    """It is on storage, and no validation was requested."""
+
+
 class ReportedCheckpoint(NamedTuple):
     """A checkpoint and the metrics it was reported with."""
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]
+    status: ReportedCheckpointStatus = ReportedCheckpointStatus.COMMITTED
 
 
-def get_all_reported_checkpoints() -> list[ReportedCheckpoint]:
-    """Return every committed checkpoint that this rank knows of, oldest first, with its metrics.
+def get_all_reported_checkpoints(
+    consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+    timeout_s: float | None = None,
+) -> list[ReportedCheckpoint]:
+    """Return every committed checkpoint of the run, oldest first, with its metrics.
 
+    After a report in ``ASYNC`` mode this waits until the checkpoints reported so far are committed.
     Some may have been deleted from storage since, see ``CheckpointConfig(num_to_keep=…)``.
+
+    Args:
+        consistency_mode: what to wait for; both modes wait for the commit.
+        timeout_s: return after this many seconds without those that are still on their way; None:
+            wait for all of them.
+
+    Raises:
+        ValueError: an argument is none of these.
     """
-    known = session_for("get_all_reported_checkpoints()").reported_checkpoints
+    try:
+        CheckpointConsistencyMode(consistency_mode)
+    except ValueError:
+        raise ValueError(
+            f"get_all_reported_checkpoints(consistency_mode={consistency_mode!r}): expected "
+            "CheckpointConsistencyMode.COMMITTED or VALIDATED."
+        ) from None
+    if timeout_s is not None and not (is_number(timeout_s) and 0 <= timeout_s < math.inf):
+        raise ValueError(
+            f"get_all_reported_checkpoints(timeout_s={timeout_s!r}): expected seconds, 0 or more, "
+            "or None."
+        )
+    session = session_for("get_all_reported_checkpoints()")
+    session.wait_for_commits(timeout_s)
+    known = session.reported_checkpoints
     return [ReportedCheckpoint(checkpoint, metrics) for checkpoint, metrics in known]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from lockstep.train.api import session_for
 from lockstep.train.serialize import dump
@@ -38,5 +38,4 @@ def broadcast_from_rank_zero(data: T) -> T:
     session = session_for(call)
     sends = session.context.world_rank == 0
     shared = session.meet(call, dump(data, "data") if sends else b"")
-    value: Any = data if sends else pickle.loads(shared)
-    return value
+    return data if sends else cast(T, pickle.loads(shared))

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import posixpath
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.engine.base import WorkerInfo
+from lockstep.storage import Storage
 
-__all__ = ["PreemptionInfo", "TrainContext", "place_among"]
+if TYPE_CHECKING:
+    import pyarrow.fs
+
+__all__ = ["PreemptionInfo", "StorageContext", "TrainContext", "place_among"]
+
+
+class StorageContext:
+    """Where a run's files are: a filesystem, and paths on it.
+
+    Attributes:
+        storage_fs_path: the directory of all results.
+        experiment_dir_name, experiment_fs_path: the experiment's directory in it.
+        trial_dir_name, trial_fs_path: the run's directory in that; its checkpoints are there.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.trial_fs_path = storage.root.rstrip("/")
+        self.experiment_fs_path, self.trial_dir_name = posixpath.split(self.trial_fs_path)
+        self.storage_fs_path, self.experiment_dir_name = posixpath.split(self.experiment_fs_path)
+
+    @property
+    def storage_filesystem(self) -> pyarrow.fs.FileSystem:
+        """The ``pyarrow.fs.FileSystem`` of the paths."""
+        return self._storage.filesystem
+
+    def build_checkpoint_path_from_name(self, checkpoint_name: str) -> str:
+        """The path of the run's checkpoint with this directory name."""
+        return posixpath.join(self.trial_fs_path, checkpoint_name)
 
 
 @dataclass(frozen=True)
@@ -29,6 +59,7 @@ class TrainContext:
     trial_resources: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     attempt: int = 1
+    storage: Storage | None = None
 
     def get_world_rank(self) -> int:
         """Return this worker's rank among all workers."""
@@ -69,6 +100,16 @@ class TrainContext:
     def get_storage_path(self) -> str:
         """Return where the run's files are: a directory or a URI."""
         return self.storage_path
+
+    def get_storage(self) -> StorageContext:
+        """Return where the run's files are, as a filesystem and paths on it.
+
+        Raises:
+            RuntimeError: there is no run.
+        """
+        if self.storage is None:
+            raise RuntimeError("get_storage() works only inside a training function.")
+        return StorageContext(self.storage)
 
     def get_trial_resources(self) -> dict[str, float]:
         """Return the resources of each worker."""

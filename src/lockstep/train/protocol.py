@@ -8,6 +8,8 @@ Report           ─────────▶
 Snapshotted      ─────────▶                  only in ASYNC mode
 Saved            ─────────▶
                  ◀─────────    Answer        when every rank is here (and it is committed)
+AskCommitted     ─────────▶
+                 ◀─────────    Answer        when all uploads so far are committed
 Meet             ─────────▶                  at a collective
                  ◀─────────    Shared        when every rank is there
 LogRow           ─────────▶                  posted, in batches, any time
@@ -35,6 +37,7 @@ from lockstep.train.context import TrainContext
 
 __all__ = [
     "Answer",
+    "AskCommitted",
     "BorrowTerminal",
     "CheckpointReport",
     "CloseTrackers",
@@ -209,6 +212,12 @@ class Shared(NamedTuple):
     """Every rank is at the collective: rank 0's value."""
 
     value: bytes
+
+
+class AskCommitted(NamedTuple):
+    """Answer when every checkpoint that was reported is committed, or after the timeout."""
+
+    timeout_s: float | None
 
 
 class LogRow(NamedTuple):

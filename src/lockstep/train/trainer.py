@@ -21,8 +21,16 @@ from lockstep.console import make_display
 from lockstep.console.text import plural
 from lockstep.engine import Engine, GroupSpec, choose_engine
 from lockstep.errors import (
+    ControllerError,
+    EngineError,
+    HangError,
     InsufficientResourcesError,
     LockstepError,
+    NCCLHangError,
+    PreemptedError,
+    PreemptionError,
+    StopConditionError,
+    StorageError,
     TrainingInterrupted,
     TrainingPreempted,
     WorkerGroupError,
@@ -514,6 +522,7 @@ class DataParallelTrainer(BaseTrainer):
             trial_dir=run.directory,
             experiment_name=run.experiment_name,
             storage_path=run.storage.uri,
+            storage=run.storage,
             trial_resources=resources,
         )
 
@@ -550,7 +559,8 @@ class DataParallelTrainer(BaseTrainer):
             text = failure_text(run, state)
             if run.checkpoints:
                 text += f"\nTo resume it with corrected code: {self._restore_call(run.storage)}"
-            raise WorkerGroupError(text, result.worker_failures, result) from result.error
+            kind = _failure_kind(result.error)
+            raise kind(text, result.worker_failures, result) from result.error
         if state.phase is Phase.INTERRUPTED:
             install_quiet_excepthook()
             text = resume_advice("Interrupted", run, self._restore_call(run.storage))
@@ -560,6 +570,16 @@ class DataParallelTrainer(BaseTrainer):
             print(text, file=sys.stderr)
             raise TrainingPreempted(text, result)
         return result
+
+
+def _failure_kind(error: BaseException | None) -> type[WorkerGroupError]:
+    """What ``fit`` raises for a run that this error has ended."""
+    if isinstance(error, HangError):
+        return NCCLHangError
+    if isinstance(error, PreemptedError):
+        return PreemptionError
+    of_driver = (EngineError, InsufficientResourcesError, StopConditionError, StorageError)
+    return ControllerError if isinstance(error, of_driver) else WorkerGroupError
 
 
 def _is_json(value: Any) -> bool:

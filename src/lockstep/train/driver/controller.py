@@ -144,6 +144,9 @@ class Controller:
         self._reported: list[tuple[Checkpoint, dict[str, Any]]] = []
         self._known_to: list[int] = []
         self._reduced: dict[str, Any] | None = None
+        self._asking: dict[int, int] = {}
+        """Ranks that wait until every checkpoint is committed, and which question it is."""
+        self._questions = 0
         past = run.past()
         if not run.restored and plan.start_from is not None:
             # Numbers continue those of the checkpoint that the run starts from.
@@ -274,6 +277,8 @@ class Controller:
                     self._perform(action)
         finally:
             self._handling = False
+        if self._asking:
+            self._answer_asking()
         self._notifier.deliver()
 
     def _engine_event(self, event: EngineEvent) -> None:
@@ -309,6 +314,8 @@ class Controller:
             if rank == 0:
                 self._run.returned = message.returned
             self._feed(e.Returned(rank))
+        elif kind is m.AskCommitted:
+            self._ask_committed(rank, message.timeout_s)
         elif kind is m.Meet:
             self._logged += 1  # progress, also where the ranks meet again before the next look
             self._feed(e.Met(rank, message.call, message.value))
@@ -376,6 +383,7 @@ class Controller:
         checkpoint = run.open_checkpoint(newest) if newest else self._start_from
         self._reported = [(run.open_checkpoint(r), r.metrics) for r in run.checkpoints]
         self._known_to = [len(self._reported)] * self.state.world_size
+        self._asking = {}
         launch = m.Launch(
             action.workers,
             action.announcements,
@@ -470,6 +478,24 @@ class Controller:
             self._storage.sync_soon()
         self._notifier.committed(checkpoint)
         self._feed(e.Committed(save.name))  # last: the end of the run may have waited for it
+
+    def _ask_committed(self, rank: int, timeout_s: float | None) -> None:
+        self._questions += 1
+        question = self._asking[rank] = self._questions
+        self._answer_asking()
+        if timeout_s is not None and rank in self._asking:
+            self._later(timeout_s, lambda: self._answer_late(rank, question))
+
+    def _answer_asking(self) -> None:
+        """Answer the ranks that wait until every checkpoint is committed."""
+        if self._asking and not self.state.saves and self.state.phase is e.Phase.RUNNING:
+            ranks, self._asking = tuple(self._asking), {}
+            self._answer(e.Answer(ranks, False))
+
+    def _answer_late(self, rank: int, question: int) -> None:
+        if self._asking.get(rank) == question and self.state.phase is e.Phase.RUNNING:
+            del self._asking[rank]
+            self._answer(e.Answer((rank,), False))
 
     def _discard(self, action: e.Discard) -> None:
         # An abandoned write may still arrive: its files are deleted when the name is used again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -28,6 +29,7 @@ from lockstep.trackers.values import Outcome
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.protocol import (
     Answer,
+    AskCommitted,
     BorrowTerminal,
     CheckpointReport,
     CloseTrackers,
@@ -88,6 +90,8 @@ class Session:
         """The run stops here and is resumed later, from its newest checkpoint."""
         self.checkpoint_requested = False
         self.preemption: PreemptionInfo | None = None
+        self._uploading = False
+        """A report has returned before its checkpoint was committed."""
         self._last_time = time.time()
         self._pid = os.getpid()
         self._end_hooks: list[Callable[[Outcome], None]] = []
@@ -123,6 +127,21 @@ class Session:
             self._last_time = now
             return self._exchange(report, checkpoint, take_over)
 
+    def remove_uploaded(self, checkpoint: Checkpoint) -> None:
+        """Delete a local checkpoint that a user's function has uploaded, where a report would.
+
+        Raises:
+            ValueError: its directory must not be deleted.
+        """
+        if checkpoint.storage is not None and self._may_take(checkpoint):
+            self._checked_files(checkpoint, take_over=True)
+            shutil.rmtree(checkpoint.storage.root)
+
+    @property
+    def reports(self) -> int:
+        """How often this rank has called ``report()`` in this attempt."""
+        return self._number
+
     def save_checkpoint(self, checkpoint: Checkpoint, *, of_last_report: bool = False) -> None:
         """Keep a checkpoint without a report. Only rank 0's counts, and it waits for no other rank.
 
@@ -138,6 +157,25 @@ class Session:
         with self._lock:
             report = Report(self._number, None, part, None, time.time(), 0.0)
             self._exchange(report, checkpoint, False)
+
+    def wait_for_commits(self, timeout_s: float | None) -> None:
+        """Wait until every checkpoint that was reported is committed; at most ``timeout_s``."""
+        self._check_process("get_all_reported_checkpoints()")
+        with self._lock:
+            if not self._uploading or self._stopped:
+                return
+            self._channel.send(AskCommitted(timeout_s))
+            answer = self._channel.receive()
+            if isinstance(answer, CloseTrackers):
+                self._let_go()
+            assert isinstance(answer, Answer)
+            self._learn(answer)
+
+    def _learn(self, answer: Answer) -> None:
+        """Take over the checkpoints that were committed since the last answer."""
+        if answer.committed:
+            self.reported_checkpoints.extend(answer.committed)
+            self.checkpoint = answer.committed[-1][0]
 
     def meet(self, call: str, value: bytes) -> bytes:
         """Wait until every rank calls this; return the value of rank 0."""
@@ -285,9 +323,7 @@ class Session:
         if isinstance(answer, CloseTrackers):
             self._let_go()
         assert isinstance(answer, Answer)
-        if answer.committed:
-            self.reported_checkpoints.extend(answer.committed)
-            self.checkpoint = answer.committed[-1][0]
+        self._learn(answer)
         if answer.notice is not None:
             kind, rank, deadline = answer.notice
             self.checkpoint_requested = True
@@ -327,6 +363,7 @@ class Session:
                 job = partial(self._upload, order, source, True, fingerprints)
         # Sent before the upload begins: the driver must not get ``Saved`` before ``Snapshotted``.
         self._channel.send(Snapshotted(order.name))
+        self._uploading = True
         self._uploads.submit(job)
 
     def _may_take(self, checkpoint: Checkpoint) -> bool:
