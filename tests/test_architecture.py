@@ -104,6 +104,7 @@ INNER_LAYERS = {
         "worker",
         "api",
         "collective",
+        "training_loop",
         "trainer",
         "base_trainer",
         "data_parallel_trainer",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 import pickle
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -78,6 +78,13 @@ from lockstep.train.record.saved_trainer import (
 )
 from lockstep.train.serialize import LARGE_CAPTURE, dump, dump_function, large_captures
 from lockstep.train.sources import changed_note, differing_sources, name_of, sources_of
+from lockstep.train.training_loop import (
+    SHARED_ARGUMENTS,
+    TrainingLoop,
+    arguments_of,
+    one_worker,
+    worker_run_config,
+)
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -105,8 +112,30 @@ class TrainerPayload:
     """The datasets' tables in memory. Workers can map them while this object exists."""
 
 
-class BaseTrainer(ABC):
-    """Something that can be fitted. What all trainers share: configs, checked when given."""
+class BaseTrainer:
+    """What all trainers share: configs, checked when given.
+
+    A subclass implements ``training_loop``, which ``fit`` runs in one worker process. The trainer
+    is created again there, with the same arguments; then ``setup``, ``preprocess_datasets`` and
+    ``training_loop`` are called. The loop calls ``train.report()`` and ``train.get_checkpoint()``
+    as a training function does. With a ``Tuner``, the keys of the ``param_space`` are the
+    arguments of the subclass.
+
+    Attributes:
+        datasets: in the worker, datasets; functions that return one have been called.
+        resume_from_checkpoint, starting_checkpoint: in the worker, the newest checkpoint.
+    """
+
+    _restored_from: Storage | None = None
+    _changed = False
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Remember the arguments: the trainer is created with them again in a worker."""
+        trainer = super().__new__(cls)
+        trainer._arguments = arguments_of(cls, args, options)
+        return trainer
+
+    _arguments: dict[str, Any]
 
     def __init__(
         self,
@@ -120,7 +149,7 @@ class BaseTrainer(ABC):
     ) -> None:
         self.scaling_config = _checked(scaling_config, ScalingConfig, "scaling_config")
         self.run_config = _checked(run_config, RunConfig, "run_config")
-        self.datasets = check_datasets(datasets)
+        self.datasets: dict[str, Any] = check_datasets(datasets)
         if metadata is not None and not isinstance(metadata, Mapping):
             raise TypeError(f"metadata={metadata!r}: expected a dict.")
         self.metadata = dict(metadata or {})
@@ -134,9 +163,112 @@ class BaseTrainer(ABC):
             )
         self.resume_from_checkpoint = resume_from_checkpoint
 
-    @abstractmethod
+    @property
+    def starting_checkpoint(self) -> Checkpoint | None:
+        """Older name of ``resume_from_checkpoint``."""
+        return self.resume_from_checkpoint
+
+    def setup(self) -> None:
+        """Called before ``preprocess_datasets``, where the loop runs. Does nothing by default."""
+
+    def preprocess_datasets(self) -> None:
+        """Called before ``training_loop``, where the loop runs. Does nothing by default."""
+
+    def training_loop(self) -> None:
+        """What the trainer does. A subclass implements it."""
+        raise NotImplementedError(
+            f"{type(self).__name__}.training_loop() is not implemented here; implement it without "
+            "super(), or give DataParallelTrainer a training function."
+        )
+
     def fit(self) -> Result:
-        """Run to the end and return what came of it."""
+        """Run ``training_loop`` in a worker, to the end, and return what came of it.
+
+        Raises:
+            TrainingFailedError: the loop failed more often than allowed; ``__cause__`` is its own
+                exception.
+            TypeError: the class has no ``training_loop``, or an argument cannot be sent.
+        """
+        return self.as_trainable().fit()
+
+    @property
+    def _has_loop(self) -> bool:
+        return type(self).training_loop is not BaseTrainer.training_loop
+
+    def as_trainable(self) -> DataParallelTrainer:
+        """The trainer in the form that ``Tuner`` and ``tune.run`` take, which take this one, too.
+
+        Raises:
+            TypeError: the class has no ``training_loop``.
+        """
+        if not self._has_loop:
+            raise TypeError(
+                f"{type(self).__name__} has no training_loop(self); implement it, or use "
+                "DataParallelTrainer with a training function."
+            )
+        return _LoopTrainer.of(self)
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """A trainer that resumes an earlier run, from its newest checkpoint, in its directory.
+
+        This executes code that is kept in the directory: restore only what you trust.
+
+        Args:
+            path: the run's directory, or an experiment's (its newest run).
+            storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
+            datasets, scaling_config, run_config: instead of the run's own.
+            arguments: of the subclass, instead of those that the run was started with.
+
+        Raises:
+            FileNotFoundError: there is no run, or nothing to restore it with.
+            ValueError: it is the run of another class.
+        """
+        inner = _LoopTrainer.restore(path, storage_filesystem, run_config=run_config)
+        loop = inner.train_loop_per_worker
+        if not isinstance(loop, TrainingLoop) or loop.trainer_class.__name__ != cls.__name__:
+            of = inner.trainer_name if isinstance(loop, TrainingLoop) else "another trainer"
+            raise ValueError(
+                f"{cls.__name__}.restore({redact(os.fspath(path))!r}): it is a run of {of}; "
+                "restore it with the class that started it."
+            )
+        shared = {
+            **loop.shared,
+            "run_config": inner.run_config,
+            "resume_from_checkpoint": inner.resume_from_checkpoint,
+        }
+        if datasets is not None:
+            shared["datasets"] = {**shared["datasets"], **datasets}
+        if scaling_config is not None:
+            shared["scaling_config"] = scaling_config
+        given = loop.given | ({"datasets"} if datasets is not None else set())
+        own = {**inner.train_loop_config, **arguments}
+        trainer = cls(**own, **{name: shared[name] for name in shared if name in given})
+        for name, value in shared.items():
+            setattr(trainer, name, check_datasets(value) if name == "datasets" else value)
+        trainer._restored_from = inner._restored_from
+        trainer._changed = bool(arguments or datasets or scaling_config or run_config)
+        return trainer
+
+    @classmethod
+    def can_restore(
+        cls,
+        path: str | os.PathLike[str],
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+    ) -> bool:
+        """Whether ``restore(path)`` would find a run."""
+        try:
+            return is_saved(run_storage(path, storage_filesystem))
+        except FileNotFoundError:
+            return False
 
 
 class DataParallelTrainer(BaseTrainer):
@@ -241,6 +373,10 @@ class DataParallelTrainer(BaseTrainer):
             InsufficientResourcesError: there are fewer GPUs than asked for.
             TypeError: the function or its config cannot be sent to workers.
         """
+        if self._has_loop:
+            return super().fit()
+        self.setup()
+        self.preprocess_datasets()
         in_process = self._engine.in_this_process
         display = make_display(self.run_config.verbose, interactive_function=in_process)
         callbacks = CallbackDispatcher(
@@ -337,7 +473,7 @@ class DataParallelTrainer(BaseTrainer):
         )
 
     @classmethod
-    def restore(
+    def restore(  # type: ignore[override]  # the arguments of this class are known
         cls,
         path: str | os.PathLike[str],
         storage_filesystem: pyarrow.fs.FileSystem | None = None,
@@ -401,21 +537,19 @@ class DataParallelTrainer(BaseTrainer):
         trainer._kept_sources = sources
         return trainer
 
-    @classmethod
-    def can_restore(
-        cls,
-        path: str | os.PathLike[str],
-        storage_filesystem: pyarrow.fs.FileSystem | None = None,
-    ) -> bool:
-        """Whether ``restore(path)`` would find a run."""
-        try:
-            return is_saved(run_storage(path, storage_filesystem))
-        except FileNotFoundError:
-            return False
-
-    def as_trainable(self) -> Self:
+    def as_trainable(self) -> DataParallelTrainer:
         """The trainer: ``Tuner`` and ``tune.run`` take it as it is. For scripts that have this."""
-        return self
+        return super().as_trainable() if self._has_loop else self
+
+    @property
+    def config_arguments(self) -> frozenset[str]:
+        """Internal: arguments of the constructor that are keys of ``train_loop_config``."""
+        return frozenset()
+
+    @property
+    def trainer_name(self) -> str:
+        """Internal: what runs and errors call this trainer."""
+        return type(self).__name__
 
     def with_changes(self, **changes: Any) -> Self:
         """A copy with other values of these attributes, such as ``run_config``: a run of its own.
@@ -464,7 +598,7 @@ class DataParallelTrainer(BaseTrainer):
         config = {"train_loop_config": describable(self.train_loop_config)}
         earlier = self._restored_from or self._run_to_resume()
         if earlier is None:
-            run = Run.create(type(self).__name__, self.run_config, config)
+            run = Run.create(self.trainer_name, self.run_config, config)
         elif self._restored_from and not self._changed and RunRecords(earlier).state == "finished":
             return Result(earlier)
         else:
@@ -538,9 +672,10 @@ class DataParallelTrainer(BaseTrainer):
 
     def _restore_call(self, storage: Storage) -> str:
         """The call that resumes a run with the training function as the script has it then."""
-        function = name_of(self.train_loop_per_worker) or "…"
-        where = f"{storage.uri!r}, train_loop_per_worker={function}"
-        return f"{type(self).__name__}.restore({where}).fit()"
+        where = repr(storage.uri)
+        if not isinstance(self.train_loop_per_worker, TrainingLoop):
+            where += f", train_loop_per_worker={name_of(self.train_loop_per_worker) or '…'}"
+        return f"{self.trainer_name}.restore({where}).fit()"
 
     def _changed_code(self) -> Iterator[str]:
         """Warns that the function's file was edited since the run was started."""
@@ -570,6 +705,45 @@ class DataParallelTrainer(BaseTrainer):
             print(text, file=sys.stderr)
             raise TrainingPreempted(text, result)
         return result
+
+
+class _LoopTrainer(DataParallelTrainer):
+    """Runs the ``training_loop`` of another trainer, in one worker."""
+
+    @classmethod
+    def of(cls, trainer: BaseTrainer) -> _LoopTrainer:
+        """The trainer that runs this one's loop. Its config is the subclass's own arguments."""
+        own = {k: v for k, v in trainer._arguments.items() if k not in SHARED_ARGUMENTS}
+        shared: dict[str, Any] = {name: getattr(trainer, name) for name in SHARED_ARGUMENTS}
+        shared["run_config"] = worker_run_config(trainer.run_config)
+        loop = TrainingLoop(type(trainer), shared, frozenset(trainer._arguments))
+        made = cls(
+            loop,
+            train_loop_config=own,
+            scaling_config=one_worker(trainer.scaling_config),
+            run_config=trainer.run_config,
+            metadata=trainer.metadata,
+            resume_from_checkpoint=trainer.resume_from_checkpoint,
+        )
+        made._restored_from, made._changed = trainer._restored_from, trainer._changed
+        return made
+
+    @property
+    def config_arguments(self) -> frozenset[str]:
+        accepted = inspect.signature(self._loop.trainer_class.__init__).parameters
+        return frozenset((*accepted, *SHARED_ARGUMENTS, *self.train_loop_config)) - {
+            "self",
+            "run_config",
+        }
+
+    @property
+    def trainer_name(self) -> str:
+        return str(self._loop.trainer_class.__name__)
+
+    @property
+    def _loop(self) -> TrainingLoop:
+        assert isinstance(self.train_loop_per_worker, TrainingLoop)
+        return self.train_loop_per_worker
 
 
 def _failure_kind(error: BaseException | None) -> type[WorkerGroupError]:

@@ -30,7 +30,7 @@ from lockstep.train.driver.drive import (
 )
 from lockstep.train.record.run import experiment_storage
 from lockstep.train.sources import changed_note, name_of, sources_of
-from lockstep.train.trainer import DataParallelTrainer
+from lockstep.train.trainer import BaseTrainer, DataParallelTrainer
 from lockstep.tune.execution.launch import (
     Launcher,
     check_space,
@@ -92,6 +92,8 @@ class Tuner:
             raise ValueError("Tuner(trainable=None): give a trainer, a function or a class.")
         if isinstance(trainable, str):
             trainable = registered_trainable(trainable)
+        if isinstance(trainable, BaseTrainer):
+            trainable = trainable.as_trainable()
         check_trainable(trainable)
         for name, value, kind in (
             ("tune_config", tune_config, TuneConfig),

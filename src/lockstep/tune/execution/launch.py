@@ -88,7 +88,7 @@ def check_trainable(trainable: Any) -> None:
 def describe_trainable(trainable: Any) -> tuple[str, str]:
     """What kind of trainable it is, in one word, and a name for it that fits a directory."""
     if isinstance(trainable, DataParallelTrainer):
-        return "trainer", type(trainable).__name__
+        return "trainer", trainable.trainer_name
     kind = "class" if isinstance(trainable, type) else "function"
     return kind, _file_name(_Function(trainable).__name__)
 
@@ -212,7 +212,8 @@ class Launcher:
         if not self.over_trainer:
             amounts = resources_of(self._trainable, dict(config))
             return ResourceRequest(1, amounts.get("CPU", 1.0), amounts.get("GPU", 0.0))
-        return self._group_request(self._scaling(config))
+        own = self._template.config_arguments
+        return self._group_request(self._scaling({k: config[k] for k in config if k not in own}))
 
     def prepare(self, config: Mapping[str, Any]) -> PreparedTrial:
         """Work out a trial's trainer and resources, once.
@@ -227,12 +228,19 @@ class Launcher:
             request = ResourceRequest(1, amounts.get("CPU", 1.0), amounts.get("GPU", 0.0))
             scaling, chosen, others = _scaling_for(amounts), config, {}
         else:
-            scaling = self._scaling(config)
+            own = template.config_arguments
+            scaling = self._scaling({key: config[key] for key in config if key not in own})
             request = self._group_request(scaling)
-            others = {key: value for key, value in config.items() if key not in _WORKED_OUT}
+            others = {
+                key: value
+                for key, value in config.items()
+                if key not in _WORKED_OUT and key not in own
+            }
             if "datasets" in others:
                 others["datasets"] = check_datasets({**template.datasets, **others["datasets"]})
             chosen = config.get("train_loop_config", {})
+            if own:
+                chosen = {**chosen, **{key: config[key] for key in config if key in own}}
         merged = merge(template.train_loop_config, chosen)
         if scaling != template.scaling_config:
             others["scaling_config"] = scaling
@@ -384,9 +392,9 @@ def check_space(trainable: Any, space: Mapping[str, Any]) -> None:
         return
     known = sorted(name for name in vars(trainable) if not name.startswith("_"))
     for key, value in space.items():
-        if key not in known:
+        if key not in known and key not in trainable.config_arguments:
             raise ValueError(
-                f"Tuner(param_space={{{key!r}: …}}): over a {type(trainable).__name__} the keys "
+                f"Tuner(param_space={{{key!r}: …}}): over a {trainable.trainer_name} the keys "
                 f"are its arguments ({', '.join(known)}); hyperparameters go into "
                 "'train_loop_config'."
             )
