@@ -27,6 +27,7 @@ LAYERS = [
     "hooks",
     "redact",
     "jobs",
+    "missing",
     "run_layout",
     "errors",
     "traceback_record",
@@ -90,6 +91,14 @@ INNER_LAYERS = {
         "__init__",
     ],
     "train": [
+        "missing",
+        "constants",
+        "error",
+        "predictor",
+        "batch_predictor",
+        "sklearn",
+        "mosaic",
+        "rl",
         "context",
         "protocol",
         "backend",
@@ -115,6 +124,7 @@ INNER_LAYERS = {
         "lightning",
         "huggingface",
         "callbacks",
+        "v2",
         "__init__",
     ],
     "tune": [
@@ -416,7 +426,9 @@ def test_engines_are_told_apart_by_properties_only() -> None:
 
 
 def test_nothing_is_deep() -> None:
-    assert [file for file in FILES if len(Path(file).parts) > 3] == []
+    # Ray's own paths, of which there is nothing but re-exports, may be.
+    ours = [file for file in FILES if not file.startswith("train/v2/")]
+    assert [file for file in ours if len(Path(file).parts) > 3] == []
 
 
 def test_every_module_says_what_lives_there() -> None:

@@ -82,6 +82,34 @@ SPELLINGS = [
         "air.checkpoint.Checkpoint",
     ],
     ["result.Result", "train.Result", "air.Result", "air.result.Result"],
+    ["train.torch.trainer.TorchTrainer", "train.torch.torch_trainer.TorchTrainer"],
+    [
+        "train.torch.checkpoint.TorchCheckpoint",
+        "train.torch.TorchCheckpoint",
+        "train.torch.torch_checkpoint.TorchCheckpoint",
+    ],
+    *(
+        [f"train.torch.{name}", f"train.torch.train_loop_utils.{name}"]
+        for name in ("accelerate", "get_device", "prepare_data_loader", "prepare_model")
+    ),
+    ["errors.SessionMisuseError", "train.error.SessionMisuseError"],
+    ["train.constants.TRAIN_DATASET_KEY", "train.TRAIN_DATASET_KEY"],
+    *(
+        [f"{home}.{name}", f"train.{name}", f"train.v2.api.{module}.{name}"]
+        for home, module, names in (
+            ("callback", "callback", ["UserCallback"]),
+            ("config", "config", ["RunConfig", "ScalingConfig", "LoggingConfig"]),
+            ("train.context", "context", ["TrainContext"]),
+            ("train.trainer", "data_parallel_trainer", ["DataParallelTrainer"]),
+            ("errors", "exceptions", ["ControllerError", "PreemptionError", "WorkerGroupError"]),
+            ("train.context", "preemption", ["PreemptionInfo"]),
+            ("config", "report_config", ["CheckpointConsistencyMode", "CheckpointUploadMode"]),
+            ("train.api", "reported_checkpoint", ["ReportedCheckpoint"]),
+            ("result", "result", ["Result"]),
+            ("train.api", "train_fn_utils", ["report", "get_checkpoint", "get_context"]),
+        )
+        for name in names
+    ),
     *(
         [f"config.{name}", f"train.{name}", f"air.{name}", f"air.config.{name}"]
         for name in ("RunConfig", "ScalingConfig", "FailureConfig", "CheckpointConfig")
@@ -183,6 +211,10 @@ OLD_SPELLINGS = sorted(
         ROOT / "exceptions.py",
         ROOT / "tune" / "callback.py",
         *(ROOT / "tune" / "logger").rglob("*.py"),
+        *(ROOT / "train" / "v2").rglob("*.py"),
+        ROOT / "train" / "torch" / "torch_trainer.py",
+        ROOT / "train" / "torch" / "torch_checkpoint.py",
+        ROOT / "train" / "torch" / "train_loop_utils.py",
         *(
             ROOT / "tune" / "integration" / f"{name}.py"
             for name in ("__init__", "comet", "mlflow", "wandb")

@@ -8,6 +8,7 @@
     │       └── PreemptionError      … because workers were preempted too often
     ├── WorkerDiedError              a worker process ended without an error (exit code, signal)
     ├── RemoteError                  stands in for an exception whose type is not known here
+    ├── SessionMisuseError           report() and the like were called outside a training function
     ├── MismatchedReportsError       ranks called report() a different number of times
     ├── CheckpointError              a checkpoint could not be written, committed or read
     ├── DataProcessError             a process of map_batches(processes=True) ended by itself
@@ -44,6 +45,7 @@ __all__ = [
     "PreemptedError",
     "PreemptionError",
     "RemoteError",
+    "SessionMisuseError",
     "StopConditionError",
     "StopTraining",
     "StorageError",
@@ -134,6 +136,10 @@ class RemoteError(LockstepError):
     It stands for an exception that could not be sent, or that was read from a run's directory where
     its type is not imported, or has values that are not plain.
     """
+
+
+class SessionMisuseError(LockstepError):
+    """What only a training function may call was called somewhere else."""
 
 
 class MismatchedReportsError(LockstepError):

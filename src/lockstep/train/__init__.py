@@ -45,7 +45,9 @@ from lockstep.train.api import (
     world_size,
 )
 from lockstep.train.backend import Backend, BackendConfig
+from lockstep.train.constants import TRAIN_DATASET_KEY
 from lockstep.train.context import PreemptionInfo, TrainContext
+from lockstep.train.missing import raise_missing_name
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer
 
 if TYPE_CHECKING:
@@ -96,18 +98,18 @@ __all__ = [
     "world_size",
 ]
 
-TRAIN_DATASET_KEY = "train"
-"""What a trainer's training dataset is called, by custom."""
-
 _MODULES = (
     "base_trainer",
     "collective",
+    "constants",
+    "error",
     "data_parallel_trainer",
     "horovod",
     "huggingface",
     "lightning",
     "tensorflow",
     "torch",
+    "v2",
 )
 _OF_DATA = ("DataConfig", "DatasetConfig")
 
@@ -117,7 +119,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"lockstep.train.{name}")
     if name in _OF_DATA:
         return getattr(importlib.import_module("lockstep.data"), name)
-    raise AttributeError(f"module 'lockstep.train' has no attribute {name!r}")
+    raise_missing_name(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lockstep.checkpoint import Checkpoint
 from lockstep.checks import is_number
 from lockstep.config import CheckpointConsistencyMode, CheckpointUploadMode
+from lockstep.errors import SessionMisuseError
 from lockstep.run_layout import OWN_NAMES
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.worker.session import Session, current
@@ -46,6 +47,7 @@ __all__ = [
     "log",
     "report",
     "save_checkpoint",
+    "session_for",
     "world_rank",
     "world_size",
 ]
@@ -55,11 +57,11 @@ def session_for(caller: str) -> Session:
     """Internal: this worker's session.
 
     Raises:
-        RuntimeError: there is none; names the caller.
+        SessionMisuseError: there is none; names the caller.
     """
     session = current()
     if session is None:
-        raise RuntimeError(
+        raise SessionMisuseError(
             f"{caller} works only inside a training function; pass the function that calls it "
             "to a trainer and call fit()."
         )
@@ -228,7 +230,11 @@ class ReportedCheckpoint(NamedTuple):
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]
-    status: ReportedCheckpointStatus = ReportedCheckpointStatus.COMMITTED
+
+    @property
+    def status(self) -> ReportedCheckpointStatus:
+        """How far it is: only committed checkpoints are known to ranks."""
+        return ReportedCheckpointStatus.COMMITTED
 
 
 def get_all_reported_checkpoints(

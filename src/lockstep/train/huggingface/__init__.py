@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from lockstep.train.missing import raise_missing_name
+
 __all__ = ["transformers"]
 
 
 def __getattr__(name: str) -> ModuleType:
     if name == "transformers":
         return importlib.import_module("lockstep.train.huggingface.transformers")
-    raise AttributeError(f"module 'lockstep.train.huggingface' has no attribute {name!r}")
+    raise_missing_name(__name__, name)
 
 
 def __dir__() -> list[str]:

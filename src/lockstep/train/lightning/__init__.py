@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from lockstep.train.lightning.prepare import prepare_trainer
+from lockstep.train.missing import raise_missing_name
 
 __all__ = [
     "LockstepDDPStrategy",
@@ -41,7 +42,7 @@ _OTHER_NAMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'lockstep.train.lightning' has no attribute {name!r}")
+        raise_missing_name(__name__, name)
     home = importlib.import_module(_HOMES[_package(name)])
     return getattr(home, _OTHER_NAMES.get(name, name))
 

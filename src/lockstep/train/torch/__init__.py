@@ -1,5 +1,10 @@
 """PyTorch: the trainer, its config, and helpers for the training function."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.train.missing import raise_missing_name
 from lockstep.train.torch.amp import (
     accelerate,
     backward,
@@ -34,3 +39,7 @@ __all__ = [
     "unscale",
     "unwrap_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise_missing_name(__name__, name)
