@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from threading import Thread
 
 from lockstep.data.plan.unit import Pending, Piece, Reader
 
@@ -33,8 +34,8 @@ def in_order(pending: Iterator[Pending], reader: Reader) -> Iterator[Piece]:
 def _ahead(first: Pending, pending: Iterator[Pending], reader: Reader) -> Iterator[Piece]:
     """The pieces from the first one on whose operations run in processes."""
     begun: deque[tuple[Future[Piece], int]] = deque()
+    threads: deque[Thread] = deque()
     size = 0
-    threads = ThreadPoolExecutor(first.processes + 1, "lockstep-data-map")
     item: Pending | None = first
     try:
         while item is not None or begun:
@@ -42,14 +43,18 @@ def _ahead(first: Pending, pending: Iterator[Pending], reader: Reader) -> Iterat
             while item is not None and (
                 len(begun) < 2 or (len(begun) <= first.processes and size + item.size <= _BYTES)
             ):
-                begun.append((threads.submit(item.finish), item.size))
+                future, thread = _started(item)
+                begun.append((future, item.size))
+                threads.append(thread)
                 size += item.size
+                del future
                 item = _next(pending)
             future, done = begun.popleft()
             try:
                 piece = future.result()
             finally:
                 del future  # it has the error, whose traceback has this frame
+            threads.popleft().join()
             size -= done
             if piece.table.num_rows:
                 yield piece
@@ -57,7 +62,27 @@ def _ahead(first: Pending, pending: Iterator[Pending], reader: Reader) -> Iterat
     finally:
         begun.clear()
         reader.cancel()
-        threads.shutdown(cancel_futures=True)
+        while threads:
+            threads.popleft().join()
+
+
+def _started(item: Pending) -> tuple[Future[Piece], Thread]:
+    """Finish the rows in a thread. A daemon: a program that exits does not wait for the rows."""
+    future: Future[Piece] = Future()
+    name = "lockstep-data-map"
+    thread = Thread(target=_finish, args=(item.finish, future), name=name, daemon=True)
+    thread.start()
+    return future, thread
+
+
+def _finish(finish: Callable[[], Piece], future: Future[Piece]) -> None:
+    try:
+        piece = finish()
+    except BaseException as error:
+        future.set_exception(error)
+        del finish, future  # the error's traceback has this frame
+    else:
+        future.set_result(piece)
 
 
 def _next(pending: Iterator[Pending]) -> Pending | None:

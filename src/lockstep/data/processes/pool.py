@@ -13,8 +13,10 @@ table while the one before is worked on, so that its process never waits for it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import os
 import queue
 import signal
@@ -64,6 +66,7 @@ class ProcessPool:
         self._shared = _Shared(function, size, name)
         # The feeders hold the shared part only, so that dropping the pool ends them.
         self._end = weakref.finalize(self, self._shared.close)
+        _notice_exit()
 
     @property
     def usable(self) -> bool:
@@ -81,6 +84,16 @@ class ProcessPool:
         self._end()
 
 
+_exiting = threading.Event()
+"""The program ends and closes its pools: threads that still read must not start others."""
+
+
+@functools.cache
+def _notice_exit() -> None:
+    # Called after the first finalize(), so it runs before pools are closed at exit.
+    atexit.register(_exiting.set)
+
+
 class _Shared:
     """The part of a pool that its feeders use."""
 
@@ -96,7 +109,7 @@ class _Shared:
 
     def add(self, task: _Task) -> None:
         with self.lock:
-            if self.closed:
+            if self.closed or _exiting.is_set():
                 raise RuntimeError("The pool of processes is closed.")
             self.tasks.put(task)
             self._start_feeder()
@@ -144,6 +157,7 @@ class _Feeder:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._stopped = False
+        self._ready = False
         self._sent: deque[_Task] = deque()
         self.idle = True
         self.thread = threading.Thread(target=self._work, name="lockstep-data-feed", daemon=True)
@@ -238,6 +252,7 @@ class _Feeder:
         kind, value = receive(here)
         if kind == FAILED:
             raise unpack_error(value)
+        self._ready = True
 
     def _leave(self, error: BaseException | None) -> None:
         """End the process, and fail what was sent to it."""
@@ -283,7 +298,7 @@ class _Feeder:
             self._socket.close()
         if self._process is None:
             return
-        if self._sent:  # nobody waits for what it does
+        if self._sent or not self._ready:  # nobody waits for what it does
             self._process.kill()
         try:
             self._process.wait(_EXIT_S)
