@@ -380,6 +380,34 @@ def test_tensorboard_follows_a_paused_trial_to_another_directory(tmp_path: Path)
         assert readers.scalars(tmp_path / name) == {"loss": [(step, 0.5)]}
 
 
+def test_tensorboard_keeps_steps_that_are_logged_out_of_order(tmp_path: Path) -> None:
+    """Two rows at one step, and epochs beside steps; only another attempt replaces values."""
+    callback = TBXLoggerCallback()
+    trial = TrialSnapshot("4913f_00000", "train", str(tmp_path))
+    callback.log_trial_start(trial)
+
+    def log(rank: int, step: int, **metrics: float) -> None:
+        callback.log_trial_rows(
+            trial.trial_id, rank, [{"step": step, "time": 1.0 + step, "metrics": metrics}]
+        )
+
+    for step in (100, 200, 300):
+        log(0, step, loss=1.0)
+        log(0, step, acc=0.5)
+        log(1, step, loss=2.0)
+        log(0, step // 100, epoch_loss=3.0)
+    callback.on_trial_recover(1, [trial], trial)
+    log(0, 200, loss=4.0)
+    log(1, 200, loss=5.0)
+    callback.log_trial_end(trial)
+    assert len(list((tmp_path / "log").iterdir())) == 2
+    found = readers.scalars(tmp_path / "log")
+    assert found["loss"] == [(100, 1.0), (200, 4.0)]
+    assert found["rank_1/loss"] == [(100, 2.0), (200, 5.0)]
+    assert found["acc"] == [(100, 0.5)]
+    assert found["epoch_loss"] == [(1, 3.0), (2, 3.0), (3, 3.0)]
+
+
 def test_the_callbacks_of_the_page(libraries: None, tmp_path: Path) -> None:
     """Page 004's MLflow and TensorBoard example, with its store in the working directory."""
     script = """

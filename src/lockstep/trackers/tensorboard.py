@@ -63,6 +63,15 @@ class TBXLoggerCallback(TrackerCallback):
             self._open[trial.trial_id] = _EventFile(trial)
             if known is not None:
                 known.close("stopped")
+        else:
+            known.rewind()
+
+    def on_trial_recover(
+        self, iteration: int, trials: Sequence[TrialSnapshot], trial: TrialSnapshot, **info: Any
+    ) -> None:
+        """Steps may come again."""
+        if trial.trial_id in self._open:
+            self._open[trial.trial_id].rewind()
 
     def log_trial_result(
         self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
@@ -127,6 +136,9 @@ class _EventFile:
         self._tags: dict[str, None] = {}
         self._logs: Any = None
         self._log_steps: Counter[int] = Counter()
+        """The step after the highest one, for each rank."""
+        self._rewound: set[int] = set()
+        """The ranks whose next step may be one that they have logged in an earlier attempt."""
         # A restored run may have written steps after the one it resumes from. They are purged
         # with the first new step, which is not known yet.
         self._writer: Any = None if trial.restored else self._begin(None)
@@ -149,13 +161,22 @@ class _EventFile:
             if is_numbers and items:
                 self._writer.add_histogram(key, items, step, walltime=now)
 
+    def rewind(self) -> None:
+        """The trial starts again, maybe with steps that it has logged.
+
+        Only then: a function may log several rows at one step, or epochs beside steps.
+        """
+        self._rewound = set(self._log_steps)
+
     def add_logs(self, rank: int, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             next_step = self._log_steps[rank]
             step = next_step if row["step"] is None else int(row["step"])
-            if self._logs is None or step < next_step:
+            if self._logs is None or (rank in self._rewound and step < next_step):
                 self._begin_logs(step)
-            self._log_steps[rank] = step + 1
+                self._rewound.clear()  # the values of all ranks from that step on are replaced
+            self._rewound.discard(rank)
+            self._log_steps[rank] = max(step + 1, next_step)
             prefix = "" if rank == 0 else f"rank_{rank}/"
             for key, value in flatten(row["metrics"]).items():
                 if isinstance(value, (int, float)):
