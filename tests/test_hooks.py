@@ -57,6 +57,14 @@ def own_default(trial_id: str, mine: int = 7, **kwargs: Any) -> Seen:
     return (trial_id, mine), kwargs
 
 
+def other_names_with_defaults(trial_id: str, res: Any = None, failed: bool = False) -> Seen:
+    return (trial_id, res, failed), {}
+
+
+def own_default_between(trial_id: str, mine: int = 7, result: Any = None) -> Seen:
+    return (trial_id, mine, result), {}
+
+
 @wraps(rest_by_name)
 def wrapped(*args: Any, **kwargs: Any) -> Seen:
     return rest_by_name(*args, **kwargs)
@@ -80,6 +88,8 @@ EVERYTHING = {"trial_id": "t", "result": 1, "error": True}
         (all_by_position, (("t", 1, True), {})),
         (anything, ((), EVERYTHING)),
         (own_default, (("t", 7), {"result": 1, "error": True})),
+        (other_names_with_defaults, (("t", 1, True), {})),
+        (own_default_between, (("t", 7, 1), {})),
         (partial(other_names, c=False), (("t", 1, False), {})),
     ],
 )

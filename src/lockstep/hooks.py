@@ -57,9 +57,12 @@ def _plan(function: Callable[..., Any], bound: bool, names: tuple[str, ...]) -> 
     if inspect.Parameter.VAR_POSITIONAL in kinds and not takes_more:
         return _Call(names, ())
     ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    taken = {parameter.name for parameter in parameters}
     count = 0
-    for place, parameter in enumerate(ordered[: len(names)], start=1):
-        own_name = parameter.name not in names and parameter.default is parameter.empty
+    for place, (name, parameter) in enumerate(zip(names, ordered, strict=False), start=1):
+        # A default of its own stays, where the argument has another way into the function.
+        needed = parameter.default is parameter.empty or not (takes_more or name in taken)
+        own_name = parameter.name not in names and needed
         if own_name or parameter.kind is parameter.POSITIONAL_ONLY:
             count = place
     by_position, rest = names[:count], names[count:]
