@@ -11,7 +11,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 # No repetition without a bound before what it must end with: texts may be long, and hostile.
 _IN_TEXT = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s'\"<>]*")
 _SECRET_OPTION = re.compile(
-    r"(?<=[?&])[^=&]{0,40}(?:secret|token|passw|key|credential|signature|sas)[^=&]{0,40}=[^&]*&?",
+    # Not ``tokenizer``, ``max_tokens`` or ``keywords``: a run that is restored needs these.
+    r"(?<=[?&])[^=&]{0,40}(?:secret|token(?!s|iz)|passw|pwd|key(?!s|w)|credential|signature|sas|\bsig\b)"
+    r"[^=&]{0,40}=[^&]*&?",
     re.I,
 )
 _NAMED = ("hdfs", "viewfs", "abfs", "abfss")
