@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 _WIDTHS = (8, 16, 32, 64)
+_LITTLE = 16 << 10
+"""So few bytes are copied in less time than it takes to make numpy write to Arrow's memory."""
 
 
 def to_arrow(values: Any) -> pa.Array | pa.ChunkedArray:
@@ -254,16 +256,16 @@ class _Memory:
 
 
 def writable(array: np.ndarray[Any, Any], owned: bool) -> np.ndarray[Any, Any]:
-    """The same values in writable memory; without a copy if the memory is ``owned``."""
+    """The same values in writable memory; without a copy of much memory that is ``owned``."""
     import numpy as np
 
-    if array.dtype == object:
+    if array.dtype.kind == "O":
         if isinstance(next((v for v in array if v is not None), None), np.ndarray):
             return _objects([None if value is None else value.copy() for value in array])
         return array
     if array.flags.writeable:  # a view of Arrow's memory never is: this is a copy already
         return array
-    if owned and array.size and array.dtype.kind in "iufcb":
+    if owned and array.nbytes > _LITTLE and array.dtype.kind in "iufcb":
         return np.asarray(_Memory(array))
     return array.copy()
 

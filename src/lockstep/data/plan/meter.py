@@ -19,6 +19,9 @@ __all__ = ["Meter", "Stood", "metered"]
 T = TypeVar("T")
 R = TypeVar("R")
 
+_SHORT_S = 2e-4
+"""In less time than this nothing is looked at: that would take a good part of it."""
+
 _active: ContextVar[Meter | None] = ContextVar("lockstep_data_meter", default=None)
 
 
@@ -89,6 +92,8 @@ class Stood:
 
     def seconds(self) -> float:
         """For how long it stood still since ``begin``."""
+        if time.perf_counter() - self._wall < _SHORT_S:
+            return 0.0
         functions = self._meter.seconds() - self._functions
         if functions <= 0:
             return 0.0
@@ -105,4 +110,4 @@ def _thread_usage() -> tuple[float, float]:
     if not hasattr(resource, "RUSAGE_THREAD"):
         return time.thread_time(), float("inf")
     usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return time.thread_time(), usage.ru_nvcsw + usage.ru_nivcsw
+    return usage.ru_utime + usage.ru_stime, usage.ru_nvcsw + usage.ru_nivcsw
