@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,8 @@ LAZY_FILES = {
     "pyarrow._csv": ("pipe", "pipe"),
 }
 SETTLE_SECONDS = 10.0
+LOAD_OF_THE_SUITE = 1.5
+"""The load per processor that the suite itself makes, about."""
 
 _lazy_files: dict[str, set[int]] = {}
 
@@ -275,6 +277,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Give a test more time on a machine that is busy with other things, or slow to get memory.
+
+    The limit is for tests that hang. It says nothing about how fast anything is.
+    """
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1)
+    if busy > LOAD_OF_THE_SUITE:
+        mark = item.get_closest_marker("timeout")
+        limit = mark.args[0] if mark and mark.args else float(item.config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(limit * min(busy, 5.0)), append=False)
+    return (yield)
 
 
 def pytest_collection_finish() -> None:
