@@ -522,7 +522,7 @@ def test_closing_does_not_wait_for_a_slow_import(
     (tmp_path / "slow_import.py").write_text("import time; time.sleep(60)")
     monkeypatch.syspath_prepend(str(tmp_path))
     with driven(fresh, "facts", preload=("slow_import",)):
-        (server,) = fresh._servers
+        (server,) = fresh._pool.servers
     fresh.close()
     # Had it not listened, it would have been killed in the end.
     assert server.ending() in ("exit code 0", f"killed by signal {int(CLOSE_SIGNAL)}")

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
-import marshal
 import os
-import select
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -37,12 +32,10 @@ from lockstep.engine.forkserver import (
     Spawn,
     Started,
 )
-from lockstep.engine.keeper import CLOSE_SIGNAL
 from lockstep.engine.loop import EventLoop, Timer
 from lockstep.engine.output_pump import OutputPump
 from lockstep.engine.processes import (
     STACK_SIGNAL,
-    children,
     current_directory,
     kill_family,
     process_state,
@@ -50,15 +43,13 @@ from lockstep.engine.processes import (
 from lockstep.engine.resources import (
     check_fits,
     room_for,
-    server_environment,
     worker_environment,
 )
-from lockstep.engine.variables import matters_at_import
+from lockstep.engine.servers import ForkServer, ServerPool, import_path
 from lockstep.engine.wire import (
     Connection,
     Terminating,
     make_frame,
-    receive_with_files,
     send_with_files,
 )
 from lockstep.errors import EngineError
@@ -69,24 +60,16 @@ __all__ = ["LocalEngine"]
 SERVER_S = 1.0
 """How long the server may take to report that a worker has ended."""
 
-IDLE_SERVERS = 3
-"""How many fork servers without workers are kept for later runs."""
-
 
 class LocalEngine(Engine):
-    """Keeps fork servers warm. One serves all groups with the same preloaded modules.
-
-    Groups whose environments differ in a variable that these modules read need servers of their
-    own. Of the servers without workers, the least recently used are ended.
-    """
+    """Worker processes on this machine, forked from servers that stay warm."""
 
     name = "local"
     single_machine = True
     in_this_process = False
 
     def __init__(self) -> None:
-        self._servers: list[_ForkServer] = []  # the least recently used first
-        self._lock = threading.Lock()
+        self._pool = ServerPool()
         atexit.register(self.close)
 
     def check(self, spec: GroupSpec) -> list[str]:
@@ -111,14 +94,16 @@ class LocalEngine(Engine):
         """See :class:`Engine`."""
         current_directory()  # checked first: the server's interpreter would not start without it
         for _ in range(2):
-            server = self._acquire(spec)
+            server = self._pool.acquire(spec)
             try:
-                return _LocalGroup(spec, loop, emit, output, server, partial(self._release, server))
+                return _LocalGroup(
+                    spec, loop, emit, output, server, partial(self._pool.release, server)
+                )
             except ConnectionError:
                 # The server has died since its last use. Start a new one, once.
-                self._discard(server)
+                self._pool.discard(server)
             except BaseException as error:
-                self._release(server)
+                self._pool.release(server)
                 if not isinstance(error, OSError):
                     raise
                 raise EngineError(f"could not start {spec.size} worker(s): {error}.") from error
@@ -129,176 +114,8 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         """See :class:`Engine`."""
-        with self._lock:
-            while self._servers:
-                self._servers.pop().close()
+        self._pool.close()
         atexit.unregister(self.close)
-
-    def _acquire(self, spec: GroupSpec) -> _ForkServer:
-        with self._lock:
-            # A forked child of the driver must not use its parent's servers.
-            gone = [s for s in self._servers if not s.is_owned or not s.running()]
-            for server in gone:
-                self._servers.remove(server)
-                server.close()
-            # Somebody may continue one that is stopped: its workers may belong to another run.
-            fitting = [s for s in self._servers if s.fits(spec) and not s.stopped()]
-            server = fitting[-1] if fitting else _ForkServer(spec)
-            if fitting:
-                self._servers.remove(server)
-            self._servers.append(server)
-            server.groups += 1
-        self._end_idle()
-        return server
-
-    def _release(self, server: _ForkServer) -> None:
-        with self._lock:
-            server.groups -= 1
-        self._end_idle()
-
-    def _end_idle(self) -> None:
-        with self._lock:
-            idle = [server for server in self._servers if not server.groups]
-            surplus = idle[: max(0, len(idle) - IDLE_SERVERS)]
-            for server in surplus:
-                self._servers.remove(server)
-        for server in surplus:
-            server.close()
-
-    def _discard(self, server: _ForkServer) -> None:
-        with self._lock:
-            if server in self._servers:
-                self._servers.remove(server)
-        server.close()
-
-
-class _ForkServer:
-    """The driver's handle on one server process."""
-
-    def __init__(self, spec: GroupSpec) -> None:
-        self.groups = 0
-        """How many worker groups it has now."""
-        self._preload = frozenset(spec.preload)
-        self._environment = dict(spec.environment)
-        self._reads: frozenset[str] | None = None
-        self._owner = os.getpid()
-        self._pid: int | None = None
-        self._sending = threading.Lock()
-        self._control, remote = socket.socketpair()
-        # If the driver was started without stdin, stdout or stderr, the socket may have got one of
-        # their numbers, and Popen would replace it.
-        remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
-        remote.close()
-        # Through a pipe: sys.path may be too long for a command line.
-        setup = marshal.dumps((_import_path(), list(spec.preload)))
-        setup_fd, write_fd = os.pipe()
-        code = (
-            # SIGTERM is ignored before anything is imported, which may take seconds.
-            "import marshal, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-            f"file = open({setup_fd}, 'rb'); "
-            f"sys.path[:], preload = marshal.loads(file.read({len(setup)})); file.close(); "
-            "from lockstep.engine.forkserver import main; "
-            f"main({remote_fd}, {os.getpid()}, preload)"
-        )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable or "python", *flags, "-c", code],
-                pass_fds=[remote_fd, setup_fd],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
-                stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
-                env=server_environment(spec),
-                start_new_session=True,  # Ctrl-C on the terminal goes to the driver alone
-            )
-        except OSError as error:
-            self._control.close()
-            os.close(write_fd)
-            raise EngineError(f"could not start {sys.executable}: {error}.") from error
-        finally:
-            os.close(remote_fd)
-            os.close(setup_fd)
-        with contextlib.suppress(BrokenPipeError), open(write_fd, "wb") as pipe:
-            pipe.write(setup)  # if the process has ended, its first session shows it
-
-    @property
-    def pid(self) -> int:
-        """The server's own process, the only child of its keeper."""
-        if self._pid is None:
-            self._pid = next(iter(children(self._process.pid)), None)
-        return self._process.pid if self._pid is None else self._pid
-
-    @property
-    def is_owned(self) -> bool:
-        """This process has started it, not its parent."""
-        return os.getpid() == self._owner
-
-    def fits(self, spec: GroupSpec) -> bool:
-        """Whether it has imported the same modules, as they would be in that environment."""
-        if self._preload != frozenset(spec.preload):
-            return False
-        differing = {
-            name
-            for name in self._environment.keys() | spec.environment.keys()
-            if self._environment.get(name) != spec.environment.get(name)
-        }
-        if not differing:
-            return True
-        reads = self._known_reads()
-        return reads is not None and not any(matters_at_import(name, reads) for name in differing)
-
-    def _known_reads(self) -> frozenset[str] | None:
-        """The variables that the imported modules have read; None while they are imported."""
-        waiting = select.poll()
-        waiting.register(self._control.fileno(), select.POLLIN)
-        if self._reads is None and waiting.poll(0):
-            with contextlib.suppress(OSError, EOFError, EngineError):
-                received = receive_with_files(self._control)
-                if received is not None:
-                    self._reads = received[0].reads
-        return self._reads
-
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def stopped(self) -> bool:
-        return process_state(self.pid) == "stopped"
-
-    def ending(self) -> str:
-        """How the process ended, for a message. Call this when it has ended or is about to end."""
-        try:
-            code = self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return "the process runs, but does not answer"
-        return f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
-
-    def open_session(self) -> socket.socket:
-        mine, theirs = socket.socketpair()
-        try:
-            with self._sending:  # several threads may start runs at once
-                send_with_files(self._control, "session", [theirs.fileno()])
-        except OSError:
-            mine.close()
-            raise
-        finally:
-            theirs.close()
-        return mine
-
-    def close(self) -> None:
-        self._control.close()
-        if os.getpid() != self._owner:
-            self._process.returncode = 0  # this is a forked child: its parent owns the process
-            return
-        if "stopped" in (process_state(self._process.pid), process_state(self.pid)):
-            kill_family(self._process.pid)
-        # To close the socket is not enough: a forked child may hold it, or the server may still be
-        # importing.
-        self._process.send_signal(CLOSE_SIGNAL)
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 class _LocalGroup(WorkerGroup):
@@ -308,7 +125,7 @@ class _LocalGroup(WorkerGroup):
         loop: EventLoop,
         emit: Callable[[EngineEvent], None],
         output: OutputSink,
-        server: _ForkServer,
+        server: ForkServer,
         release: Callable[[], None],
     ) -> None:
         self._release = release
@@ -349,7 +166,7 @@ class _LocalGroup(WorkerGroup):
                             title=f"{spec.title}: rank {rank} of {spec.size} (lockstep worker)",
                             entry=spec.entry,
                             environment=settings.child_environment(worker_environment(spec, rank)),
-                            sys_path=_import_path(),
+                            sys_path=import_path(),
                             argv=sys.argv,
                             cwd=current_directory(),
                         )
@@ -517,7 +334,3 @@ class _LocalGroup(WorkerGroup):
         detail = f"the fork server that owns it is gone ({self._server.ending()})"
         for rank in sorted(self._alive):
             self._lose(rank, None, detail)
-
-
-def _import_path() -> list[str]:
-    return [entry for entry in sys.path if isinstance(entry, str)]

@@ -17,8 +17,8 @@ from pyarrow import fs
 
 import lockstep
 from lockstep import train, tune
-from lockstep.engine.local import _ForkServer
 from lockstep.engine.processes import children
+from lockstep.engine.servers import ForkServer
 from lockstep.errors import StorageError, TrainingInterrupted, WorkerDiedError
 from lockstep.train import Checkpoint
 from lockstep.train.record.run import Run
@@ -135,16 +135,16 @@ def test_workers_hang_while_the_server_is_stopped(
 def stops_before_workers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The server is stopped when it is about to get its first order."""
     stopped: list[int] = []
-    opens = _ForkServer.open_session
+    opens = ForkServer.open_session
 
-    def open_session(server: _ForkServer) -> Any:
+    def open_session(server: ForkServer) -> Any:
         wait_until(lambda: bool(children(server._process.pid)))
         os.kill(server.pid, signal.SIGSTOP)
         wait_until(server.stopped)
         stopped.append(server.pid)
         return opens(server)
 
-    monkeypatch.setattr(_ForkServer, "open_session", open_session)
+    monkeypatch.setattr(ForkServer, "open_session", open_session)
     return stopped
 
 

@@ -1,0 +1,223 @@
+"""Fork servers as the process that owns them sees them: started, kept warm, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import marshal
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+
+from lockstep.engine.base import GroupSpec
+from lockstep.engine.keeper import CLOSE_SIGNAL
+from lockstep.engine.processes import children, kill_family, process_state
+from lockstep.engine.resources import server_environment
+from lockstep.engine.variables import matters_at_import
+from lockstep.engine.wire import receive_with_files, send_with_files
+from lockstep.errors import EngineError
+
+__all__ = ["ForkServer", "ServerPool", "import_path"]
+
+IDLE_SERVERS = 3
+"""How many fork servers without workers are kept for later runs."""
+
+
+class ServerPool:
+    """Keeps fork servers warm. One serves all groups with the same preloaded modules.
+
+    Groups whose environments differ in a variable that these modules read need servers of their
+    own. Of the servers without workers, the least recently used are ended.
+    """
+
+    def __init__(self) -> None:
+        self.servers: list[ForkServer] = []
+        """The least recently used first."""
+        self._lock = threading.Lock()
+
+    def acquire(self, spec: GroupSpec) -> ForkServer:
+        """A server for a group, which must ``release`` it."""
+        with self._lock:
+            # A forked child of the driver must not use its parent's servers.
+            gone = [s for s in self.servers if not s.is_owned or not s.running()]
+            for server in gone:
+                self.servers.remove(server)
+                server.close()
+            # Somebody may continue one that is stopped: its workers may belong to another run.
+            fitting = [s for s in self.servers if s.fits(spec) and not s.stopped()]
+            server = fitting[-1] if fitting else ForkServer(spec)
+            if fitting:
+                self.servers.remove(server)
+            self.servers.append(server)
+            server.groups += 1
+        self._end_idle()
+        return server
+
+    def release(self, server: ForkServer) -> None:
+        """A group has ended."""
+        with self._lock:
+            server.groups -= 1
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        with self._lock:
+            idle = [server for server in self.servers if not server.groups]
+            surplus = idle[: max(0, len(idle) - IDLE_SERVERS)]
+            for server in surplus:
+                self.servers.remove(server)
+        for server in surplus:
+            server.close()
+
+    def discard(self, server: ForkServer) -> None:
+        """End a server that does not answer."""
+        with self._lock:
+            if server in self.servers:
+                self.servers.remove(server)
+        server.close()
+
+    def close(self) -> None:
+        """End all servers, with their workers. Idempotent."""
+        with self._lock:
+            while self.servers:
+                self.servers.pop().close()
+
+
+class ForkServer:
+    """One server process."""
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self.groups = 0
+        """How many worker groups it has now."""
+        self._preload = frozenset(spec.preload)
+        self._environment = dict(spec.environment)
+        self._reads: frozenset[str] | None = None
+        self._owner = os.getpid()
+        self._pid: int | None = None
+        self._sending = threading.Lock()
+        self._control, remote = socket.socketpair()
+        # If the driver was started without stdin, stdout or stderr, the socket may have got one of
+        # their numbers, and Popen would replace it.
+        remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+        remote.close()
+        # Through a pipe: sys.path may be too long for a command line.
+        setup = marshal.dumps((import_path(), list(spec.preload)))
+        setup_fd, write_fd = os.pipe()
+        code = (
+            # SIGTERM is ignored before anything is imported, which may take seconds.
+            "import marshal, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            f"file = open({setup_fd}, 'rb'); "
+            f"sys.path[:], preload = marshal.loads(file.read({len(setup)})); file.close(); "
+            "from lockstep.engine.forkserver import main; "
+            f"main({remote_fd}, {os.getpid()}, preload)"
+        )
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable or "python", *flags, "-c", code],
+                pass_fds=[remote_fd, setup_fd],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
+                stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
+                env=server_environment(spec),
+                start_new_session=True,  # Ctrl-C on the terminal goes to the driver alone
+            )
+        except OSError as error:
+            self._control.close()
+            os.close(write_fd)
+            raise EngineError(f"could not start {sys.executable}: {error}.") from error
+        finally:
+            os.close(remote_fd)
+            os.close(setup_fd)
+        with contextlib.suppress(BrokenPipeError), open(write_fd, "wb") as pipe:
+            pipe.write(setup)  # if the process has ended, its first session shows it
+
+    @property
+    def pid(self) -> int:
+        """The server's own process, the only child of its keeper."""
+        if self._pid is None:
+            self._pid = next(iter(children(self._process.pid)), None)
+        return self._process.pid if self._pid is None else self._pid
+
+    @property
+    def is_owned(self) -> bool:
+        """This process has started it, not its parent."""
+        return os.getpid() == self._owner
+
+    def fits(self, spec: GroupSpec) -> bool:
+        """Whether it has imported the same modules, as they would be in that environment."""
+        if self._preload != frozenset(spec.preload):
+            return False
+        differing = {
+            name
+            for name in self._environment.keys() | spec.environment.keys()
+            if self._environment.get(name) != spec.environment.get(name)
+        }
+        if not differing:
+            return True
+        reads = self._known_reads()
+        return reads is not None and not any(matters_at_import(name, reads) for name in differing)
+
+    def _known_reads(self) -> frozenset[str] | None:
+        """The variables that the imported modules have read; None while they are imported."""
+        waiting = select.poll()
+        waiting.register(self._control.fileno(), select.POLLIN)
+        if self._reads is None and waiting.poll(0):
+            with contextlib.suppress(OSError, EOFError, EngineError):
+                received = receive_with_files(self._control)
+                if received is not None:
+                    self._reads = received[0].reads
+        return self._reads
+
+    def running(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def stopped(self) -> bool:
+        """Whether somebody has stopped the process, as with SIGSTOP."""
+        return process_state(self.pid) == "stopped"
+
+    def ending(self) -> str:
+        """How the process ended, for a message. Call this when it has ended or is about to end."""
+        try:
+            code = self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return "the process runs, but does not answer"
+        return f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
+
+    def open_session(self) -> socket.socket:
+        """This process's end of a new session, for one worker group."""
+        mine, theirs = socket.socketpair()
+        try:
+            with self._sending:  # several threads may start runs at once
+                send_with_files(self._control, "session", [theirs.fileno()])
+        except OSError:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        return mine
+
+    def close(self) -> None:
+        """End the process, with its workers."""
+        self._control.close()
+        if os.getpid() != self._owner:
+            self._process.returncode = 0  # this is a forked child: its parent owns the process
+            return
+        if "stopped" in (process_state(self._process.pid), process_state(self.pid)):
+            kill_family(self._process.pid)
+        # To close the socket is not enough: a forked child may hold it, or the server may still be
+        # importing.
+        self._process.send_signal(CLOSE_SIGNAL)
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def import_path() -> list[str]:
+    """``sys.path`` as a server and its workers get it."""
+    return [entry for entry in sys.path if isinstance(entry, str)]
