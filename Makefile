@@ -12,7 +12,7 @@ TORCH := torch==2.13.0
 PIP := -m pip --disable-pip-version-check install -qq
 PY := .venv/bin/python
 # Frameworks that cannot share an environment with the rest: environments/NAME.txt in .venv-NAME.
-ENVIRONMENTS := tensorflow horovod
+ENVIRONMENTS := tensorflow horovod ray
 # The complete suite: two tests at a time (many wait for processes), and coverage with its floor.
 # With ARGS it is these options instead.
 PYTEST = $(or $(ARGS),-n 2 --dist=worksteal --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE))

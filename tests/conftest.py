@@ -187,8 +187,9 @@ class Snapshot:
             if module in sys.modules and module not in _lazy_files and (fds := _pick(new, kinds)):
                 _lazy_files[module] = fds
                 new = _without_lazy(new)
-        if self.kept - before.kept:
-            # The connection to a kept process; in later tests it is there before they start.
+        if self.kept - before.kept or "ray" in sys.modules:
+            # The connection to a kept process; in later tests it is there before they start. And
+            # Ray's gRPC keeps what it has opened for the life of the process.
             new = {fd: name for fd, name in new.items() if name.startswith("/")}
         gone = sum(1 for fd in before.files if fd not in self.files)
         return list(new.values()) if len(new) > gone else []

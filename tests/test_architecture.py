@@ -195,6 +195,7 @@ MADE_FROM = {
 ENVIRONMENT_WRITERS = {
     "testing/engine_entries.py",
     "testing/engines.py",
+    "engine/agent.py",  # undoes what Ray has set for the agent itself
     "engine/forkserver.py",
     "engine/inprocess.py",
     "engine/variables.py",  # records what preloaded modules read
@@ -206,8 +207,10 @@ ENVIRONMENT_WRITERS = {
     "train/torch/reproducibility.py",
 }
 
-# Files that open a port, each for a framework that has no other way to connect its processes.
+# Files that open a port: each for a framework that has no other way to connect its processes, and
+# one for the nodes of a cluster, which must prove a secret.
 LISTENERS = {
+    "engine/links.py",
     "train/horovod/backend.py",
     "train/tensorflow/backend.py",
     "train/torch/backend.py",

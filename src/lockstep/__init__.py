@@ -59,13 +59,16 @@ def init(
     A second call changes only the given settings; ``shutdown()`` forgets all of them.
 
     Args:
-        engine: ``"local"`` (the default): processes on this machine.
+        engine: ``"local"`` (the default): processes on this machine; ``"ray"``: on a Ray cluster.
         runtime_env: ``{"env_vars": {"NAME": "value"}}``: set in every worker before your modules
             are imported there.
         num_cpus, num_gpus: how much of this machine elastic runs may use. A call with more, during
             a run, lets the run grow.
-        address, ignore_reinit_error, of_a_cluster: accepted for scripts that were written for Ray.
-            An argument that would set up or join a cluster does nothing, with a warning.
+        address: with the engine ``"ray"``: the cluster, ``"auto"`` or ``"HOST:PORT"``; without it
+            Ray's own default. A Ray that this process has initialised already is used as it is.
+        ignore_reinit_error, of_a_cluster: accepted for scripts that were written for Ray.
+            An argument that would set up a cluster does nothing, with a warning; so does
+            ``address`` with another engine.
     """
     from lockstep import runtime
     from lockstep.engine.registry import ENGINES
@@ -75,7 +78,9 @@ def init(
     for name in of_a_cluster:
         if name not in _OF_A_CLUSTER:
             raise TypeError(f"init() got an unexpected keyword argument {name!r}")
-    runtime.configure(engine, runtime_env, num_cpus, num_gpus)
+    runtime.configure(engine, runtime_env, num_cpus, num_gpus, address)
+    if runtime.current().engine == "ray":
+        address = None  # it has an effect there
     for name, value in {"address": address, **of_a_cluster}.items():
         if value in (None, "local") or value is (name == "log_to_driver"):
             continue  # the value asks for what happens anyway

@@ -22,6 +22,8 @@ class Runtime:
     num_cpus: int | None = None
     """How many CPUs elastic runs may use; None: all of the machine."""
     num_gpus: int | None = None
+    address: str | None = None
+    """The Ray cluster of the engine ``ray``; None: Ray's own default."""
 
 
 _configured: Runtime | None = None
@@ -33,6 +35,7 @@ def configure(
     runtime_env: Mapping[str, Any] | None,
     num_cpus: int | None,
     num_gpus: int | None,
+    address: str | None = None,
 ) -> None:
     """Check and keep the arguments of ``lockstep.init()``, and notify the watchers."""
     global _configured
@@ -47,6 +50,7 @@ def configure(
         env_vars if "env_vars" in runtime_env else before.env_vars,
         before.num_cpus if num_cpus is None else num_cpus,
         before.num_gpus if num_gpus is None else num_gpus,
+        before.address if address is None else address,
     )
     for changed in list(_watchers):  # a copy: a watcher may cancel itself
         changed()

@@ -31,6 +31,7 @@ __all__ = [
     "Engine",
     "EngineEvent",
     "GroupSpec",
+    "Node",
     "OutputSink",
     "Posted",
     "WorkerExited",
@@ -67,6 +68,14 @@ class GroupSpec:
     """What the workers' processes are called, followed by their rank."""
 
 
+class Node(NamedTuple):
+    """A machine of a cluster, as the engine knows it."""
+
+    id: str
+    address: str
+    """Where the other nodes reach it."""
+
+
 class WorkerInfo(NamedTuple):
     """Where one worker runs, as the worker reports when it starts."""
 
@@ -76,6 +85,8 @@ class WorkerInfo(NamedTuple):
     node_ip: str
     started: int = 0
     """When the process started, in clock ticks since the machine did; 0 if that is not known."""
+    node_id: str = ""
+    """The node's name in its cluster; empty where there is none."""
 
 
 class WorkerMessage(NamedTuple):
@@ -118,6 +129,8 @@ class Channel(ABC):
     """
 
     rank: int
+    node: Node | None = None
+    """Where this worker runs; None: the engine has a single machine, or does not know."""
 
     @abstractmethod
     def send(self, message: Any) -> None:

@@ -38,7 +38,7 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from lockstep.engine.attach import answer_requests
-from lockstep.engine.base import OUT_OF_MEMORY
+from lockstep.engine.base import OUT_OF_MEMORY, Node
 from lockstep.engine.keeper import PARENT_CHECK_S, fork_server
 from lockstep.engine.processes import (
     STACK_SIGNAL,
@@ -88,6 +88,7 @@ class Spawn(NamedTuple):
     sys_path: list[str]
     argv: list[str]
     cwd: str
+    node: Node | None = None
 
 
 class Interrupt(NamedTuple):
@@ -369,6 +370,7 @@ def _run_worker(server: _Server, spawn: Spawn, socket_fd: int, output_fd: int) -
         sock = socket.socket(fileno=socket_fd)
         # Without its driver a worker ends, with every process it has started.
         channel = SocketChannel(spawn.rank, sock, end_own_family)
+        channel.node = spawn.node
         _handle_signals(channel)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_AT_FORK)

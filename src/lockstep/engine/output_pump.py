@@ -1,4 +1,4 @@
-"""The thread that reads the output of the local engine's workers."""
+"""The thread that deals with the output of workers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,20 @@ class OutputPump:
             while not self._finished.wait(1.0) and self._reader.runs:
                 pass
 
+    def feed(self, rank: int, data: bytes, done: Callable[[], None]) -> None:
+        """Output that came from elsewhere; ``done`` is called, in the thread, when it is written.
+
+        Never waits.
+        """
+        self._reader.call(lambda: self._feed(rank, data, done))
+
     # ------------------------------------------------------------------------- in the thread
+
+    def _feed(self, rank: int, data: bytes, done: Callable[[], None]) -> None:
+        if not self._finished.is_set():
+            self._to_sink(lambda: self._sink.write(rank, data))
+            self.tick()
+        done()
 
     def read(self, fd: int) -> int:
         """Pass on what a pipe has now; returns how many bytes."""

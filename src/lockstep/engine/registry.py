@@ -11,6 +11,7 @@ __all__ = ["ENGINES", "choose_engine", "close_engines"]
 
 ENGINES = {
     "local": "lockstep.engine.local:LocalEngine",
+    "ray": "lockstep.engine.ray:RayEngine",
     "inprocess": "lockstep.engine.inprocess:InProcessEngine",
 }
 """The names that ``lockstep.init(engine=…)`` accepts → the class, imported at its first use."""

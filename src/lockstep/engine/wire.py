@@ -42,6 +42,9 @@ _REASON = 500
 _CHUNK = 1 << 16
 _MAX_FILES = 8
 
+_CLOSED = getattr(select, "POLLRDHUP", 0)
+_GONE = select.POLLHUP | select.POLLERR | _CLOSED
+
 POST_DELAY_S = 0.05
 """How long a posted item may wait, so that the items after it travel in the same message."""
 
@@ -380,12 +383,12 @@ class SocketChannel(Channel):
 
     def _io_thread(self) -> None:
         poller = select.poll()
-        # No events are requested: POLLHUP (the driver closed its end) is always reported.
-        poller.register(self._sock.fileno(), 0)
+        # POLLHUP (the driver closed its end) is always reported; on TCP there is POLLRDHUP for it.
+        poller.register(self._sock.fileno(), _CLOSED)
         poller.register(self._wakeup.fileno(), select.POLLIN)
         while not self._closing.is_set():
             for fd, event in poller.poll():
-                if fd == self._sock.fileno() and event & (select.POLLHUP | select.POLLERR):
+                if fd == self._sock.fileno() and event & _GONE:
                     self._on_driver_gone()
                     return
             if self._closing.wait(POST_DELAY_S):

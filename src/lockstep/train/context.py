@@ -141,9 +141,10 @@ class PreemptionInfo:
 
 def place_among(workers: Sequence[WorkerInfo], rank: int, context: TrainContext) -> TrainContext:
     """Return the context with a rank's place among the workers: its local rank and its node."""
-    nodes = list(dict.fromkeys((worker.hostname, worker.node_ip) for worker in workers))
-    mine = (workers[rank].hostname, workers[rank].node_ip)
-    neighbours = [w.rank for w in workers if (w.hostname, w.node_ip) == mine]
+    places = [(worker.hostname, worker.node_ip, worker.node_id) for worker in workers]
+    nodes = list(dict.fromkeys(places))
+    mine = places[rank]
+    neighbours = [w.rank for w, place in zip(workers, places, strict=True) if place == mine]
     return replace(
         context,
         world_rank=rank,

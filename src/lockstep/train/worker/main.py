@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from lockstep.engine.attach import start_ticks
-from lockstep.engine.base import Channel, WorkerInfo
+from lockstep.engine.base import Channel, Node, WorkerInfo
 from lockstep.error_record import pack_error
 from lockstep.errors import StopTraining, WorkerDiedError
 from lockstep.returned import pack_returned
@@ -49,7 +49,7 @@ def main(channel: Channel) -> int:
     try:
         setup: WorkerSetup = pickle.loads(channel.receive())
         backend: Backend = pickle.loads(setup.backend)
-        info = _worker_info(channel.rank)
+        info = _worker_info(channel)
         address = "127.0.0.1" if setup.single_machine else info.node_ip
         channel.send(Hello(info, backend.announce(channel.rank, address)))
         launch = channel.receive()
@@ -183,9 +183,12 @@ def _enter_working_dir(working_dir: str | None, context: TrainContext) -> None:
         os.chdir(path)
 
 
-def _worker_info(rank: int) -> WorkerInfo:
+def _worker_info(channel: Channel) -> WorkerInfo:
+    node = channel.node or Node("", _node_ip())
     started = start_ticks(os.getpid())
-    return WorkerInfo(rank, os.getpid(), socket.gethostname(), _node_ip(), started)
+    return WorkerInfo(
+        channel.rank, os.getpid(), socket.gethostname(), node.address, started, node.id
+    )
 
 
 def _node_ip() -> str:

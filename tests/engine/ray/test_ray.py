@@ -1,0 +1,244 @@
+"""The Ray engine on a real cluster of two nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep
+from lockstep import train
+from lockstep.config import FailureConfig, RunConfig, ScalingConfig
+from lockstep.engine import Engine, GroupSpec, choose_engine
+from lockstep.errors import InsufficientResourcesError
+from lockstep.testing import EngineConformance
+from lockstep.train import Checkpoint
+from tests.engine.driving import driven, lives, wait_until
+
+# A cluster's nodes, agents and fork servers start slowly where two cores run everything.
+pytestmark = [pytest.mark.environment("ray"), pytest.mark.timeout(180)]
+
+ENTRIES = "lockstep.testing.engine_entries"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(cluster: str) -> Iterator[None]:
+    """The engine, with its agents started, so that no test pays for it."""
+    lockstep.init(engine="ray", address=cluster)
+    engine = choose_engine("ray")
+    with driven(engine, f"{ENTRIES}:who", 4, preload=(ENTRIES,)) as run:
+        run.until_ended()
+    yield
+    lockstep.shutdown()
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return choose_engine("ray")
+
+
+class TestRayEngine(EngineConformance):
+    """The contract of all engines."""
+
+    @pytest.fixture
+    def engine(self) -> Engine:
+        return choose_engine("ray")
+
+
+def test_what_does_not_fit_says_what_the_cluster_has(engine: Engine) -> None:
+    spec = GroupSpec(size=3, entry="", payload=b"", cpus_per_worker=2.0)
+    with pytest.raises(InsufficientResourcesError) as raised:
+        engine.check(spec)
+    text = str(raised.value)
+    assert "3 worker(s) with 2 CPU each do not fit" in text
+    assert "2 node(s)" in text
+    assert engine.capacity(spec) == 2
+
+
+def test_each_worker_sees_the_gpus_of_its_bundle(engine: Engine) -> None:
+    spec: dict[str, Any] = {"preload": (ENTRIES,), "payload": b"CUDA_VISIBLE_DEVICES"}
+    with driven(engine, f"{ENTRIES}:environment", 3, gpus_per_worker=1, **spec) as run:
+        run.until_ended()
+        seen = [messages[0]["CUDA_VISIBLE_DEVICES"] for messages in run.messages]
+    # Two on one node, which are different, and one on the other.
+    assert set(seen) == {"0", "1"}
+    with driven(engine, f"{ENTRIES}:environment", 1, **spec) as run:
+        run.until_ended()
+        assert run.messages[0] == [{"CUDA_VISIBLE_DEVICES": None}]
+
+
+def test_a_group_waits_for_room(engine: Engine) -> None:
+    spec: dict[str, Any] = {"preload": (ENTRIES,), "cpus_per_worker": 2.0}
+    with driven(engine, f"{ENTRIES}:echo", 2, **spec) as first:
+        first.until_told()
+        with driven(engine, f"{ENTRIES}:echo", 1, **spec) as second:
+            assert "not free on the Ray cluster yet" in second.group.problem(0)
+            assert not second.messages[0]
+            first.group.close()
+            second.until_told()
+
+
+def test_ray_client_is_refused(engine: Engine) -> None:
+    code = (
+        "import lockstep; from lockstep.engine import choose_engine, GroupSpec; "
+        "lockstep.init(engine='ray', address='ray://127.0.0.1:1'); "
+        "choose_engine('ray').check(GroupSpec(1, '', b''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "ray job submit --working-dir . -- python" in done.stderr
+
+
+def test_a_ray_of_the_user_s_own_is_used_and_stays(cluster: str) -> None:
+    code = f"""
+import ray, lockstep
+from lockstep.engine import choose_engine, GroupSpec
+ray.init({cluster!r}, log_to_driver=False)
+lockstep.init(engine="ray")
+print("room", choose_engine("ray").capacity(GroupSpec(1, "", b"")))
+lockstep.shutdown()
+print("still", ray.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
+    assert done.stdout.split() == ["room", "4", "still", "True"], done.stderr
+
+
+def test_an_agent_that_died_is_replaced(engine: Any) -> None:
+    import ray
+
+    for agent in list(engine._agents.values()):
+        ray.kill(agent.actor)
+    with driven(engine, f"{ENTRIES}:who", 2, preload=(ENTRIES,)) as run:
+        assert run.until_ended() == [0, 0]
+
+
+def test_a_lost_agent_is_told_at_once(engine: Any) -> None:
+    import ray
+
+    with driven(engine, f"{ENTRIES}:sleep", 2, preload=(ENTRIES,)) as run:
+        run.until_told()
+        for agent in list(engine._agents.values()):
+            ray.kill(agent.actor)
+        assert run.until_ended() == [None, None]
+        assert "the node or its agent is gone" in run.exits[0].detail
+
+
+def place(config: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
+    context = train.get_context()
+    print(f"rank {context.get_world_rank()} speaks")
+    here = (
+        context.get_local_rank(),
+        context.get_local_world_size(),
+        context.get_node_rank(),
+        os.environ["MASTER_ADDR"],
+    )
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, here)
+    train.report({"places": str(everywhere)})
+
+
+def test_ranks_and_logs_on_two_nodes(tmp_path: Path) -> None:
+    from lockstep.train.torch import TorchTrainer
+
+    result = TorchTrainer(
+        place,
+        train_loop_config={},
+        scaling_config=ScalingConfig(num_workers=3, resources_per_worker={"CPU": 1}),
+        run_config=RunConfig(storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    places = eval(result.metrics["places"])  # a list of tuples, printed by this test
+    assert len({address for *_, address in places}) == 1
+    assert [(local, size, node) for local, size, node, _ in places] in (
+        [(0, 2, 0), (1, 2, 0), (0, 1, 1)],
+        [(0, 1, 0), (0, 2, 1), (1, 2, 1)],
+    )
+    logs = Path(result.path) / "logs"
+    for rank in range(3):
+        assert (logs / f"rank_{rank}.log").read_text() == f"rank {rank} speaks\n"
+
+
+def survive(config: dict[str, Any]) -> None:
+    import torch
+
+    context, checkpoint = train.get_context(), train.get_checkpoint()
+    start = 0 if checkpoint is None else checkpoint.to_dict()["step"] + 1
+    for step in range(start, 4):
+        kept = Checkpoint.from_dict({"step": step}) if context.get_world_rank() == 0 else None
+        train.report({"step": step, "start": start}, checkpoint=kept)
+        torch.distributed.barrier()
+        if checkpoint is None and step == 1 and context.get_world_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_restarts_the_run_from_its_checkpoint(tmp_path: Path) -> None:
+    from lockstep.train.torch import TorchTrainer
+
+    result = TorchTrainer(
+        survive,
+        train_loop_config={},
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2}),
+        run_config=RunConfig(
+            storage_path=str(tmp_path), verbose=0, failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    assert result.metrics["step"] == 3
+    assert result.metrics["start"] == 2
+    assert result.checkpoint is not None
+    assert result.checkpoint.to_dict()["step"] == 3
+
+
+DRIVER = """
+import sys, os, lockstep
+from lockstep.engine import choose_engine, GroupSpec
+from lockstep.engine.base import WorkerMessage
+from lockstep.engine.loop import EventLoop
+lockstep.init(engine="ray", address=sys.argv[1])
+class Sink:
+    def write(self, rank, data): pass
+    def tick(self): return None
+    def close(self): pass
+def tell(event):
+    if isinstance(event, WorkerMessage):
+        print(event.message, flush=True)
+spec = GroupSpec(2, "lockstep.testing.engine_entries:start_child", b"", cpus_per_worker=2.0)
+loop = EventLoop()
+group = choose_engine("ray").start(spec, loop, tell, Sink())
+loop.run_until(lambda: False)
+"""
+
+
+def agents() -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                if b"ray::AgentActor" in command or b"lockstep fork server" in command:
+                    found.add(int(entry.name))
+    return {pid for pid in found if lives(pid)}
+
+
+def test_no_process_is_left_when_the_driver_is_killed(cluster: str) -> None:
+    before = agents()
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, cluster], stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        children = [int(driver.stdout.readline()) for _ in range(2)]
+        assert all(map(lives, children))
+        assert len(agents() - before) >= 6  # on each node: agent, keeper, server
+        killed = time.monotonic()
+        driver.kill()
+    wait_until(lambda: not any(map(lives, children)))
+    wait_until(lambda: not agents() - before)
+    assert time.monotonic() - killed < 20
