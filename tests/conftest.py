@@ -189,8 +189,9 @@ class Snapshot:
                 new = _without_lazy(new)
         if self.kept - before.kept or "ray" in sys.modules:
             # The connection to a kept process; in later tests it is there before they start. And
-            # Ray's gRPC keeps what it has opened for the life of the process.
+            # what Ray has opened, its logs too, it keeps for the life of the process.
             new = {fd: name for fd, name in new.items() if name.startswith("/")}
+            new = {fd: name for fd, name in new.items() if "/ray/session_" not in name}
         gone = sum(1 for fd in before.files if fd not in self.files)
         return list(new.values()) if len(new) > gone else []
 

@@ -41,7 +41,7 @@ __all__ = ["Agent", "Lost", "Order", "Output", "Share", "Written", "control_role
 UNWRITTEN = 4 << 20
 """How many bytes of output may be on their way to the driver; then workers wait in ``print``."""
 
-_SET_BY_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_SET_BY_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
 class Share(NamedTuple):
@@ -298,7 +298,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _undo_ray_variables() -> None:
-    """Ray limits the agent to no GPU and one thread. Its workers are no part of that.
+    """Ray gives the agent no GPU, one thread and Ray's debugger. The workers are no part of that.
 
     The parent is the node's raylet, with the environment that the node's owner has given it.
     """

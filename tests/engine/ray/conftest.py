@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import SETTLE_SECONDS, environment, own_threads, temporary_directories
+from tests.conftest import (
+    SETTLE_SECONDS,
+    _command,
+    descendants,
+    environment,
+    own_threads,
+    temporary_directories,
+)
+from tests.engine.driving import lives
 
 
-def lockstep_processes() -> dict[int, str]:
-    """Workers, fork servers and keepers on this machine, whoever is their parent."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                parent = (entry / "status").read_text()
-            except OSError:
-                continue
-            if "(lockstep worker)" in command and "State:\tZ" not in parent:
-                found[int(entry.name)] = command
-    return found
+def lockstep_processes() -> set[int]:
+    """Agents, keepers, fork servers and workers on the nodes, which are this process's children."""
+    names = ("ray::AgentActor", "lockstep fork server", "lockstep worker")
+    return {
+        pid
+        for pid, command in descendants().items()
+        if any(name in command for name in names) and lives(pid)
+    }
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
     """The address of a cluster with two nodes, each of two CPUs and what Ray takes for two GPUs."""
+    variables = dict(os.environ)
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 80 << 20}
@@ -39,19 +43,19 @@ def cluster() -> Iterator[str]:
         yield cluster.address
     finally:
         cluster.shutdown()
+        for name in os.environ.keys() - variables.keys():
+            if name.startswith("RAY_") or name == "PYTHONBREAKPOINT":
+                del os.environ[name]  # Ray has set it
 
 
 @pytest.fixture(autouse=True)
 def no_leaks(session_environment: None) -> Iterator[None]:
     """What ``no_leaks`` of all tests checks, less what Ray opens in this process as it likes."""
     threads, variables, directories = own_threads(), environment(), temporary_directories()
-    workers = lockstep_processes()
     yield
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        left = [
-            f"process {pid}: {c}" for pid, c in lockstep_processes().items() if pid not in workers
-        ]
+        left = [_command(pid) for pid in lockstep_processes() if "worker)" in _command(pid)]
         left += [f"thread {t.name!r}" for t in own_threads() - threads if "lockstep" in t.name]
         left += sorted(temporary_directories() - directories)
         if not left or time.monotonic() > deadline:
@@ -60,6 +64,7 @@ def no_leaks(session_environment: None) -> Iterator[None]:
     left += [
         f"environment variable {name} changed"
         for name in sorted(environment().keys() | variables.keys())
-        if not name.startswith("RAY_") and environment().get(name) != variables.get(name)
+        if not name.startswith(("RAY_", "PYTHONBREAKPOINT"))
+        and environment().get(name) != variables.get(name)
     ]
     assert not left, "this test left behind: " + "; ".join(left)

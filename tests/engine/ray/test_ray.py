@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from lockstep.errors import InsufficientResourcesError
 from lockstep.testing import EngineConformance
 from lockstep.train import Checkpoint
 from tests.engine.driving import driven, lives, wait_until
+from tests.engine.ray.conftest import lockstep_processes
 
 # A cluster's nodes, agents and fork servers start slowly where two cores run everything.
 pytestmark = [pytest.mark.environment("ray"), pytest.mark.timeout(180)]
@@ -217,28 +217,18 @@ loop.run_until(lambda: False)
 """
 
 
-def agents() -> set[int]:
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes()
-                if b"ray::AgentActor" in command or b"lockstep fork server" in command:
-                    found.add(int(entry.name))
-    return {pid for pid in found if lives(pid)}
-
-
 def test_no_process_is_left_when_the_driver_is_killed(cluster: str) -> None:
-    before = agents()
+    before = lockstep_processes()
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, cluster], stdout=subprocess.PIPE, text=True
     ) as driver:
         assert driver.stdout is not None
         children = [int(driver.stdout.readline()) for _ in range(2)]
         assert all(map(lives, children))
-        assert len(agents() - before) >= 6  # on each node: agent, keeper, server
+        started = lockstep_processes() - before
+        assert len(started) >= 8  # on each node: agent, keeper, server, worker
         killed = time.monotonic()
         driver.kill()
     wait_until(lambda: not any(map(lives, children)))
-    wait_until(lambda: not agents() - before)
+    wait_until(lambda: not any(map(lives, started)))
     assert time.monotonic() - killed < 20
