@@ -19,13 +19,15 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep import settings
+from lockstep import __version__, settings
 from lockstep.engine.base import GroupSpec, Node
 from lockstep.engine.forkserver import DumpStacks, Ended, Interrupt, Kill, Spawn
 from lockstep.engine.links import link_to
@@ -36,11 +38,22 @@ from lockstep.engine.servers import ForkServer, ServerPool, import_path
 from lockstep.engine.wire import Connection, send_with_files
 from lockstep.errors import EngineError
 
-__all__ = ["Agent", "Lost", "Order", "Output", "Share", "Written", "control_role"]
+__all__ = [
+    "Agent",
+    "Lost",
+    "Order",
+    "Output",
+    "Share",
+    "Written",
+    "control_role",
+    "version_difference",
+    "versions",
+]
 
 UNWRITTEN = 4 << 20
 """How many bytes of output may be on their way to the driver; then workers wait in ``print``."""
 
+_COMPARED = ("torch", "tensorflow", "cloudpickle")
 _SET_BY_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
@@ -84,6 +97,27 @@ class Lost(NamedTuple):
     """The fork server has ended, and all workers of this share with it."""
 
     detail: str
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on the driver and on all nodes; a framework only where it is there."""
+    found = {"Python": ".".join(map(str, sys.version_info[:2])), "lockstep": __version__}
+    for name in _COMPARED:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def version_difference(address: str, theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
+    """How a node differs from the driver, in one sentence; empty if it does not."""
+    for name in mine:
+        if theirs.get(name) != mine[name]:
+            has = f"{name} {theirs[name]}" if name in theirs else f"no {name}"
+            return (
+                f"node {address} has {has}, and the driver has {name} {mine[name]}; install the "
+                "same versions on all nodes"
+            )
+    return ""
 
 
 def control_role(index: int) -> int:

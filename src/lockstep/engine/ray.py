@@ -27,7 +27,17 @@ from functools import partial
 from typing import Any
 
 from lockstep import runtime, settings
-from lockstep.engine.agent import Agent, Lost, Order, Output, Share, Written, control_role
+from lockstep.engine.agent import (
+    Agent,
+    Lost,
+    Order,
+    Output,
+    Share,
+    Written,
+    control_role,
+    version_difference,
+    versions,
+)
 from lockstep.engine.base import (
     Engine,
     EngineEvent,
@@ -48,7 +58,7 @@ from lockstep.engine.wire import Connection, Terminating, make_frame
 from lockstep.errors import EngineError, InsufficientResourcesError
 from lockstep.jobs import JobThread
 
-__all__ = ["RayEngine"]
+__all__ = ["AgentActor", "RayEngine"]
 
 LAST_WORDS_S = 2.0
 """How long an ended worker's last messages may take to arrive after the news of its end."""
@@ -68,6 +78,10 @@ class AgentActor:
     def open_group(self, share: Share, address: tuple[str, int], secret: bytes) -> None:
         """See :class:`Agent`."""
         self._agent.open_group(share, address, secret)
+
+    def versions(self) -> dict[str, str]:
+        """What is installed on this node."""
+        return versions()
 
     def close(self) -> None:
         """See :class:`Agent`."""
@@ -294,7 +308,7 @@ class RayEngine(Engine):
                 .remote(listener.address, secret, index)
                 for index, node in enumerate(nodes)
             ]
-            ready = [actor.__ray_ready__.remote() for actor in actors]
+            ready = [actor.versions.remote() for actor in actors]
             deadline = time.monotonic() + settings.start_timeout_seconds()
             try:
                 while len(lifelines) < len(nodes):
@@ -305,6 +319,9 @@ class RayEngine(Engine):
                         _raise_early(node, reference)
                     if time.monotonic() > deadline:
                         raise EngineError(_late_agents(nodes, lifelines))
+                for node, theirs in zip(nodes, ray.get(ready), strict=True):
+                    if difference := version_difference(node.address, theirs, versions()):
+                        raise EngineError(difference)
             except BaseException:
                 for actor in actors:
                     ray.kill(actor)

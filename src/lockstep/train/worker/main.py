@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,8 +17,10 @@ from typing import Any
 from lockstep.engine.attach import start_ticks
 from lockstep.engine.base import Channel, Node, WorkerInfo
 from lockstep.error_record import pack_error
-from lockstep.errors import StopTraining, WorkerDiedError
+from lockstep.errors import StopTraining, StorageError, WorkerDiedError
 from lockstep.returned import pack_returned
+from lockstep.run_layout import JOURNAL_FILE
+from lockstep.storage import Storage
 from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext, place_among
 from lockstep.train.function import config_like, takes_config
@@ -40,7 +43,10 @@ from lockstep.train.worker.lingering import threads_left
 from lockstep.train.worker.shards import Shards
 from lockstep.train.worker.torch_device import get_device
 
-__all__ = ["main"]
+__all__ = ["check_shared", "main"]
+
+SHARED_S = 10.0
+"""How long a new directory may take to be seen on another node."""
 
 
 def main(channel: Channel) -> int:
@@ -90,6 +96,8 @@ def _prepare(
     channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch
 ) -> tuple[sessions.Session, Callable[[], Any]]:
     """Set up everything around the training function; return it with its config bound."""
+    if not setup.single_machine:
+        check_shared(setup.storage, launch.workers[channel.rank])
     context = replace(
         place_among(launch.workers, channel.rank, setup.context),
         attempt=launch.attempt,
@@ -121,6 +129,25 @@ def _prepare(
     if not hasattr(sys.modules["__main__"], "__file__"):  # a process of its own
         send_on_by_value()
     return session, partial(function, config) if takes_config(function) else function
+
+
+def check_shared(storage: Storage, worker: WorkerInfo, patience_s: float = SHARED_S) -> None:
+    """Make sure that this node sees what the driver has written to the run's directory.
+
+    Otherwise each node would write its part of a checkpoint to a disk of its own. The run's journal
+    is the probe: it exists since before the workers were started.
+    """
+    journal = os.path.join(storage.root, JOURNAL_FILE)
+    late = time.monotonic() + patience_s
+    while storage.is_local and not os.path.exists(journal):
+        if time.monotonic() > late:
+            raise StorageError(
+                f"rank {worker.rank}, on node {worker.node_ip} ({worker.hostname}), does not see "
+                f"the run's directory {storage.root}: all nodes must share the storage. Set "
+                "RunConfig(storage_path=…) to a directory that they share, such as NFS, or to "
+                "an object store (s3://…)."
+            )
+        time.sleep(0.1)  # a network file system may show a new directory late
 
 
 def _train(
