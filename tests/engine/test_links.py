@@ -28,6 +28,10 @@ class Accepting:
         self.linked: dict[int, socket.socket] = {}
         self.listener = LinkListener("127.0.0.1", SECRET, loop, self.linked.__setitem__)
 
+    def wake(self) -> None:
+        """Make ``until`` look again, from any thread."""
+        self.loop.call_soon(lambda: None)
+
     def until(self, done: Callable[[], bool]) -> None:
         late: list[bool] = []
         timer = self.loop.call_later(20, lambda: late.append(True))
@@ -51,8 +55,15 @@ def accepting() -> Iterator[Accepting]:
 class Caller(threading.Thread):
     """Calls from a thread of its own, as an agent does from another machine."""
 
-    def __init__(self, address: tuple[str, int], secret: bytes, role: int) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        role: int,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
+        self._wake = wake
         self._arguments = address, secret, role
         self.sock: socket.socket | None = None
         self.error: EngineError | None = None
@@ -63,6 +74,7 @@ class Caller(threading.Thread):
             self.sock = link_to(*self._arguments)
         except EngineError as error:
             self.error = error
+            self._wake()
 
 
 def test_both_ends_get_the_connection_and_its_role(accepting: Accepting) -> None:
@@ -83,9 +95,9 @@ def test_both_ends_get_the_connection_and_its_role(accepting: Accepting) -> None
 
 
 def test_a_caller_with_another_secret_is_dropped(accepting: Accepting) -> None:
-    caller = Caller(accepting.listener.address, b"another secret", 0)
-    accepting.until(lambda: not caller.is_alive())
-    assert caller.error is not None
+    caller = Caller(accepting.listener.address, b"another secret", 0, accepting.wake)
+    accepting.until(lambda: caller.error is not None)
+    caller.join()
     assert accepting.linked == {}
 
 
@@ -107,6 +119,7 @@ def test_nothing_of_a_stranger_is_unpickled(accepting: Accepting) -> None:
                 while stranger.recv(100):
                     pass
             closed.append(True)
+            accepting.wake()
 
         reader = threading.Thread(target=read_to_the_end)
         reader.start()
@@ -125,6 +138,7 @@ def test_a_silent_caller_is_dropped(accepting: Accepting, monkeypatch: pytest.Mo
             while silent.recv(100):
                 pass
             closed.append(True)
+            accepting.wake()
 
         reader = threading.Thread(target=read_to_the_end)
         reader.start()
