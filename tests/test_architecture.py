@@ -129,8 +129,8 @@ INNER_LAYERS = {
     ],
     "tune": [
         "missing",
-        "trainable",
         "parameters",
+        "trainable",
         "search",
         "stopper",
         "schedulers",

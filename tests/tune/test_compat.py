@@ -336,3 +336,59 @@ def test_an_upload_directory(tmp_path: Path) -> None:
     assert config.storage_path == str(tmp_path)
     with pytest.raises(ValueError, match=r"upload_dir=.*older name of storage_path"):
         RunConfig(storage_path="a", sync_config=tune.SyncConfig(upload_dir="b"))
+
+
+def test_experiments(tmp_path: Path) -> None:
+    from lockstep.tune.experiment import Experiment
+
+    options: dict[str, Any] = {"storage_path": tmp_path, "verbose": 0}
+    one = Experiment("one", trial, config={"x": tune.grid_search([1, 2])}, stop={"loss": 1e9})
+    analysis = tune.run(one, **options)
+    assert Path(analysis.experiment_path) == tmp_path / "one"
+    assert len(analysis.trials) == 2
+    specs = {"a": {"run": trial, "config": {"x": 1}}, "b": {"run": trial, "config": {"x": 2}}}
+    trials = tune.run_experiments(specs, **options)
+    assert [each.config["x"] for each in trials] == [1, 2]
+    assert [Path(each.local_dir).name for each in trials] == ["a", "b"]
+    with pytest.raises(ValueError, match="needs 'run'"):
+        Experiment.from_json("c", {"config": {}})
+    with pytest.raises(TypeError, match="other"):
+        tune.run(Experiment("d", trial, other=1), **options)
+
+
+def test_custom_resources_have_no_effect(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="'slots': 3.*has no effect"):
+        bound = tune.with_resources(trial, {"cpu": 1, "slots": 3})
+    assert tune.Tuner(bound, param_space={"x": 1}) is not None
+
+
+def test_paths_of_names() -> None:
+    from lockstep.tune import result
+    from lockstep.tune.trainable import with_parameters
+
+    assert with_parameters is tune.with_parameters
+    assert (result.TRAINING_ITERATION, result.DONE) == ("training_iteration", "done")
+
+
+def test_the_state_of_a_searcher(tmp_path: Path) -> None:
+    from lockstep.tune.search.optuna import OptunaSearch
+
+    space = {"x": tune.uniform(0, 1), "inner": {"n": tune.randint(1, 9)}, "constant": 1}
+
+    def begun() -> OptunaSearch:
+        searcher = OptunaSearch(seed=1)
+        searcher.set_search_properties("loss", "min", space)
+        return searcher
+
+    first = begun()
+    for number in range(12):
+        config = first.suggest(str(number))
+        assert isinstance(config, dict)
+        first.on_trial_complete(str(number), {"loss": config["x"]})
+    first.save(tmp_path / "state.pkl")
+    second = begun()
+    second.restore(tmp_path / "state.pkl")
+    assert second.suggest("12") == first.suggest("12")
+    found = OptunaSearch.convert_search_space(space)
+    assert (found["inner/n"].low, found["inner/n"].high) == (1, 8)
+    assert list(found) == ["x", "inner/n"]

@@ -18,7 +18,7 @@ from lockstep import tune
         ("lockstep.tune.search.bohb", "TuneBOHB", "OptunaSearch"),
         ("lockstep.tune.suggest.optuna", "OptunaSearch", "lockstep.tune.search"),
         ("lockstep.tune.schedulers", "HyperBandForBOHB", "HyperBandScheduler"),
-        ("lockstep.tune", "run_experiments", "lockstep.tune.Tuner"),
+        ("lockstep.tune", "register_env", "RLlib"),
         ("lockstep.tune.utils.log", "set_verbosity", "verbose"),
     ],
 )
@@ -32,7 +32,7 @@ def test_importing_a_missing_name_names_the_replacement(
 def test_other_names_are_missing_as_usual() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'lockstep\.tune\.nothing'"):
         importlib.import_module("lockstep.tune.nothing")
-    assert not hasattr(tune, "run_experiments")
+    assert not hasattr(tune, "register_env")
 
 
 def test_no_import_hook_is_installed() -> None:

@@ -91,7 +91,6 @@ def test_resources_that_were_not_given() -> None:
         (lambda: tune.with_parameters(3, a=1), TypeError, r"with_parameters\(3\)"),
         (lambda: tune.with_parameters(dict, a=1), TypeError, "expected a training function"),
         (lambda: tune.with_resources(3, {"cpu": 1}), TypeError, r"with_resources\(3\)"),
-        (lambda: tune.with_resources(train, {"tpu": 1}), ValueError, "'tpu': 1"),
         (lambda: tune.with_resources(train, {"cpu": -1}), ValueError, "'cpu': -1"),
         (lambda: tune.with_resources(train, {"gpu": 1.5}), ValueError, "expected an integer"),
         (lambda: tune.with_resources(train, {"cpu": "2"}), TypeError, "'cpu': '2'"),  # type: ignore[dict-item]

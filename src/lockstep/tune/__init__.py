@@ -27,7 +27,8 @@ from lockstep.tune.compat import (
     ResumeConfig,
 )
 from lockstep.tune.error import TuneError
-from lockstep.tune.legacy import run
+from lockstep.tune.experiment import Experiment
+from lockstep.tune.legacy import run, run_experiments
 from lockstep.tune.missing import raise_missing_name
 from lockstep.tune.parameters import (
     PlacementGroupFactory,
@@ -63,6 +64,7 @@ __all__ = [
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
+    "Experiment",
     "ExperimentAnalysis",
     "FailureConfig",
     "JupyterNotebookReporter",
@@ -102,6 +104,7 @@ __all__ = [
     "register_trainable",
     "report",
     "run",
+    "run_experiments",
     "sample_from",
     "schedulers",
     "search",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig
 from lockstep.errors import TrainingFailedError
-from lockstep.tune.analysis import ExperimentAnalysis
+from lockstep.tune.analysis import AnalysedTrial, ExperimentAnalysis
 from lockstep.tune.compat import ResumeConfig
+from lockstep.tune.experiment.spec import Experiment
 from lockstep.tune.parameters import with_resources
 from lockstep.tune.schedulers import TrialScheduler, create_scheduler
 from lockstep.tune.search import Searcher, create_searcher
@@ -20,7 +21,7 @@ from lockstep.tune.tuner import Tuner
 if TYPE_CHECKING:
     import pyarrow.fs
 
-__all__ = ["ExperimentAnalysis", "run"]
+__all__ = ["ExperimentAnalysis", "run", "run_experiments"]
 
 
 def run(
@@ -63,7 +64,8 @@ def run(
     """Run trials: the older spelling of ``Tuner(…).fit()``.
 
     Args:
-        run_or_experiment: what ``Tuner`` takes.
+        run_or_experiment: what ``Tuner`` takes, or an ``Experiment``, whose own arguments come
+            before those given here.
         name: the experiment's directory in ``storage_path`` (``local_dir`` is its older name).
         config: ``Tuner``'s ``param_space``.
         resources_per_trial: as for ``tune.with_resources``.
@@ -85,6 +87,12 @@ def run(
     Raises:
         TrainingFailedError: trials have failed; ``.worker_failures`` has their errors by number.
     """
+    if isinstance(run_or_experiment, Experiment):
+        given = {key: value for key, value in locals().items() if key != "run_or_experiment"}
+        return run(
+            run_or_experiment.run,
+            **{**given, "name": run_or_experiment.name, **run_or_experiment.options},
+        )
     if storage_path is not None and local_dir is not None:
         raise ValueError("tune.run(local_dir=…) is the older name of storage_path; give one.")
     trainable = run_or_experiment
@@ -141,6 +149,23 @@ def run(
             failed,
         ) from first
     return analysis
+
+
+def run_experiments(
+    experiments: Experiment | Sequence[Experiment] | Mapping[str, Mapping[str, Any]],
+    **kwargs: Any,
+) -> list[AnalysedTrial]:
+    """Run experiments one after the other, and return the trials of all.
+
+    Args:
+        experiments: one, several, or a dict of their names and arguments.
+        kwargs: arguments of ``tune.run`` for all of them.
+    """
+    if isinstance(experiments, Experiment):
+        experiments = [experiments]
+    elif isinstance(experiments, Mapping):
+        experiments = [Experiment.from_json(name, dict(e)) for name, e in experiments.items()]
+    return [trial for one in experiments for trial in run(one, **kwargs).trials]
 
 
 _RESUME = ResumeConfig.ResumeType.RESUME

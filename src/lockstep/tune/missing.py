@@ -19,8 +19,6 @@ _RESIZED = (
     "ScalingConfig(num_workers=(min, max)) grows and shrinks"
 )
 _INSTEAD = {
-    "Experiment": "use lockstep.tune.Tuner",
-    "run_experiments": "use lockstep.tune.Tuner",
     "register_env": "it belongs to RLlib, which is not part of lockstep",
     "suggest": "use lockstep.tune.search",
     "utils.log": "use RunConfig(verbose=…)",

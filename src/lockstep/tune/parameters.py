@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -169,10 +170,8 @@ def _checked(owner: str, resources: Any) -> dict[str, float]:
     amounts: dict[str, float] = {}
     for name, amount in resources.items():
         known = name.upper() if isinstance(name, str) else name
-        if known not in ("CPU", "GPU"):
-            raise ValueError(
-                f"{owner}({{{name!r}: {amount!r}}}): unknown resource; give 'cpu' or 'gpu'."
-            )
+        if not isinstance(known, str):
+            raise TypeError(f"{owner}({{{name!r}: {amount!r}}}): expected a resource's name.")
         if not is_number(amount):
             raise TypeError(f"{owner}({{{name!r}: {amount!r}}}): expected a number.")
         if not 0 <= amount < math.inf:
@@ -183,6 +182,15 @@ def _checked(owner: str, resources: Any) -> dict[str, float]:
             raise ValueError(
                 f"{owner}({{{name!r}: {amount!r}}}): expected an integer, or a part of one GPU."
             )
+        if known not in ("CPU", "GPU"):
+            warnings.warn(
+                f"{owner}({{{name!r}: {amount!r}}}): only 'cpu' and 'gpu' are counted on one "
+                "machine; the other resource has no effect. TuneConfig(max_concurrent_trials=…) "
+                "limits the number of trials.",
+                UserWarning,
+                stacklevel=4,
+            )
+            continue
         amounts[known] = float(amount)
     return amounts
 

@@ -14,8 +14,9 @@ from lockstep.errors import StopTraining
 from lockstep.run_layout import scratch_prefix
 from lockstep.train import api
 from lockstep.train.worker import session
+from lockstep.tune.parameters import with_parameters, with_resources
 
-__all__ = ["Trainable", "TrainableFunction"]
+__all__ = ["Trainable", "TrainableFunction", "with_parameters", "with_resources"]
 
 
 class Trainable:

@@ -284,7 +284,7 @@ def test_a_study_kept_in_a_file_is_not_doubled(tmp_path: Path) -> None:
             "'a'=7 is not within",
         ),
         (lambda: OptunaSearch().suggest("a"), RuntimeError, "no space"),
-        (lambda: create_searcher("hyperopt"), ValueError, "'hyperopt'"),
+        (lambda: create_searcher("guess"), ValueError, "'guess'"),
         (lambda: ConcurrencyLimiter(3, 1), TypeError, "searcher=3"),  # type: ignore[arg-type]
         (lambda: ConcurrencyLimiter(OptunaSearch(), 0), ValueError, "max_concurrent=0"),
         (lambda: Repeater(OptunaSearch(), repeat=0), ValueError, "repeat=0"),

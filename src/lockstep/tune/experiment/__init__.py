@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.tune.experiment.spec import Experiment
 from lockstep.tune.experiment.trial import Trial
 
-__all__ = ["Trial"]
+__all__ = ["Experiment", "Trial"]

@@ -11,7 +11,12 @@ from typing import Any, Literal
 from lockstep.checks import check_seed
 from lockstep.metrics import look_up
 from lockstep.tune.search.basic_variant import check_points
-from lockstep.tune.search.optuna_space import OptunaSpace, open_space, quiet_optuna
+from lockstep.tune.search.optuna_space import (
+    OptunaSpace,
+    distributions_of,
+    open_space,
+    quiet_optuna,
+)
 from lockstep.tune.search.searcher import Mode, Searcher
 from lockstep.tune.search.space import has_unresolved
 
@@ -144,6 +149,11 @@ class OptunaSearch(Searcher):
         _, study = self._opened()
         with quiet_optuna():
             study.tell(number, values if usable else None, state=state, skip_if_finished=True)
+
+    @staticmethod
+    def convert_search_space(spec: Mapping[str, Any]) -> dict[str, Any]:
+        """A ``param_space`` as Optuna's distributions, by their ``a/b`` names; no constants."""
+        return distributions_of(spec)
 
     @property
     def study(self) -> Any:

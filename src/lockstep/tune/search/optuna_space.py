@@ -19,7 +19,7 @@ from lockstep.tune.search.sample import (
 )
 from lockstep.tune.search.space import Path, Space, children, contains, has_unresolved, is_grid
 
-__all__ = ["OptunaSpace", "open_space", "quiet_optuna"]
+__all__ = ["OptunaSpace", "distributions_of", "open_space", "quiet_optuna"]
 
 _PRIMITIVE = (str, bool, int, float, type(None))
 _EDGE = 1e-6
@@ -158,6 +158,23 @@ class _OfDomains:
             _check_known(config, self._root)
         collect((), config, dict(self._root))
         return parameters, distributions
+
+
+def distributions_of(space: Mapping[str, Any]) -> dict[str, Any]:
+    """The distribution of each domain by its ``a/b`` name."""
+    _check_gridless(dict(space), ())
+    found: dict[str, Any] = {}
+
+    def collect(path: Path, node: Any) -> None:
+        if isinstance(node, Domain):
+            if not isinstance(node, Function):
+                found[_name(path)] = _distribution(node)
+            return
+        for key, child in children(node):
+            collect((*path, key), child)
+
+    collect((), dict(space))
+    return found
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -87,6 +89,29 @@ class Searcher:
 
     def recall(self, trial_id: str, config: Mapping[str, Any]) -> None:
         """Replaces ``suggest`` on a restore: this config was suggested for this trial."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that the searcher knows, to be pickled."""
+        return dict(vars(self))
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take over what ``get_state`` of a searcher of this class returned."""
+        vars(self).update(state)
+
+    def save(self, checkpoint_path: str | os.PathLike[str]) -> None:
+        """Write the searcher's state into a file, for a search outside of a ``Tuner``.
+
+        ``Tuner.restore`` needs no such file.
+        """
+        import cloudpickle
+
+        with open(checkpoint_path, "wb") as file:
+            cloudpickle.dump(self.get_state(), file)
+
+    def restore(self, checkpoint_path: str | os.PathLike[str]) -> None:
+        """Read the state from a file that ``save`` wrote. This executes code of the file."""
+        with open(checkpoint_path, "rb") as file:
+            self.set_state(pickle.load(file))
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial reported."""
