@@ -191,3 +191,31 @@ def test_a_library_that_is_not_installed(module: str, name: str, package: str) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"pip install 'lockstep-train[{module}]'" in done.stdout, done.stderr
+
+
+def test_a_space_of_hyperopt() -> None:
+    from hyperopt import hp
+
+    space = {
+        "x": hp.uniform("x", -1, 1),
+        "lr": hp.loguniform("lr", -9, -1),
+        "n": hp.randint("n", 5),
+        "size": hp.uniformint("size", 2, 4),
+        "step": hp.quniform("step", 0, 10, 5),
+        "kind": hp.choice("kind", ["a", {"b": hp.uniform("b", 5, 6)}]),
+        "constant": 3,
+    }
+    searcher = HyperOptSearch(space, metric="loss", mode="min", random_state_seed=1)
+    assert not searcher.set_search_properties(None, None, {})
+    for number in range(12):
+        config = searcher.suggest(str(number))
+        assert isinstance(config, dict)
+        assert -1 <= config["x"] <= 1
+        assert 1e-4 < config["lr"] < 0.37
+        assert config["n"] in range(5)
+        assert config["size"] in (2, 3, 4)
+        assert config["step"] in (0, 5, 10)
+        assert config["kind"] == "a" or 5 <= config["kind"]["b"] <= 6
+        assert config["constant"] == 3
+    with pytest.raises(ValueError, match="cannot read HyperOpt's 'lognormal'"):
+        HyperOptSearch({"x": hp.lognormal("x", 0, 1)}, metric="loss", mode="min")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from lockstep.checks import check_int
 from lockstep.tune.search.library import LibrarySearcher, Parameter, import_library
+from lockstep.tune.search.sample import Categorical, Domain, Float, Integer, Normal
 from lockstep.tune.search.searcher import Mode
 
 __all__ = ["HyperOptSearch"]
@@ -17,7 +19,8 @@ class HyperOptSearch(LibrarySearcher):
     """Proposes configs with HyperOpt. Needs the extra ``lockstep-train[hyperopt]``.
 
     Args:
-        space: a dict of domains; by default the ``param_space`` of the ``Tuner``.
+        space: a dict of domains, or of HyperOpt's own (``hp.uniform(…)``); by default the
+            ``param_space`` of the ``Tuner``.
         metric, mode: what to optimise; by default the ``TuneConfig``'s.
         points_to_evaluate: configs (or parts of them) to try first.
         n_initial_points: how many random configs come before the estimators.
@@ -37,6 +40,8 @@ class HyperOptSearch(LibrarySearcher):
     ) -> None:
         self._hyperopt = import_library("HyperOptSearch", "hyperopt", "hyperopt")
         check_int(f"HyperOptSearch(n_initial_points={n_initial_points!r})", n_initial_points, 0)
+        if space is not None:
+            space = {key: _domain(key, value) for key, value in space.items()}
         super().__init__(space, metric, mode, points_to_evaluate, seed=random_state_seed)
         self._algorithm = partial(
             self._hyperopt.tpe.suggest, n_startup_jobs=n_initial_points, gamma=gamma
@@ -108,3 +113,52 @@ class HyperOptSearch(LibrarySearcher):
         self._trials.insert_trial_docs([document])
         self._trials.refresh()
         self._numbers[trial_id] = number
+
+
+_DOMAINS: dict[str, Callable[..., Domain]] = {
+    "uniform": lambda low, high: Float(float(low), float(high)),
+    "quniform": lambda low, high, q: Float(float(low), float(high), q=float(q)),
+    "loguniform": lambda low, high: Float(math.exp(low), math.exp(high), log=True),
+    "qloguniform": lambda low, high, q: Float(math.exp(low), math.exp(high), True, float(q)),
+    "normal": lambda mean, sd: Normal(float(mean), float(sd)),
+    "qnormal": lambda mean, sd, q: Normal(float(mean), float(sd), float(q)),
+    "randint": lambda low, high=None: (
+        Integer(0, low - 1) if high is None else Integer(low, high - 1)
+    ),
+}
+
+
+def _domain(name: str, node: Any) -> Any:
+    """A part of a space, with domains instead of HyperOpt's expressions."""
+    if isinstance(node, Mapping):
+        return {key: _domain(f"{name}/{key}", value) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [_domain(f"{name}/{index}", value) for index, value in enumerate(node)]
+    kind = getattr(node, "name", None)
+    if not hasattr(node, "pos_args"):
+        return node
+    if kind == "literal":
+        return node.obj
+    if kind == "dict":
+        return {key: _domain(f"{name}/{key}", value) for key, value in node.named_args}
+    if kind == "pos_args":
+        return [_domain(name, value) for value in node.pos_args]
+    if kind == "switch":
+        return Categorical([_domain(name, option) for option in node.pos_args[1:]])
+    whole = kind == "int"
+    while kind in ("int", "float"):
+        node = node.pos_args[0]
+        kind = node.name
+    if kind == "hyperopt_param":
+        node = node.pos_args[1]
+        kind = node.name
+    if kind not in _DOMAINS:
+        raise ValueError(
+            f"HyperOptSearch(space={{{name!r}: …}}): cannot read HyperOpt's {kind!r}; give a "
+            "domain such as tune.uniform(0, 1)."
+        )
+    named = [value for _, value in node.named_args]
+    domain = _DOMAINS[kind](*[value.obj for value in (*node.pos_args, *named)])
+    if whole and isinstance(domain, Float):  # hp.uniformint
+        return Integer(round(domain.lower), round(domain.upper), q=round(domain.q or 1))
+    return domain
