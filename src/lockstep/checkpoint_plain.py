@@ -57,10 +57,12 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.buffers: list[Any] = []
+        # Not imported here: a value of a library's type exists only if the library is loaded.
         self._numpy: Any = sys.modules.get("numpy")
         self._torch: Any = sys.modules.get("torch")
         self._depth = 0
         self._containers: set[int] = set()
+        # By id: tied weights are written once, and are one tensor again when they are read.
         self._arrays: dict[int, Any] = {}
 
     def encode(self, value: Any) -> Any:
@@ -72,6 +74,7 @@ class _Encoder:
             self._depth += 1
             if self._depth > _DEPTH:
                 raise _NotPlain
+            # Only exact types are known. A subclass may have state that would be lost.
             node = known(self, value)
             self._depth -= 1
             return node
@@ -145,6 +148,7 @@ class _Encoder:
 
     def _array(self, value: Any) -> Any:
         self._check_dtype(value.dtype, _ARRAY_KINDS)
+        # The order in memory is kept: code may depend on it, and the copy is spared.
         by_column = value.flags.f_contiguous and not value.flags.c_contiguous
         rows = self._numpy.ascontiguousarray(value.T if by_column else value)
         buffer = self._buffer(rows.reshape(-1).view(self._numpy.uint8))
@@ -181,7 +185,7 @@ class _Encoder:
             if not content.permute(order).is_contiguous():
                 order = None
             if content.nbytes > content.untyped_storage().nbytes():
-                raise _NotPlain  # expanded: one element stands for many
+                raise _NotPlain  # expanded: many elements share one place in memory
         rows = (content if order is None else content.permute(order)).contiguous()
         try:
             buffer = self._buffer(rows.reshape(-1).view(self._torch.uint8).numpy())
@@ -292,6 +296,7 @@ class _Decoder:
 
     def _take(self, buffer: int) -> int:
         """The size of a buffer, which is next in the file."""
+        # Buffers are read once, front to back: a checkpoint need not fit in memory twice.
         if buffer != self._next:
             raise ValueError(f"its buffer {buffer} is not where it belongs")
         self._next += 1
@@ -322,6 +327,7 @@ class _Decoder:
 
         buffer, name, shape, order, requires_grad, is_parameter = parts
         if buffer not in self._arrays:
+            # The name comes from a file: anything else in torch must not be called.
             dtype = getattr(torch, name)
             if not isinstance(dtype, torch.dtype):
                 raise ValueError(f"{name!r} is not a type of a tensor's elements")

@@ -1,15 +1,15 @@
 """The journal: an append-only record of one run's events, one JSON object a line.
 
-    run         once: the names, ids and configs
-    attempt     the workers are up
-    report      one row: every rank's metrics
-    log         a batch of train.log() rows of one rank
-    checkpoint  committed
-    delete      an old checkpoint was deleted
-    failure     an attempt ended in errors
-    leave       an attempt stopped on a notice: a preemption, or to change size
-    end         finished, failed, interrupted or preempted
-    restore     resumed after an end, or after the driver was killed
+    run              once: the names, ids and configs
+    attempt          the workers are up
+    report           one row: every rank's metrics
+    log              a batch of train.log() rows of one rank
+    checkpoint       committed
+    delete           an old checkpoint was deleted
+    failure          an attempt ended in errors
+    attempt_stopped  on a notice: a preemption, or to change size
+    end              finished, failed, interrupted or preempted
+    restore          resumed after an end, or after the driver was killed
 
 Everything else in a run directory, except checkpoints, can be rebuilt from the journal. If a driver
 was killed while it wrote a line, readers ignore that line, and the next driver removes it.
@@ -34,6 +34,7 @@ __all__ = ["Journal", "check_version", "parse_line", "read_lines"]
 
 
 _BLOCK = 1 << 16
+# One encoder for all lines: json.dumps() with options would create one for each call.
 _encode = json.JSONEncoder(separators=(",", ":"), default=repr).encode
 
 
@@ -50,6 +51,7 @@ class Journal:
         self._lock = Lock(path)
         try:
             self._fd = _open(path)
+            # Under the lock. Appending to half a line would damage the next event, too.
             _cut_half_line(self._fd)
         except BaseException as error:
             self.close()
@@ -92,6 +94,7 @@ class Journal:
         self._lock.release()
 
     def _write(self, line: str) -> None:
+        # One write for a line, so that a kill leaves at most the last line incomplete.
         data = memoryview(line.encode())
         try:
             while data:
@@ -162,6 +165,7 @@ def _open(path: str) -> int:
 def _cut_half_line(descriptor: int) -> None:
     end = size = os.fstat(descriptor).st_size
     while end > 0:
+        # From the end: a journal may have gigabytes, and the last line is usually short.
         start = max(end - _BLOCK, 0)
         found = os.pread(descriptor, end - start, start).rfind(b"\n")
         if found >= 0:

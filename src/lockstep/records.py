@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _INSIDE = "./"
+"""Begins an address inside the run's directory: a name alone is an uploaded checkpoint's."""
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What code that expects a record raises on something else."""
 
@@ -196,6 +197,7 @@ class RunRecords:
             if not checkpoint.uploaded:
                 self._never_uploaded.add(checkpoint.name)
         elif event == "delete":
+            # By id: a later checkpoint may have the same name.
             self.checkpoints.pop(record["id"], None)
         elif event == "failure":
             self.failure = record
@@ -234,6 +236,7 @@ def existing_checkpoints(
 
     Storage decides, not the journal: a checkpoint is published first and recorded afterwards.
     """
+    # What was never uploaded may be anywhere, so its existence is not checked.
     found = [record for record in known.values() if not record.uploaded]
     uploaded = {record.name: record for record in known.values() if record.uploaded}
     for name in storage.published(storage.listdir("")):
@@ -279,6 +282,7 @@ def start_time(run: Storage) -> float | None:
     """When a run started; None if its driver was killed before it recorded that."""
     head = b""
     for chunk in run.read_chunks(JOURNAL_FILE):
+        # Only the first line is needed, and a journal on remote storage may be large.
         head += chunk
         if b"\n" in chunk:
             break

@@ -45,6 +45,7 @@ class Reordering(DatasetBase):
         """The first ``limit`` rows."""
         rows = check_int(f"limit({limit!r})", limit)
 
+        # `_first_rows` reads nothing if all rows are counted and their order is fixed.
         def free() -> bool:
             return self._is_counted() and all(g.shuffle is None for g in self._groups())
 
@@ -287,6 +288,7 @@ class Reordering(DatasetBase):
         seed = _seed("train_test_split", seed)
         key = key_of(seed)
         # The rows with the smallest hashes are the test rows: no list of them is needed.
+        # Hashes differ for all rows (see hash_range), so exactly test_rows are below the bound.
         bound = _order_statistic(key, total, test_rows)
         test = self._derive_counted(text, lambda groups: _sampled(groups, key, 0, bound))
         train = self._derive_counted(text, lambda groups: _sampled(groups, key, bound, 1 << 64))
@@ -521,6 +523,7 @@ def _first_rows(dataset: DatasetBase, limit: int) -> list[Group]:
 def _slice_groups(groups: list[Group], start: int, stop: int) -> list[Group]:
     """Rows ``start`` to ``stop`` of the first epoch."""
     if any(group.shuffle is not None for group in groups):
+        # A shuffle changes with the epoch, and a slice may not: so its rows are kept in memory.
         return table_groups(_read_rows(groups, start, stop))
     units = [unit for group in groups for unit in group.units]
     ends = list(accumulate(unit.rows or 0 for unit in units))
@@ -591,6 +594,8 @@ def _sampled(groups: list[Group], key: int, low: int, high: int) -> list[Group]:
     for group in groups:
         units: list[Unit] = []
         for unit in group.units:
+            # The offset makes the choice depend on a row's position, not on how files are cut in
+            # blocks.
             sample = Sample(key, offset, low, high)
             offset += unit.rows or 0
             rows = int(sample.mask(unit.rows or 0).sum())

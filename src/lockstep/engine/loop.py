@@ -22,6 +22,7 @@ __all__ = ["EventLoop", "SpinThenBlock", "Timer"]
 
 
 SHORT_WAIT_S = 2e-4
+"""Falling asleep and being woken takes about that long."""
 SHORT_WAITS = 16
 """After this many waits shorter than ``SHORT_WAIT_S``, the next wait spins before it sleeps."""
 
@@ -116,6 +117,7 @@ class EventLoop:
         After ``close`` it does nothing.
         """
         self._soon.append(callback)
+        # After the append: a loop that wakes up finds the callback.
         self._wake()
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
@@ -133,6 +135,7 @@ class EventLoop:
     def run_once(self) -> None:
         """Wait for something to happen and handle it."""
         found = self._wait(self._timeout())
+        # Looked up before any callback runs, to notice below what a callback has changed.
         ready = [(fd, mask, self._watched[fd]) for fd, mask in found if fd in self._watched]
         for fd, mask, callbacks in ready:
             on_read, on_write = callbacks
@@ -168,7 +171,7 @@ class EventLoop:
     def _timeout(self) -> float | None:
         if self._soon:
             return 0
-        # A cancelled timer stays in the heap until it is first: removing it earlier would be slow.
+        # A cancelled timer stays in the heap until it is first: finding it there would be slow.
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         if not self._timers:
@@ -176,6 +179,7 @@ class EventLoop:
         return max(0.0, self._timers[0][0] - time.monotonic()) * self._timeout_unit
 
     def _run_due_timers(self) -> None:
+        # Read once: a timer that sets itself again with no delay must not keep the loop here.
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]

@@ -44,12 +44,14 @@ class OutputPump:
         self.due: float | None = None
         """When the sink wants to be called, if nothing comes before."""
         self._reader = _Reader.of(loop)
+        # In the thread, which alone changes what it polls: no lock is needed.
         self._reader.call(lambda: self._reader.add(self, pipes))
 
     def close(self) -> None:
         """Read the rest of the pipes, and close the sink. Idempotent."""
         if not self._finished.is_set():
             self._reader.call(self.finish)
+            # A thread that has died would never set the event.
             while not self._finished.wait(1.0) and self._reader.runs:
                 pass
 
@@ -166,6 +168,7 @@ class _Reader:
 
     def forget(self, fd: int) -> None:
         """A pipe is about to be closed."""
+        # Before the close: another file may get the number at once.
         self._poller.unregister(fd)
         del self._pump_of[fd]
 

@@ -36,8 +36,10 @@ __all__ = [
 _LENGTH = struct.Struct("!Q")
 _MARK = 0x4C53 << 48
 """In the first two bytes of every frame; the length has the other six."""
+# A terabyte. A larger length is text that was taken for one, and must not be allocated.
 _LONGEST = 1 << 40
 _REASON = 500
+"""How many characters of an error are passed on: it may quote what it could not read."""
 # Small enough that the allocator does not map and unmap memory for each read.
 _CHUNK = 1 << 16
 _MAX_FILES = 8
@@ -84,6 +86,7 @@ def receive_with_files(sock: socket.socket) -> tuple[Any, list[int]] | None:
     if not head:
         return None
     for fd in files:
+        # Received files are inheritable, and a child of this process would keep them open.
         os.set_inheritable(fd, False)
     if len(head) < _LENGTH.size:
         head += _receive_exactly(sock, _LENGTH.size - len(head))
@@ -145,6 +148,7 @@ class Connection:
         if self.closed:
             return
         frame = memoryview(data)
+        # Try at once: nearly every message fits. Behind a waiting frame it has to queue.
         if not self._outgoing:
             try:
                 sent = self._sock.send(data)
@@ -209,7 +213,8 @@ class Connection:
         incoming = self._incoming
         if not incoming and len(data) >= _LENGTH.size:
             (word,) = _LENGTH.unpack_from(data)
-            if len(data) == _LENGTH.size + (word ^ _MARK):  # one message, the usual case: no copy
+            # One complete message, the usual case, needs no copy. Garbage never has this length.
+            if len(data) == _LENGTH.size + (word ^ _MARK):
                 try:
                     message = _read_message(memoryview(data)[_LENGTH.size :])
                 except EngineError as error:
@@ -223,6 +228,7 @@ class Connection:
                 end = start + _LENGTH.size + _body_size(*_LENGTH.unpack_from(incoming, start))
                 if end > have:
                     break
+                # Released before the `del` below, which cannot shrink a buffer that is in use.
                 with memoryview(incoming) as view:
                     message = _read_message(view[start + _LENGTH.size : end])
             except EngineError as error:
@@ -253,7 +259,9 @@ class SocketChannel(Channel):
         self.rank = rank
         self._sock = sock
         self._on_driver_gone = on_driver_gone
+        # Frames of the user's thread and of the I/O thread must not mix.
         self._sending = threading.Lock()
+        # append and popleft of a deque are atomic, so post() needs no lock and never waits.
         self._posted: deque[Any] = deque()
         self._post_pending = False
         self._terminating = False
@@ -294,6 +302,7 @@ class SocketChannel(Channel):
     def receive(self) -> Any:
         """See :class:`Channel`."""
         if not self._unread:
+            # Ctrl-C may end the wait, but not the read of a frame that has begun to arrive.
             self._wait()
             self._defer_interrupts(self._read)
         return self._unread.popleft()
@@ -342,6 +351,7 @@ class SocketChannel(Channel):
 
     def _send(self, frame: bytes) -> None:
         with self._sending:
+            # What was posted before comes first: a row of train.log() belongs before its report.
             self._flush()
             self._sendall(frame)
 
@@ -391,8 +401,10 @@ class SocketChannel(Channel):
                 if fd == self._sock.fileno() and event & _GONE:
                     self._on_driver_gone()
                     return
+            # Collect for a moment: a thousand log() calls become a few messages.
             if self._closing.wait(POST_DELAY_S):
                 return
+            # Before the flags are read: a wake-up in between is then seen in the next round.
             self._wakeup.drain()
             if self._lost_interrupt:
                 self._lost_interrupt = False

@@ -35,6 +35,7 @@ CHUNK = 16 << 20
 """How many bytes of a file are held in memory at most."""
 
 _MAX_PARALLEL = 8
+"""How many requests an object store gets at once: it takes longer to answer than to send."""
 
 
 class Storage(ABC):
@@ -185,6 +186,7 @@ class Storage(ABC):
     def each(self, names: Iterable[str], action: Callable[[str], None]) -> None:
         """Call ``action`` on each name; on remote storage, several names in parallel."""
         todo = list(names)
+        # A local disk gains nothing from threads, and starting them costs.
         if self.is_local or len(todo) < 2:
             for name in todo:
                 action(name)
@@ -237,6 +239,7 @@ def storage_errors(doing: str, where: str, *, reading: bool = False) -> Iterator
     try:
         yield
     except Exception as error:
+        # Not imported here: if pyarrow is not loaded yet, it has raised nothing.
         arrow: Any = sys.modules.get("pyarrow")
         # UnicodeError: a file name with bytes that are not text. Object stores cannot store it.
         known = (OSError, UnicodeError, *(() if arrow is None else (arrow.ArrowException,)))

@@ -51,6 +51,7 @@ class Lease:
     def __init__(self, storage: Storage, name: str) -> None:
         assert isinstance(storage, RemoteStorage)
         self._storage = storage
+        # A dot in front, as other files of lockstep: not a checkpoint, not a user's file.
         self._prefix = f".lease-{name}-"
         self._own = ""
         self._generation = 0
@@ -100,6 +101,7 @@ class Lease:
             self._own = f"{self._prefix}{self._generation:09d}-{uuid.uuid4().hex}"
             self._write()
             found = self._entries()
+            # The store's own time for the object just written: this machine's clock may be wrong.
             now = next((entry.written for entry in found if entry.name == self._own), time.time())
             others = [entry for entry in found if entry.name != self._own]
             alive = [owner for other in others if (owner := self._living_owner(other, now))]
@@ -108,6 +110,8 @@ class Lease:
                     self._storage.delete(other.name)
                 return
             self._storage.delete(self._own)
+            # Two drivers that began together both withdraw. A random pause lets one of them be
+            # first.
             time.sleep(random.uniform(0.05, 0.3))
         raise StorageError(
             f"{self._storage.uri} is being written by another driver, {_described(alive[0], now)}; "
@@ -145,6 +149,7 @@ class Lease:
         began = _clock()
         found = self._entries()
         later = any(entry.generation > self._generation for entry in found)
+        # Look before writing: writing would bring back an object that another driver has deleted.
         if later or all(entry.name != self._own for entry in found):
             self._lost = StorageError(
                 f"another driver has taken over {self._storage.uri}, because this one could not "
@@ -152,6 +157,7 @@ class Lease:
             )
             return
         self._write()
+        # The time before the request: the store's term may have begun that early.
         self._renewed = began
 
     def _write(self) -> None:
@@ -204,6 +210,7 @@ def _started(pid: int) -> str | None:
     """When a process of this machine began; None if there is none, or that is not known."""
     try:
         with open(f"/proc/{pid}/stat", encoding="latin-1") as file:
+            # Field 22 of the line. The name in parentheses before may contain anything, spaces too.
             return file.read().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return None

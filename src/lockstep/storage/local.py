@@ -97,12 +97,13 @@ class LocalStorage(Storage):
     def write(self, name: str, data: Buffer) -> None:
         path = self.path(name)
         folder, base = os.path.split(path)
+        # In the same directory, because a rename across filesystems is not atomic.
         temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{base}"[:255])
         with storage_errors("write", path):
             os.makedirs(folder, exist_ok=True)
             with _removed_on_failure(temporary):
                 _write_file(temporary, (data,), open_private)
-                _fsync(temporary)
+                _fsync(temporary)  # a rename may reach the disk before the data does
                 _rename(temporary, path)
 
     def delete(self, name: str) -> None:
@@ -119,6 +120,7 @@ class LocalStorage(Storage):
         renamable = not os.path.islink(source) and status.st_nlink == 1
         with storage_errors(f"copy {source!r} to", path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
+            # Copying a file onto itself would empty it first.
             if os.path.exists(path) and os.path.samefile(source, path):
                 return
             if not (move and renamable and _renamed(source, path)):
@@ -189,6 +191,7 @@ class LocalStorage(Storage):
 
     def unpublish(self, name: str) -> None:
         path = self.path(name)
+        # A name may be published, deleted and published again while the first is being deleted.
         unique = f"{os.path.basename(path)}-{uuid.uuid4().hex[:12]}"
         trash = self.path(join(TRASH_DIRECTORY, unique))
         with storage_errors("delete", path):
@@ -298,6 +301,7 @@ def _fsync(path: str) -> None:
 
 def _remove_tree(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
+        # Of a link only the link is removed, never what the link points to.
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
         else:
@@ -315,4 +319,5 @@ def _copy_file(source: str, destination: str) -> None:
         while chunk := reader.read(CHUNK):
             view = memoryview(chunk)
             while view:
+                # An unbuffered write may take less than it is given.
                 view = view[writer.write(view) :]

@@ -42,6 +42,7 @@ _PERMANENT = (
     NotADirectoryError,
     IsADirectoryError,
 )
+# A retry would only delay the message that the user has to act on.
 _PERMANENT_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG)
 # Object stores report most causes in the message only, as a plain OSError.
 _PERMANENT_WORDS = re.compile(
@@ -85,6 +86,7 @@ class RemoteStorage(Storage):
         )
 
     def __hash__(self) -> int:
+        # Without the filesystem: comparing that may need to open it.
         return hash(self.root.strip("/"))
 
     def same_filesystem(self, other: Storage) -> bool:
@@ -147,6 +149,7 @@ class RemoteStorage(Storage):
                 stream = self._open(name, position)
             try:
                 chunk: bytes = stream.read(CHUNK)
+            # A stream is useless after an error. The retry below must not read from it again.
             except BaseException:
                 broken, stream = stream, None
                 with contextlib.suppress(Exception):
@@ -196,6 +199,7 @@ class RemoteStorage(Storage):
 
     def put_stream(self, name: str, chunks: Iterable[Buffer], *, flush: bool = True) -> None:
         path = self.path(name)
+        # A list can be sent again from its beginning.
         if isinstance(chunks, (tuple, list)):
             self._try("write", name, lambda: self._upload(path, chunks))
             return
@@ -220,6 +224,7 @@ class RemoteStorage(Storage):
     def publish(self, name: str, manifest: bytes) -> None:
         if self.is_published(name):
             raise already_published(self._display_uri(name))
+        # The commit: readers look for the manifest, and one object appears at once.
         self.write(join(name, MANIFEST), manifest)
 
     def discard(self, name: str) -> None:
@@ -227,7 +232,7 @@ class RemoteStorage(Storage):
             self._delete(name)
 
     def unpublish(self, name: str) -> None:
-        self._delete(join(name, MANIFEST))
+        self._delete(join(name, MANIFEST))  # first: without it the other files do not count
         self._delete(name)
 
     def sweep(self) -> None:
@@ -257,6 +262,7 @@ class RemoteStorage(Storage):
         import pyarrow.fs
 
         path = self.path(name)
+        # Filesystems differ in whether paths begin or end with a slash.
         skip = len(path.strip("/"))
         selector = pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=recursive)
         found = self._try("list", name, lambda: self.filesystem.get_file_info(selector))
@@ -274,7 +280,7 @@ class RemoteStorage(Storage):
                     if not _is_transient(error):
                         raise
                 time.sleep(pause)
-            return action()
+            return action()  # the last try: its error is the one that the user sees
 
     def _open(self, name: str, position: int) -> Any:
         if not position:

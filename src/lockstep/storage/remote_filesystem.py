@@ -33,6 +33,7 @@ class RemoteFilesystem:
 
     def resolve(self) -> tuple[Any, str]:
         """The Arrow filesystem, and the path in its URI (empty without a URI)."""
+        # Many threads may ask at once, and opening can take a second and a login.
         with self._lock:
             if self._filesystem is None:
                 import pyarrow.fs

@@ -28,7 +28,7 @@ _MODULES = 100
 _LIMIT = 64 << 20
 """How many bytes something may have with the modules that its own imports, at most."""
 LARGE_CAPTURE = 16 << 20
-"""The smallest variable, in bytes, of which a user is told that it is pickled with the function."""
+"""The smallest variable, in bytes, that a user is warned of: it is pickled with the function."""
 _registry = threading.RLock()
 """cloudpickle's list of modules is the process's; runs may begin in several threads."""
 
@@ -37,7 +37,7 @@ Reduce: TypeAlias = Callable[[Any], tuple[Any, ...] | None]
 """How to pickle an object, as ``__reduce__`` says it; None: as usual."""
 
 Outside: TypeAlias = Callable[[Any], Any]
-"""What stands in a pickle for an object that is kept elsewhere; None: the object itself."""
+"""What a pickle has instead of an object that is kept elsewhere; None: the object itself."""
 
 
 def dump(
@@ -58,8 +58,8 @@ def dump(
             imports, are not to be had (local: not of an installed package).
         like: what is by value with this function is so here, too: a class must be the same in both.
         reduce: asked first how to pickle each object in it.
-        outside: called with each object in it; returns what stands for an object that is kept
-            elsewhere.
+        outside: called with each object in it; returns what the pickle has instead of an object
+            that is kept elsewhere.
 
     Raises:
         TypeError: something in it cannot be pickled; names it.
@@ -68,6 +68,7 @@ def dump(
     if by_value:
         local = _local_modules(module, _module_of(like))
         own = [near for near in local if near is module]
+        # From the most that could help to the least that is needed.
         for modules, limit in ((local, _LIMIT), (own, None)):
             # It may use something of a module that cannot be pickled, or all of a big module.
             with _registered(modules), contextlib.suppress(Exception):
@@ -274,6 +275,7 @@ def _workers_can_import(module: ModuleType) -> bool:
     parent, _, _ = module.__name__.rpartition(".")
     if parent and parent not in sys.modules:
         return False
+    # find_spec() returns what is loaded, unless the module is hidden for a moment.
     found = sys.modules.pop(module.__name__, None)
     try:
         fresh = importlib.util.find_spec(module.__name__)

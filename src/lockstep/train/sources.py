@@ -1,7 +1,7 @@
 """The source code of a training function: kept with its run, and compared when the run is resumed.
 
 A restored run executes the function that was kept. The file may have been edited since: then the
-user is told, and tracebacks show the lines of the code that ran.
+user is warned, and tracebacks show the lines of the code that ran.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def sources_of(function: Callable[..., Any]) -> dict[str, str]:
     files = [inner.__code__.co_filename]
     if inner.__module__ == "__main__":  # each cell of a notebook is a file
         functions = [v for v in inner.__globals__.values() if isinstance(v, FunctionType)]
+        # Functions imported into the notebook have files of their own, found below.
         files += [f.__code__.co_filename for f in functions if f.__module__ == "__main__"]
     files += [str(module.__file__) for module in modules]
     texts = {file: _lines(file) for file in dict.fromkeys(files)}

@@ -384,7 +384,9 @@ class DataParallelTrainer(BaseTrainer):
             lambda text: display.message(text, "warning"),
             settings.callback_flush_seconds(),
         )
+        # Before the run is opened: a function that cannot be pickled leaves no directory behind.
         payload = self.payload()
+        # Found before the new run's directory exists, which would be the newest otherwise.
         notes = [*self._changed_code(), *self._passed_over()]
         run = self._open_run()
         if isinstance(run, Result):
@@ -394,6 +396,7 @@ class DataParallelTrainer(BaseTrainer):
                 complete_tables(run.directory, RunRecords(run.storage))
             try:
                 plan = self.plan_run(payload, run)
+                # A restored run without changes has its trainer on storage already.
                 if not self._restored_from or self._changed:
                     save_trainer(self, run.storage)
             except KeyboardInterrupt:
@@ -423,6 +426,7 @@ class DataParallelTrainer(BaseTrainer):
             "backend": dump(backend, "backend"),
             "metadata": dump(self.metadata, "metadata"),
             "faults": dump(self.fault_plan, "fault_plan") if self.fault_plan else b"",
+            # Workers read unchanged files themselves; only texts that they would not find are sent.
             "sources": differing_sources(self.sources),
         }
         if len(setup["function"]) >= LARGE_CAPTURE:
@@ -465,6 +469,7 @@ class DataParallelTrainer(BaseTrainer):
         )
         return RunPlan(
             engine=payload.engine,
+            # Pickled once, for all ranks and all attempts.
             group=replace(payload.group, payload=pickle.dumps(setup, 5), title=run.title),
             scaling=payload.scaling,
             run_config=self.run_config,
@@ -531,6 +536,7 @@ class DataParallelTrainer(BaseTrainer):
                 )
         sources = None if "train_loop_per_worker" in changes else saved_sources(storage)
         trainer = cls.__new__(cls)
+        # Not cls(…): a subclass's __init__ may have other arguments, which are not kept.
         DataParallelTrainer.__init__(trainer, **{**changes, **kept})
         trainer._restored_from = storage
         trainer._changed = bool(changes)
@@ -557,6 +563,7 @@ class DataParallelTrainer(BaseTrainer):
         Raises:
             TypeError: there is no such attribute.
         """
+        # Shallow: Tune makes one for each trial, and datasets may be large.
         copied = copy.copy(self)
         for name, value in {**changes, "_restored_from": None, "_changed": False}.items():
             if name not in vars(self):
@@ -585,6 +592,7 @@ class DataParallelTrainer(BaseTrainer):
             gpus_per_worker=self.scaling_config.num_gpus_per_worker,
         )
         room = engine.capacity(spec) if scaling.elastic else scaling.largest
+        # Never None for a fixed size: engine.check() reports what does not fit.
         size = scaling.size_for(room)
         if size is None:
             raise InsufficientResourcesError(

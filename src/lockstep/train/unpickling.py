@@ -52,6 +52,7 @@ def _held(data: bytes) -> list[Any]:
 
     Before each value of a dict stands its key.
     """
+    # The implementation in Python, not the one in C: only its stack can be read after an error.
     unpickler: Any = pickle._Unpickler(io.BytesIO(data))
     try:
         unpickler.load()
@@ -65,6 +66,7 @@ def _variable(held: Sequence[Any]) -> str | None:
     if _is_config(held):
         return f"train_loop_config{_place(held[2:])}"
     setters = [index for index, item in enumerate(held) if _is_setter(item)]
+    # No function was being made when loading failed.
     if not setters or len(held) < setters[-1] + 4:
         keys = _keys(held[2:])  # of an object that is called instead of a function
         return f"attribute {keys[0]!r} of the training function" if keys else None

@@ -76,6 +76,7 @@ def _cut(
             yield opened.part(0, rows), rows
             continue
         begin = 0
+        # First complete the batch that the pieces before began.
         if have:
             begin = min(size - have, rows)
             waiting.append(opened.part(0, begin))
@@ -119,6 +120,8 @@ class _Columns:
         self.arrays: list[tuple[str, Any, bool]] = []
         for name, column in zip(piece.table.column_names, piece.table.columns, strict=True):
             kind = column.type
+            # Lists of one length become a 2-D array. That is decided for each batch: a longer list
+            # elsewhere in the piece must not change this batch.
             if types.is_list(kind) or types.is_large_list(kind):
                 self.arrays.append((name, one_array(column), True))
                 continue
@@ -159,6 +162,7 @@ def _column(part: dict[str, np.ndarray[Any, Any]], name: str) -> np.ndarray[Any,
 
     if name in part:
         return part[name]
+    # Files of JSON, and parts of a union, may have different columns.
     return np.full(len(next(iter(part.values()))), None)
 
 
@@ -168,6 +172,7 @@ def _end_to_end(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     arrays = _nulls_as_numbers(arrays)
     if len({array.shape[1:] for array in arrays}) == 1:
         return np.concatenate(arrays)
+    # Arrays of different shapes: numpy would try to stack them, so put each in by itself.
     merged = np.empty(sum(map(len, arrays)), dtype=object)
     place = 0
     for array in arrays:

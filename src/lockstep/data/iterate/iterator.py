@@ -32,6 +32,7 @@ T = TypeVar("T")
 PREFETCHED_BYTES = 16 << 20
 """About how many bytes of rows are read before they are needed, at most."""
 _ROWS_AT_ONCE = 1024
+"""How many rows become dicts at once: dicts take far more memory than the table."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class _Running(Generic[T]):
             reading = Prefetcher(
                 current.pieces,
                 lambda piece: int(piece.table.nbytes),
+                # The bytes are the bound that counts; this one is for very small pieces.
                 items=256,
                 size=PREFETCHED_BYTES,
                 name="lockstep-data-read",
@@ -169,6 +171,7 @@ class _Running(Generic[T]):
             if request.prefetch and work.in_thread:
                 converting: Prefetcher[Batch] = Prefetcher(
                     lambda: made,
+                    # Counted in batches, as the user asked, whatever their size.
                     lambda batch: 0,
                     items=request.prefetch,
                     size=1,
@@ -188,6 +191,7 @@ class _Running(Generic[T]):
         current = self._pass
         if current.ended:
             raise StopIteration
+        # Between `_left` and here the user's code had the batch; from here on it waits.
         came = time.perf_counter()
         stood = 0.0 if self._stood is None else self._stood.seconds()
         try:
@@ -202,6 +206,8 @@ class _Running(Generic[T]):
         self._left = left
         if self._stood is not None:
             self._stood.begin()
+        # Counted when handed out: a checkpoint saved now resumes behind this batch, and what is
+        # prefetched is read again.
         current.consumed += rows
         return batch  # type: ignore[no-any-return]
 

@@ -43,12 +43,14 @@ class _Shared(Generic[T]):
             return True
 
     def _is_full(self, size: int) -> bool:
+        # One item always fits, or an item above the limit would wait for ever.
         if not self.ready:
             return False
         return len(self.ready) >= self.most_items or self.size + size > self.most_size
 
     def end(self, error: BaseException | None) -> None:
         with self.changed:
+            # A reader that was stopped may fail because of that; nobody asked for the result.
             self.ended, self.error = True, None if self.stopped else error
             self.changed.notify_all()
 
@@ -97,6 +99,7 @@ class Prefetcher(Generic[T]):
                 shared.size -= size
                 shared.changed.notify_all()
                 return item
+            # Raised once: the next call is the end, and the traceback's memory is freed.
             error, shared.error = shared.error, None
         if error is not None:
             raise error
@@ -109,6 +112,7 @@ class Prefetcher(Generic[T]):
     def close(self) -> None:
         """End the thread and wait for it."""
         self.stop()
+        # The garbage collector may drop the consumer in the prefetching thread itself.
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join()
 
@@ -118,6 +122,7 @@ class Prefetcher(Generic[T]):
             self.close()
 
 
+# Weak: a prefetcher that is only listed here must still end when it is dropped.
 _running: weakref.WeakSet[Prefetcher[Any]] = weakref.WeakSet()
 
 
@@ -136,6 +141,7 @@ def _work(make: Callable[[], Iterator[T]], size_of: Callable[[T], int], shared: 
         for item in source:
             if not shared.put(item, size_of(item)):
                 break
+            # Else this frame would hold the item while the next one is made.
             del item
     except BaseException as caught:
         error = caught

@@ -126,7 +126,9 @@ class DataShard(DataIterator):
             consumed=consumed,
             meter=new_meter(self._groups),
         )
+        # Set afterwards, because each of the two needs the other.
         current.pieces = _Pieces(self._groups, cut, self._rank, self._rows, current)
+        # Counted at the start: an iteration that is left with `break` has used its epoch up.
         self._pass, self._saved, self._epoch = current, None, epoch + 1
         return current
 
@@ -161,6 +163,7 @@ class DataShard(DataIterator):
             elif consumed and entry["local_shuffle"]:
                 seed = entry["local_shuffle"][1]  # an epoch keeps the order it was begun with
             return saved["base"], consumed, seed
+        # A state without progress would only nest deeper at every restart.
         return saved["base"] if untouched(saved) else saved, 0, seed
 
     def state_dict(self) -> dict[str, Any]:
@@ -236,6 +239,7 @@ class DataShard(DataIterator):
                     "ranks with merge_states()."
                 )
             ranks: list[Any] = [None] * cut.world_size
+            # In the form of a merged state, with only this rank's entry known.
             ranks[state.pop("rank")] = {
                 key: state.pop(key) for key in ("consumed", "local_shuffle")
             }
@@ -247,6 +251,7 @@ class DataShard(DataIterator):
                 f"{self._plan.name} is a union of {len(self._groups)}, but its state is one of "
                 f"{len(seeds)}; restore with the same datasets."
             )
+        # A seed that was drawn differs in each process; the epoch continues in its old order.
         self._groups = reseeded(self._groups, seeds)
         self._epoch = state["epoch"]
         self._saved = state

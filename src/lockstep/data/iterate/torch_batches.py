@@ -47,6 +47,7 @@ class ToTensors:
         if self.on_gpu:
             import torch
 
+            # On the default stream the copy would queue behind the training's kernels.
             stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         for arrays, rows in batches:
             batch = self._tensors(arrays) if self._collate is None else self._collate(arrays)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_seed", "hash_range", "key_of", "permutation"]
 
 _MASK = (1 << 64) - 1
+# The constants of splitmix64: public, small, and good enough to order rows with.
 _STEP = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
@@ -67,6 +68,8 @@ def permutation(
 
     if size > _SORTED:
         return _scattered(key, size, places)
+    # The hash loses its low bits to the number. Two rows whose other bits are equal keep their
+    # order, which is rare.
     # Sort the hash's high bits and the number as one integer: much faster than an argsort.
     low = np.uint64((1 << max(size - 1, 0).bit_length()) - 1)
     values = hash_range(key, 0, size)
@@ -99,6 +102,7 @@ def _scattered(
 
     def sent(values: np.ndarray[Any, np.dtype[np.uint32]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
         left, right = values >> np.uint32(low), values & masks[0]
+        # The halves may differ in width by a bit. So each half has its mask, and they never swap.
         for even, odd in zip(keys[::2], keys[1::2], strict=True):
             right ^= _hash32(left, even) & masks[0]
             left ^= _hash32(right, odd) & masks[1]
@@ -128,6 +132,7 @@ def _hash32(
 ) -> np.ndarray[Any, np.dtype[np.uint32]]:
     import numpy as np
 
+    # A new array: the caller's half is still needed. The steps below are in place.
     values = values + key
     values *= np.uint32(0x9E3779B1)
     values ^= values >> np.uint32(15)

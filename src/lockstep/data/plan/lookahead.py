@@ -23,6 +23,7 @@ def in_order(pending: Iterator[Pending], reader: Reader) -> Iterator[Piece]:
     """
     for item in pending:
         if item.processes:
+            # From here on the rest of the sequence: later pieces have the same operations.
             yield from _ahead(item, pending, reader)
             return
         piece = item.finish()
@@ -61,6 +62,7 @@ def _ahead(first: Pending, pending: Iterator[Pending], reader: Reader) -> Iterat
             del piece
     finally:
         begun.clear()
+        # In this order: a thread may wait for a process, and only cancelling ends that wait.
         reader.cancel()
         while threads:
             threads.popleft().join()

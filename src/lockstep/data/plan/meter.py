@@ -50,6 +50,7 @@ class Meter:
     def running(self) -> Iterator[None]:
         """Count what the calling thread uses inside."""
         thread, start = threading.get_ident(), time.thread_time()
+        # Lets another thread read this thread's CPU time while the function still runs.
         clock = time.pthread_getcpuclockid(thread) if sys.platform == "linux" else None
         with self._lock:
             self._running[thread] = (clock, start)

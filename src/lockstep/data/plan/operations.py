@@ -162,6 +162,7 @@ class Call:
             return 0
         return self.given or settings.omp_threads() or os.cpu_count() or 1
 
+    # Locks, objects of the user's class and processes belong to one process: made again there.
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if not key.startswith("_")}
 
@@ -201,6 +202,8 @@ class Call:
         except queue.Empty:
             pass
         with self._lock:
+            # The place is reserved under the lock; the constructor, which may be slow, runs
+            # outside.
             new = self._made < self.threads
             self._made += new
         if not new:
@@ -208,6 +211,7 @@ class Call:
         try:
             return self.fn(*self.constructor[0], **self.constructor[1])
         except BaseException:
+            # Give the place back, or the others would wait for an object that never comes.
             with self._lock:
                 self._made -= 1
             raise
@@ -277,6 +281,7 @@ class UserOperation(Operation):
         done: list[pa.Table] = []
         try:
             while len(done) < len(tasks):
+                # In order: an error is then that of the first rows, whichever process was faster.
                 done.append(tasks[len(done)].result())
         except Exception as error:
             size = self.rows_of_a_task(table.num_rows, self.processes)
@@ -311,7 +316,7 @@ class MapBatches(UserOperation):
         return f"map_batches({self.call.name})"
 
     def changes_rows(self, before: int, after: int) -> None:
-        """Note that an assumption was wrong, and tell the user so, once."""
+        """Note that the function does not keep the rows after all, and warn the user once."""
         if not self._seen:
             self._seen.append(f"{after} rows for {before}")
             warnings.warn(
@@ -339,6 +344,7 @@ class MapBatches(UserOperation):
     def here(self, table: pa.Table, owned: bool = True) -> pa.Table:
         """Cut into batches, call the function on each, concatenate the results."""
         rows = table.num_rows
+        # Without a batch size the user leaves the size open: one batch for each thread.
         size = self.batch_size or max(1, -(-rows // self.call.threads))
         if rows <= size:
             return self._one(table, owned)

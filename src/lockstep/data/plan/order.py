@@ -102,6 +102,7 @@ def windows_of(groups: Sequence[Group], epoch: int) -> Iterator[Window]:
         if shuffle is None or not group.units:
             yield from (Window((unit,)) for unit in group.units)
             continue
+        # With the group's number: two parts of a union must not be shuffled alike.
         key = key_of(shuffle.seed, number, epoch)
         if not shuffle.rows:
             order = permutation(key, len(group.units))
@@ -129,6 +130,7 @@ def _windows_of_units(units: Sequence[Unit], rows: int | None, key: int) -> Iter
         filled += unit.size if rows is None else unit.raw_rows or 0
         enough = len(window) >= WINDOW_UNITS or filled >= WINDOW_MOST_BYTES
         if filled >= rows if rows else filled >= WINDOW_BYTES and enough:
+            # Any number that differs between windows would do as the key; the last unit's is there.
             yield Window(tuple(window), key_of(key, place))
             window, filled = [], 0
     if window:
@@ -158,12 +160,14 @@ def _pending(
         start, position = position, position + window.rows
         first = int(np.searchsorted(intervals[:, 1], start, side="right"))
         last = int(np.searchsorted(intervals[:, 0], position, side="left"))
+        # All that follows is other ranks'. An unfinished iterator would read on.
         if first >= len(intervals):
             return
         if first < last and start < position:
             own = np.clip(intervals[first:last], start, position) - start
             own = own[own[:, 0] < own[:, 1]]
             if len(own):
+                # None instead of all row numbers: then nothing is copied.
                 complete = len(own) == 1 and own[0, 1] - own[0, 0] == position - start
                 yield from _read(window, None if complete else own, reader)
 
@@ -208,6 +212,7 @@ def _streamed(unit: Unit, own: Intervals | None, reader: Reader) -> Iterator[Pen
 
     rows = unit.raw_rows
     if own is None:
+        # Not counted yet: the stream ends by itself.
         own = np.array([[0, np.iinfo(np.int64).max if rows is None else rows]])
     for table, position in reader.stream(unit):
         mine = np.clip(own - position, 0, table.num_rows)
@@ -220,6 +225,7 @@ def _streamed(unit: Unit, own: Intervals | None, reader: Reader) -> Iterator[Pen
                 else take(table, chosen)
             )
             yield reader.pending(Piece(part, not unit.source.in_memory), unit)
+        # Nothing of the rest is this rank's: do not read it.
         if position + table.num_rows >= own[-1, 1]:
             return
 
@@ -259,6 +265,7 @@ def _some(
             mine = ascending[begin:bound] - (end - (unit.rows or 0))
             tables.append(_table(unit, mine, reader, commute))
         begin = bound
+    # The inverse permutation: row i of the sorted rows belongs to place order[i].
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     return Concatenated(tables).take(places) if tables else None
@@ -286,6 +293,7 @@ def _rows(own: Intervals) -> Any:
     if len(own) == 1:
         return np.arange(own[0, 0], own[0, 1])
     lengths = own[:, 1] - own[:, 0]
+    # One arange for all intervals, shifted for each: a loop over thousands would take longer.
     starts = np.repeat(own[:, 0] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
     return starts + np.arange(int(lengths.sum()))
 

@@ -65,6 +65,8 @@ class Cut:
 
         size = self.world_size
         if self.order == "local":
+            # Ranks with one batch more would wait for ever in a collective that the others never
+            # enter.
             shared = rows - rows % size if self.equal else rows
             starts, lengths = np.zeros(1, dtype=np.int64), np.array([shared], dtype=np.int64)
         else:
@@ -117,6 +119,7 @@ def rest_of(state: Mapping[str, Any] | None, rows: int) -> Intervals:
 
     if state is None:
         return np.array([[0, rows]], dtype=np.int64)
+    # The states nest, so this recurses to the complete epoch and cuts again on the way back.
     base = rest_of(state["base"], rows)
     total = length(base)
     cut = Cut(**state["cut"])
@@ -127,6 +130,7 @@ def rest_of(state: Mapping[str, Any] | None, rows: int) -> Intervals:
                 f"The position of rank {rank} is not known, and it is needed to resume with "
                 "another number of workers; merge the states of all ranks with merge_states()."
             )
+        # Positions in the base, which `within` translates to positions in the epoch at the end.
         read.append(_read_by(cut, rank, entry, int(state["epoch"]), total))
     return within(base, _without(np.concatenate(read), total))
 
@@ -175,12 +179,14 @@ def within(outer: Intervals, inner: Intervals) -> Intervals:
     inner = inner[inner[:, 0] < inner[:, 1]]
     if not len(inner):
         return np.empty((0, 2), dtype=np.int64)
+    # By far the most frequent case: an epoch that was never interrupted.
     if len(outer) == 1:
         return inner + int(outer[0, 0])
     # Each inner interval covers the outer intervals first to last; cut it at their bounds.
     first = np.searchsorted(ends, inner[:, 0], side="right")
     last = np.searchsorted(ends, inner[:, 1], side="left")
     counts = last - first + 1
+    # Piece i is a part of inner interval which[i], inside outer interval piece[i].
     which = np.repeat(np.arange(len(inner)), counts)
     begins = np.cumsum(counts) - counts
     piece = np.repeat(first, counts) + np.arange(int(counts.sum())) - np.repeat(begins, counts)
@@ -188,6 +194,7 @@ def within(outer: Intervals, inner: Intervals) -> Intervals:
     high = np.minimum(inner[which, 1], ends[piece])
     shift = outer[piece, 0] - (ends[piece] - lengths[piece])
     found = np.stack([low + shift, high + shift], axis=1)
+    # An interval that ends at a bound has an empty part behind it.
     return found[found[:, 0] < found[:, 1]]
 
 
@@ -208,6 +215,7 @@ def _without(intervals: Intervals, total: int) -> Intervals:
     import numpy as np
 
     intervals = intervals[intervals[:, 0] < intervals[:, 1]]
+    # Ranks' intervals are interleaved where the order is global.
     intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
     starts = np.concatenate([[0], intervals[:, 1]])
     stops = np.concatenate([intervals[:, 0], [total]])
@@ -242,6 +250,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "give the states of all ranks of one group."
             )
         if state["epoch"] == first["epoch"]:
+            # A rank that has not begun the epoch does not know the batch size; any other does.
             batch = batch or state["cut"]["batch_size"]
             if state["base"] != first["base"]:
                 raise ValueError(
@@ -276,6 +285,7 @@ def check_state(state: Mapping[str, Any], rows: int, name: str) -> None:
     """
     if state.get("version") != 1 or "cut" not in state:
         raise ValueError(f"{state!r} is not the state of a dataset; give what state_dict() gave.")
+    # Between epochs no row has a meaning yet, so the data may change there.
     begun = state["base"] is not None or not untouched(state)
     if state["rows"] != rows and begun:
         raise ValueError(

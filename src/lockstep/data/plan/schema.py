@@ -31,6 +31,7 @@ __all__ = ["inferred_schema", "known_schema", "schema_of", "unified"]
 _KEEP_COLUMNS = (FilterComputed, FilterExpression, FilterRows, Sample, SampleByValue, SliceRows)
 _CHOOSE_COLUMNS = (SelectColumns, DropColumns, RenameColumns, ConformColumns, WithColumn)
 _FEW = 64
+"""How many rows are transformed to see their columns: a function may be slow."""
 
 
 def known_schema(groups: Sequence[Group]) -> pa.Schema | None:
@@ -80,6 +81,7 @@ def _distinct(groups: Sequence[Group]) -> list[Unit]:
     seen: dict[tuple[int, ...], Unit] = {}
     for group in groups:
         for unit in group.units:
+            # Each unit has a Sample or SliceRows of its own, and neither changes columns.
             chain = tuple(
                 id(op) for op in unit.operations if not isinstance(op, (Sample, SliceRows))
             )

@@ -82,6 +82,7 @@ class Unit:
         """Rows ``start`` to ``stop`` of the result; its number of rows must be known."""
         if (start, stop) == (0, self.rows):
             return self
+        # Cut before the operations: what is not needed is not computed.
         if self.keeps_rows:
             start, stop = self.start + start, self.start + stop
             return replace(self, start=start, stop=stop, rows=stop - start, exact=True)
@@ -136,7 +137,7 @@ class Reader:
         if self._last is not None and self._last[0] == key:
             table = self._last[1]
         else:
-            self._last = None
+            self._last = None  # free it first: two large blocks at once may not fit
             table = self._read(unit, columns)
             if unit.block.rows is not None and table.num_rows != unit.block.rows:
                 raise ValueError(
@@ -144,6 +145,7 @@ class Reader:
                     "counted; do not change files while they are read (and give CSV with line "
                     "breaks inside values parse_options with newlines_in_values=True)."
                 )
+            # Only a part of the block was asked for: other parts are likely to follow.
             if unit.raw_rows != unit.block.rows:
                 self._last = (key, table)
         if unit.raw_rows != table.num_rows:
@@ -178,7 +180,9 @@ class Reader:
     def begin(self, unit: Unit, chosen: np.ndarray[Any, Any] | slice | None = None) -> Pending:
         """A unit's rows, as of ``rows``; its operations are pending."""
         table = self.raw(unit)
+        # A block that is kept will be handed out again: no function may write to it.
         owned = not unit.source.in_memory and self._last is None
+        # Choose before the operations where that is the same: they then run on fewer rows.
         if unit.keeps_rows:
             return self.pending(Piece(*_choose(table, chosen, owned)), unit)
         return self.pending(Piece(table, owned), unit, chosen)
@@ -211,6 +215,7 @@ class Reader:
     def _elsewhere(self, operation: UserOperation, table: pa.Table) -> pa.Table:
         from concurrent.futures import CancelledError
 
+        # One lock for the check and the submit: a task submitted after cancel() would run on.
         with self._lock:
             if self._cancelled:
                 raise CancelledError
@@ -228,6 +233,7 @@ class Reader:
         exact = self._exact or unit.exact
         for operation in operations:
             before = table.num_rows
+            # A user's function need not handle an empty batch.
             if before == 0:
                 break
             try:
@@ -270,6 +276,7 @@ def _projection(
     unit: Unit,
 ) -> tuple[tuple[str, ...] | None, list[str] | None, tuple[Operation, ...]]:
     """The columns to read, their new names, and the operations that remain."""
+    # The filter needs columns that are dropped later, so they are read, too.
     filtered = _filtered_then_selected(unit)
     if filtered is not None:
         return filtered, None, unit.operations
@@ -332,6 +339,7 @@ def _count(unit: Unit) -> int:
         rows = unit.source.count_matching(unit.block, first.expression)
         if rows is not None:
             return rows
+    # One thread each: count_rows runs many of these in parallel already.
     return Reader(threads=False).rows(unit).table.num_rows  # type: ignore[no-any-return]
 
 

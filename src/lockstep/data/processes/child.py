@@ -54,6 +54,7 @@ def _function(sock: socket.socket) -> Any:
     """The function to call; an error in loading it is sent instead of "ready"."""
     import cloudpickle
 
+    # Sent as bytes: its own modules are imported in the try below, so errors can be sent back.
     _, pickled = receive(sock)
     try:
         import pyarrow as pa
@@ -90,4 +91,5 @@ def _serve(sock: socket.socket, function: Any, tables: queue.SimpleQueue[Any]) -
             send_object(sock, FAILED, pack_error(error))
         else:
             send_table(sock, result)
+        # Freed before the wait for the next table, which may take long.
         table = result = None

@@ -141,9 +141,11 @@ class _Shared:
             self.closed = True
             feeders = list(self.feeders)
         for feeder in feeders:
+            # One for each feeder: it wakes a feeder that waits for a task.
             self.tasks.put(None)
             feeder.stop()
         threads = [feeder.thread for feeder in feeders]
+        # A feeder may drop the last reference to the pool, and cannot wait for itself.
         if threading.current_thread() not in threads:
             for thread in threads:
                 thread.join()
@@ -189,6 +191,7 @@ class _Feeder:
                 if task is None:
                     break
                 self._sent.append(task)
+                # After the append: if sending fails, the task is among those to fail.
                 send_table(sock, task[0])
             if not self._sent:
                 return

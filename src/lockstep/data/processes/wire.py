@@ -29,6 +29,7 @@ def send_table(sock: socket.socket, table: pa.Table) -> None:
         # Of a slice, only its own rows are written.
         writer.write_table(table)
     body = sink.getvalue()
+    # Two calls: joining them would copy the table once more.
     sock.sendall(_HEAD.pack(TABLE, body.size))
     sock.sendall(body)
 
@@ -55,6 +56,7 @@ def receive(sock: socket.socket) -> tuple[bytes, Any]:
 
 
 def _exactly(sock: socket.socket, size: int) -> bytearray:
+    # Allocated once and filled in place; Arrow then uses the memory without a copy.
     data = bytearray(size)
     view = memoryview(data)
     got = 0

@@ -48,6 +48,7 @@ class HookCalls:
             call_hook(action or getattr(self.callback, hook), **arguments)
         except TrackerProblem as problem:
             self._show(str(problem))
+        # Also SystemExit: a callback's thread must not end while events are queued.
         except BaseException as error:
             self.report("raised", hook, f"raised {_describe(error)}")
         finally:
@@ -73,6 +74,7 @@ class HookCalls:
             timer = self._timer
         if timer is not None:
             timer.cancel()
+            # It may be showing a message; afterwards nothing of this callback is shown.
             timer.join(1.0)
 
     def _watch(self, seconds: float) -> None:

@@ -69,6 +69,7 @@ class TerminalLoan:
             self._display.resume()
         if following is not None:
             loan, other = following
+            # The next in the queue may belong to a run on another thread's loop.
             loan._loop.call_soon(lambda: loan._lend(other))
 
     def _lend(self, rank: int) -> None:

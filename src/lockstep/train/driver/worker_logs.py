@@ -23,6 +23,7 @@ _TOGETHER_S = 1.0
 """Lines that are due so soon are shown with the one that is: alike on all ranks, they are one."""
 
 
+# An error shows the end of a log, which may have gigabytes.
 _TAIL_BYTES = 1 << 16
 _TAIL_WIDTH = 400
 _TAIL_LINES = 10
@@ -159,6 +160,7 @@ class OutputRouter:
         return file
 
     def _patience(self, now: float) -> float:
+        # Progress bars of a long run are worth a line less often.
         return min(max((now - self._began) / 10, 10.0), 60.0)
 
     def _show_unfinished(self, rank: int, now: float) -> None:

@@ -53,8 +53,9 @@ def pickle_each(
 
 def pickle_run_config(run_config: RunConfig, like: Any) -> dict[str, Any]:
     """``run_config`` and ``callbacks``, as far as they can be pickled."""
-    # The storage is where the run is.
+    # Left out: a restore finds the run on its storage, and a filesystem may hold secrets.
     bare = replace(run_config, callbacks=(), storage_filesystem=None, storage_path=None)
+    # One by one, so that a callback with an open connection costs only itself.
     callbacks = dict(enumerate(run_config.callbacks))
     return {
         **pickle_each({"run_config": bare}, like, skip_unpicklable=True),

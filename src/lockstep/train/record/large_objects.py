@@ -42,7 +42,8 @@ class LargeObjects:
             return None
         if view.nbytes < LARGE:
             return None
-        # An object is pickled several times if the first attempts fail.
+        # An object is pickled several times if the first attempts fail. Hashing takes long, so do
+        # it once. The view keeps the object alive, so its id stays its own.
         key = (id(view.obj), view.nbytes)
         if key not in self._known:
             self._known[key] = hashlib.sha256(view).hexdigest(), view
@@ -75,6 +76,7 @@ class _Unpickler(pickle.Unpickler):
         digest, writable = key
         assert self._storage is not None
         data = self._storage.read(f"{OBJECT_DIRECTORY}/{digest}")
+        # The file may be a hard link, so a change in another run's directory would show here.
         if hashlib.sha256(data).hexdigest() != digest:
             file = self._storage.path(f"{OBJECT_DIRECTORY}/{digest}")
             raise ValueError(f"{file} is damaged")

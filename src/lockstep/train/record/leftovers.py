@@ -64,6 +64,7 @@ def take_lost_lines(journal: bytes) -> tuple[bytes, bool]:
     meanwhile, the journal is returned as it is, and False.
     """
     found = False
+    # The first line has the run's random id, so it shows which run the spool belongs to.
     first = journal[: journal.find(b"\n") + 1]
     for spool, path in _dead_spools(_entries(tempfile.gettempdir(), "lockstep-")):
         try:
@@ -74,12 +75,16 @@ def take_lost_lines(journal: bytes) -> tuple[bytes, bool]:
                 data = file.read()
         except OSError:
             continue
+        # The driver may have been killed in the middle of a line.
         data = data[: data.rfind(b"\n") + 1]
+        # One journal must be the beginning of the other. Otherwise somebody has continued the run
+        # from storage: joining the two would mix two histories.
         if data.startswith(journal):
             journal = data
         elif not journal.startswith(data):
             continue
         found = True
+        # A user who was shown the path of this spool may want to look at it.
         if not os.path.exists(os.path.join(spool, KEPT_FILE)):
             shutil.rmtree(spool, ignore_errors=True)
     return journal, found

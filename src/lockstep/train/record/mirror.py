@@ -59,6 +59,7 @@ class Mirror:
         self.directory = tempfile.mkdtemp(prefix=prefix)
         self._lease: Lease | None = None
         self._keep = False
+        # File → its size and time when it was copied last, to skip what has not changed.
         self._copied: dict[str, tuple[int, int]] = {}
         self._journal_end = 0
         """How much of the journal is on storage."""
@@ -71,6 +72,7 @@ class Mirror:
         """The ends of whole copies that may still arrive; more than one if one was abandoned."""
         self._is_fetching = False
         self._unreachable: StorageError | None = None
+        # Taken before anything is read: another driver may still be writing.
         if leased and Lease.is_possible(storage):
             try:
                 self._lease = Lease(storage, journal)
@@ -108,9 +110,12 @@ class Mirror:
             return
         many = (
             size <= SMALL_JOURNAL
+            # Doubling: every byte is then copied about twice in all, however long the journal gets.
             or size >= 2 * self._whole_end
             or len(self._segments) >= MANY_SEGMENTS
         )
+        # A whole copy that was abandoned may still arrive and replace a newer one. Segments have
+        # names of their own, so until then only they are safe.
         if not self._journal_end or (many and not self._whole_under_way):
             self._copy_whole()
         else:
@@ -129,12 +134,16 @@ class Mirror:
             suppress(OSError),
             open(os.path.join(self.directory, COPIED_FILE), "w", encoding="ascii") as file,
         ):
+            # On this disk, for clear_leftovers: what is copied need not be kept if this process
+            # dies.
             file.write(str(self._journal_end))
 
     def _copy_segment(self) -> None:
         start = self._journal_end
         data = self._lines_from(start)
         if data:
+            # The range is the name: readers can tell what is missing, and writing it twice is
+            # harmless.
             segment = (start, start + len(data))
             self._storage.write(segment_name(self._journal, *segment), data)
             self._segments.add(segment)
@@ -153,9 +162,11 @@ class Mirror:
             raise
         finally:
             self._whole_under_way.remove(end)
-        # A copy that was abandoned may replace this one later: what it lacks becomes a segment.
+        # A copy that was abandoned may replace this one later. So only what the shortest of them
+        # has counts as copied; the next segment begins there.
         self._whole_end = min([end, *others])
         self._note_copied(self._whole_end)
+        # After the whole copy is there, and only then: a reader always finds every line somewhere.
         if not others:
             old = {segment for segment in self._segments if segment[1] <= end}
             delete_segments(self._storage, self._journal, old)
@@ -165,6 +176,7 @@ class Mirror:
         with open(os.path.join(self.directory, self._journal), "rb") as file:
             file.seek(start)
             data = file.read()
+        # The driver's thread may be in the middle of a line; this is another thread.
         return data[: data.rfind(b"\n") + 1]
 
     def sync(self) -> None:
@@ -172,6 +184,7 @@ class Mirror:
         self.sync_journal()
         for name, path in self._files():
             with suppress(FileNotFoundError):  # it was there a moment ago
+                # Looked at before the copy: what is written during it is copied the next time.
                 version = _version(path)
                 if self._copied.get(name) == version:
                     continue
@@ -201,6 +214,7 @@ class Mirror:
                 self._storage.discard(segment_directory(self._journal))
         except StorageError as error:
             self._keep = True
+            # Marks the spool, so that no later process deletes the only copy.
             with suppress(OSError), open(os.path.join(self.directory, KEPT_FILE), "w"):
                 pass
             text = f"{error} The records are kept in {self.directory!r}."
@@ -210,6 +224,7 @@ class Mirror:
         """Remove the spool, unless ``finish`` has left it, and release the lease. Idempotent."""
         if self._lease is not None and self._unreachable is None:
             self._lease.release()
+        # release() would wait for a store that does not answer.
         elif self._lease is not None:
             self._lease.abandon()
         if not self._keep:

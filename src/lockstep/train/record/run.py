@@ -84,6 +84,7 @@ class Run:
         self.metadata: Mapping[str, Any] = {}
         self.returned: Returned | None = None
         self._unfinished_stages: set[str] = set()
+        # A restored run may find snapshots of the driver before.
         self._has_saved = restored
         self._mirror: Mirror | None = None
         self._unreachable: StorageError | None = None
@@ -98,7 +99,8 @@ class Run:
             self.directory = self._mirror.directory if self._mirror else storage.root
             self._journal = Journal(os.path.join(self.directory, JOURNAL_FILE))
             undo.callback(self._journal.close)
-            # Read after the lock is taken: before that, another process may have been writing.
+            # Journal() takes the lock. The records are read after that: before, another process may
+            # have been writing.
             self._begin(header, RunRecords(storage) if restored else None)
             self._resources = undo.pop_all()
 
@@ -136,11 +138,15 @@ class Run:
 
     def _take_over(self, past: RunRecords) -> None:
         """Continue from what an earlier driver has left, and clear what it did not publish."""
+        # This driver has the lock, so whatever is staged belongs to a driver that is gone.
         self.storage.sweep()
+        # The journal knows what was published; a user may have deleted some of it since.
         self.checkpoints = existing_checkpoints(self.storage, past.checkpoints)
         entries = map(entry_of, past.never_uploaded())
         self._user_directories = {entry for entry in entries if entry is not None}
         self._unfinished_stages -= self.taken_names()
+        # Only numbered names are certainly lockstep's own. Another directory may be the user's, and
+        # is deleted only if a checkpoint of its name is begun.
         for name in filter(is_numbered, sorted(self._unfinished_stages)):
             self.begin_save(name)
         self.rows = past.rows
@@ -158,6 +164,7 @@ class Run:
                 continue
             if name != LOG_DIRECTORY and self.storage.is_directory(name):
                 self._unfinished_stages.add(name)
+            # trainer.pkl may be large, and a driver never changes it: it stays where it is.
             elif name != TRAINER_FILE:
                 names.append(name)
         mirror.fetch(names)
@@ -259,7 +266,9 @@ class Run:
     def begin_attempt(self, attempt: int, workers: Sequence[WorkerInfo], warmup: float) -> None:
         """Record that the workers of an attempt are up, ``warmup`` seconds after its start."""
         if attempt > 1:
+            # The workers of the attempt before were killed, and could not clean up.
             clear_snapshots(self.directory, self.trial_id, self.storage.root)
+        # Counts continue at the checkpoint: what came after it is lost and will be trained again.
         newest = self.newest_checkpoint()
         self.iteration = 0 if newest is None else newest.iteration
         self._total_before = 0.0 if newest is None else newest.trained_s
@@ -337,6 +346,7 @@ class Run:
         self._last_report = now
         row = self._last_row = full_row(metrics, self.header, self._attempt, record)
         if checkpoint is not None:
+            # An asynchronous checkpoint is described later, when other rows have followed.
             self._checkpoint_rows[checkpoint] = row
         return row
 
@@ -368,6 +378,7 @@ class Run:
             metrics=metrics,
             timestamp=int(time.time()),
             uploaded=lead.mode is not CheckpointUploadMode.NO_UPLOAD,
+            # The iteration of the checkpoint's own row. Others may have followed it (ASYNC).
             iteration=self.iteration - (self.rows - report_number),
             trained_s=self._total_before + time.perf_counter() - self._attempt_started,
             positions=merge_positions(reports),
@@ -396,6 +407,8 @@ class Run:
 
     def record_checkpoint(self, record: CheckpointRecord) -> list[CheckpointRecord]:
         """Journal a published checkpoint; returns those that may be deleted now."""
+        # After the publish: a journaled checkpoint always exists. One that was published and not
+        # journaled is found by its manifest, which has the same fields.
         self._journal.append("checkpoint", **asdict(record))
         self.checkpoints.append(record)
         return self._drop_surplus(ended=False)

@@ -72,6 +72,7 @@ def save_trainer(trainer: DataParallelTrainer, storage: Storage) -> None:
         for name in trainer.datasets
     }
     kept["sources"] = used_sources(trainer.sources, trainer.train_loop_per_worker)
+    # Before trainer.pkl, which refers to these files.
     large.save(storage)
     storage.write(TRAINER_FILE, pickle.dumps(kept))
 

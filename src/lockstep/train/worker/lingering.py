@@ -10,7 +10,7 @@ import time
 __all__ = ["threads_left"]
 
 LATE_S = 2.0
-"""How long threads may take to end before the user is told."""
+"""How long threads may take to end before the user is warned."""
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 

@@ -53,6 +53,7 @@ def main(channel: Channel) -> int:
     """What a worker does: announce itself, set up the framework, run the training function."""
     called = False
     try:
+        # Pickled by the driver once for all ranks, and sent as bytes.
         setup: WorkerSetup = pickle.loads(channel.receive())
         backend: Backend = pickle.loads(setup.backend)
         info = _worker_info(channel)
@@ -120,6 +121,7 @@ def _prepare(
         if setup.datasets
         else None,
     )
+    # Before the function is loaded: code that runs while loading may use the context.
     sessions.activate(session)
     register_sources(setup.sources)
     function, config = load_function(setup.function)
@@ -168,7 +170,7 @@ def _train(
             session.finish()
             raise
     except BaseException:
-        session.finish()  # what was reported before is kept
+        session.finish()  # wait for uploads: checkpoints reported before the error are kept
         raise
     if not session.finish():
         # The failed upload has been reported; the driver ends this process.
@@ -190,6 +192,7 @@ def _adopt_main(function: Callable[..., Any]) -> None:
     namespace = vars(sys.modules["__main__"])
     for name, value in inner.__globals__.items():
         if not name.startswith("__"):
+            # setdefault: names of the worker's own __main__ stay.
             namespace.setdefault(name, value)
 
 

@@ -83,6 +83,7 @@ class Session:
         self._score_attribute = score_attribute
         self._faults = faults
         self._uploads = JobThread("lockstep-upload", MAX_UPLOADS, self._upload_failed)
+        # An answer belongs to the report before it, so two threads may not report at once.
         self._lock = threading.Lock()
         self._number = 0
         self._stopped = False
@@ -113,11 +114,14 @@ class Session:
         self._check_process("report()")
         plain = normalise(metrics)
         check_reduce(reduce, plain)
+        # Outside the lock, and before anything is sent: an error here concerns this rank only.
         part = self._describe(checkpoint, dir_name, mode, take_over)
         with self._lock:
             if self._stopped:
+                # A function may catch StopTraining and report again: it must not wait for others.
                 raise StopTraining("this run has been told to stop")
             self._number += 1
+            # A plan of failures (lockstep.testing) may end this process here.
             if self._faults is not None:
                 self._faults(self.context.world_rank, self._number, self.context.attempt)
             now = time.time()
@@ -224,6 +228,7 @@ class Session:
 
         Or when another rank has failed while this rank waits in ``report``, in that thread.
         """
+        # Once: the driver needs to know that there is one, not how many.
         if not self._end_hooks:
             self._channel.send(TrackerOpened())
         self._end_hooks.append(hook)
@@ -266,6 +271,7 @@ class Session:
         return self._uploads.drain()
 
     def _check_process(self, caller: str) -> None:
+        # A forked data loader has a copy of the socket, and would write into the middle of a frame.
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"{caller} was called in process {os.getpid()}, a child of the worker (process "
@@ -329,6 +335,7 @@ class Session:
             self.checkpoint_requested = True
             if kind == "preemption":
                 self.preemption = PreemptionInfo(rank, deadline or 0.0)
+        # The request is met by this checkpoint.
         elif report.checkpoint is not None:
             self.checkpoint_requested = False
         if answer.stop:
@@ -343,6 +350,7 @@ class Session:
         for hook in hooks:
             self._call_end_hook(hook, "failed")
         self._channel.send(Finished())
+        # Returning would let the function continue. The kill comes while this waits.
         while True:
             self._channel.receive()
 
@@ -353,6 +361,7 @@ class Session:
             return
         job = partial(self._upload, order, checkpoint, take_over)
         if checkpoint.path is not None:
+            # Before the files are moved or the function changes them.
             fingerprints = self._fingerprint(order, checkpoint)
             if not order.names or self._snapshot_is_final(checkpoint, take_over):
                 # Only flushing is left for later.
@@ -367,6 +376,7 @@ class Session:
         self._uploads.submit(job)
 
     def _may_take(self, checkpoint: Checkpoint) -> bool:
+        # A committed checkpoint is the run's: moving its files would destroy it.
         committed = (self.checkpoint, *(known for known, _ in self.reported_checkpoints))
         return checkpoint.is_movable and checkpoint not in committed
 
@@ -434,11 +444,13 @@ class Session:
 def _remove_empty(checkpoint: Checkpoint) -> None:
     """Remove the directories of a checkpoint that have no file left: another rank's stay."""
     assert checkpoint.path is not None
+    # rmdir() refuses a directory with files, so the order from the leaves up is enough.
     for folder, _, _ in os.walk(checkpoint.path, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
 
 
+# A global and not a context variable: report() may be called in any thread of the process.
 _current: Session | None = None
 
 

@@ -56,6 +56,7 @@ class Shards:
             )
         if name not in self._shards:
             plan, split = pickle.loads(self._plans[name])
+            # A dataset that is not split is complete on every rank: each is rank 0 of 1 there.
             rank, size = (self._rank, self._world_size) if split else (0, 1)
             shard = plan.resized(size).shard(rank, self._positions.get(name))
             shard.auto_device = self._device
@@ -65,7 +66,8 @@ class Shards:
     def progress(self, seconds: float) -> DataReport:
         """Every dataset's position, and the share of these ``seconds`` waited for batches."""
         if len(self._shards) < len(self._plans):
-            # Other ranks may have used it; what they have read is known only with this rank's.
+            # Other ranks may have used such a dataset. Their positions can be merged only with
+            # this rank's, also if this rank has read nothing.
             for name in self._plans:
                 self.get(name)
         positions, waited = {}, 0.0
@@ -74,4 +76,5 @@ class Shards:
             waited += shard.stats().lost_s
         share = (waited - self._waited_s) / seconds if seconds > 0 else 0.0
         self._waited_s = waited
+        # Rounded, because it is written to the journal with every report.
         return DataReport(positions, round(min(max(share, 0.0), 1.0), 4))

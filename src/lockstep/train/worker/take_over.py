@@ -95,6 +95,7 @@ def _place_in_storage(directory: str, run: str, is_spool: bool) -> str | None:
     if not is_spool and _holds(experiment, directory):
         return f"it lies in the directory of the run's experiment, {experiment!r}"
     above = directory
+    # Up to the root: the directory may lie in a run of another experiment.
     while above != (above := os.path.dirname(above)):
         for name in (JOURNAL_FILE, experiment_file("journal", 1)):
             if _is_records(above, name):
@@ -108,6 +109,7 @@ def _is_records(directory: str, name: str) -> bool:
         return False
     try:
         with open(os.path.join(directory, name), "rb") as file:
+            # As every journal of lockstep begins.
             return file.read(9) == b'{"event":'
     except OSError:
         return False

@@ -44,6 +44,7 @@ def copy_donor_checkpoint(run: Run, experiment: Storage, source: str) -> None:
         )
     newest = run.newest_checkpoint()
     number = 0 if newest is None else newest.id + 1
+    # A user's own directory may have such a name.
     while checkpoint_name(number) in run.taken_names():
         number += 1
     record = replace(found, id=number, index=run.rows, timestamp=int(time.time()))
@@ -52,6 +53,7 @@ def copy_donor_checkpoint(run: Run, experiment: Storage, source: str) -> None:
         _copy(donor, name, run.storage, run.storage.stage(record.name))
     else:
         record = replace(record, name=address_from(run.storage, open_checkpoint(donor, record)))
+    # As a report's checkpoint: published, journaled, and only then are old ones deleted.
     run.publish(record)
     for old in run.record_checkpoint(record):
         run.delete(old)
@@ -59,6 +61,7 @@ def copy_donor_checkpoint(run: Run, experiment: Storage, source: str) -> None:
 
 def _find_record(donor: Storage, name: str) -> CheckpointRecord | None:
     if not name.startswith("/") and "://" not in name:
+        # The manifest first: it needs one read, the donor's journal may be long.
         manifest = donor.manifest(name)
         if manifest is not None:
             return CheckpointRecord.of(parse_line(manifest))

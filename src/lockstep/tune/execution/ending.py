@@ -48,6 +48,7 @@ class ExperimentEnding:
 
     def interrupt(self) -> None:
         """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler."""
+        # Set here, in the signal handler: a trial that ends before the call below must see it.
         self.interrupted = self.leave_unfinished = True
         self._loop.call_soon(lambda: self._interrupt_trials("interrupted", by_user=True))
 

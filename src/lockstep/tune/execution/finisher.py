@@ -18,6 +18,7 @@ from lockstep.tune.reporting.notices import Notices
 __all__ = ["RunFinisher"]
 
 _THREADS = 4
+"""How many runs are finished at once: enough for storage that is slow to answer."""
 
 
 @dataclass
@@ -52,6 +53,7 @@ class RunFinisher:
 
         def upload() -> None:
             problem = ended.flush_and_close()
+            # Back to the loop's thread, which alone changes trials.
             self._loop.call_soon(lambda: done(problem))
 
         # The last rows have to be in the trackers' files before these are copied.

@@ -166,6 +166,7 @@ class Launcher:
         self._trainable = trainable
         self._pool = pool
         self.over_trainer = isinstance(trainable, DataParallelTrainer)
+        # Both are the experiment's: a trial's run is placed and resumed by the experiment.
         run_config = replace(run_config, name=None, resume="never")
         self.kind, self.name = describe_trainable(trainable)
         if isinstance(trainable, DataParallelTrainer):
@@ -301,6 +302,7 @@ class Launcher:
         """
         shared = vars(self._template)
         differs = any(
+            # By identity: comparing datasets or configs of users could be slow, or raise.
             value is not shared.get(name)
             for name, value in vars(trainer).items()
             if name not in ("train_loop_config", "run_config", "trial_resources")
@@ -316,6 +318,8 @@ class Launcher:
         each = 1.0 if cpus is None else float(cpus)
         smallest, largest = scaling.sizes
         if smallest != largest:
+            # An elastic trial gets as many workers as the machine holds, so that it can start at
+            # all.
             room = int(self._pool.cpus // each) if each else largest
             largest = max(smallest, min(largest, room))
         return ResourceRequest(largest, each, float(scaling.num_gpus_per_worker))
@@ -424,6 +428,7 @@ def _check_run_config(own: Any) -> None:
 
 
 def _pickle(config: dict[str, Any], function: Callable[..., Any]) -> bytes:
+    # cloudpickle takes much longer, and there may be thousands of trials.
     if _is_plain(config):
         return pickle.dumps(config, 5)
     return dump(config, "param_space", like=function)

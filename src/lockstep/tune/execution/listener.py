@@ -25,6 +25,7 @@ class TrialListener:
         self._trial = trial
         self._callbacks = callbacks
         self._end: tuple[int, TrialSnapshot, bool] | None = None
+        # Bound directly: another call for each report would cost.
         self.start = callbacks.start
         self.report = callbacks.report
         self.log = callbacks.log

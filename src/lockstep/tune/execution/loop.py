@@ -109,6 +109,8 @@ class TuneLoop:
         self._display = display
         self._progress = progress
         self._stopped_before_restore = restored.stopped
+        # False: nothing has changed since searcher and scheduler had no trial to run. Calling them
+        # after each event would cost too much: there may be thousands a second.
         self._look_for_work = True
         self._sync_waits = False
         self._notices = notices = Notices(display)
@@ -142,11 +144,13 @@ class TuneLoop:
 
     def stop_trial(self, trial: Trial) -> None:
         """End a pending or paused trial at once, a running one at its next report."""
+        # A run that is being uploaded has no outcome yet: _apply_outcome looks at `stopped` then.
         running = self._running.get(trial.trial_id) or self._finisher.uploading.get(trial.trial_id)
         if running is not None:
             running.stopped = True
         elif not trial.over:
             self.calls.trial_removed(trial)
+            # Callbacks heard of the start of a paused trial, and must hear of its end.
             paused = trial.status == "PAUSED"
             trial.status = "TERMINATED"
             snapshot = trial.snapshot()
@@ -176,6 +180,7 @@ class TuneLoop:
     def run(self) -> None:
         """Run everything to its end. On any way out no worker is left."""
         with ExitStack() as cleanup:
+            # Undone in reverse: first no worker is left, then the threads finish what was recorded.
             cleanup.callback(self._finisher.shutdown)
             cleanup.callback(self._running.close)
             self._set_timers()
@@ -246,6 +251,7 @@ class TuneLoop:
         except Exception as error:
             self._failed_to_start(trial, None, error)
             return True
+        # Before the run is opened: a trial that has to wait leaves no trace.
         allocation = pool.take(prepared.request)
         if allocation is None:
             return False
@@ -278,6 +284,7 @@ class TuneLoop:
             pool.give_back(allocation)
             self._failed_to_start(trial, run, error)
             return True
+        # Before start(): its first events may arrive at once.
         self._running.add(running)
         self._progress.status_changed(trial)
         self._experiment.record_status(trial, directory=trial.directory)
@@ -304,6 +311,7 @@ class TuneLoop:
 
     def _run_ended(self, running: RunningTrial) -> None:
         """Free what a run held, record its end, and apply the trial's outcome."""
+        # First: the resources are free as soon as the workers are gone.
         self._running.remove(running)
         self._look_for_work = True
         expected = self.ending.reason or running.stopped or running.pausing

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["Allocation", "ResourcePool", "ResourceRequest"]
 
+# Sums of fractions are not exact: 0.1 + 0.2 is a little more than 0.3.
 _ROUNDING = 1e-9
 
 
@@ -61,6 +62,7 @@ class ResourcePool:
 
     def fits(self, request: ResourceRequest) -> bool:
         """Whether ``take`` would return an allocation now."""
+        # Else a request for more than the machine has would wait for ever.
         if self._allocations == 0:
             return True
         if self._used_cpus + request.total_cpus > self.cpus + _ROUNDING:
@@ -93,6 +95,7 @@ class ResourcePool:
 
     def _devices(self, request: ResourceRequest, used: dict[str, float]) -> list[str] | None:
         """A device for each GPU, or part of one, of each worker; None if too few are free."""
+        # A copy: this only looks whether the request fits.
         used = dict(used)
         each = min(request.gpus, 1.0)
         count = request.workers * (int(request.gpus) if request.gpus >= 1 else bool(request.gpus))

@@ -71,6 +71,7 @@ class RunningTrial:
         """
         if self.phase is Phase.FAILED or self.error is not None:
             return "ERROR"
+        # Before the pause: a trial may be stopped after the decision to pause it.
         if self.stopped:
             return "TERMINATED"
         if self.pausing and self.phase in (Phase.FINISHED, Phase.INTERRUPTED):

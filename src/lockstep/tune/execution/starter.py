@@ -122,6 +122,7 @@ class TrialStarter:
         if source is not None:
             try:
                 copy_donor_checkpoint(run, self._experiment.storage, source)
+            # The journal's lock would keep the trial from being opened again.
             except BaseException:
                 run.close()
                 raise
@@ -145,6 +146,8 @@ class TrialStarter:
 
         def is_protected(record: CheckpointRecord) -> bool:
             name = record.name.removeprefix("./")  # as in ``source``
+            # A tuple, in one step: finish_run() calls this in another thread while the dict may
+            # change.
             return f"{directory}/{name}" in tuple(donor_checkpoints.values())
 
         run.is_protected = is_protected

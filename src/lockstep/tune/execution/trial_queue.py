@@ -38,6 +38,7 @@ class TrialQueue:
     def __post_init__(self) -> None:
         self.unfinished = {trial.trial_id: trial for trial in self.trials if not trial.over}
         """Trial id → the trials that are pending, running or paused, in order."""
+        # A journal on remote storage may lack its newest lines, and with them trials in between.
         taken = {trial.index for trial in self.trials}
         self._gaps = [index for index in range(max(taken, default=0)) if index not in taken]
         """Numbers below the highest that no trial has. New trials get these first."""
@@ -89,6 +90,7 @@ class TrialQueue:
             return
         if index in self._gaps:
             self._gaps.remove(index)
+        # Before the scheduler is notified, which may ask for all trials.
         self.trials.append(trial)
         self.unfinished[trial.trial_id] = trial
         self._progress.status_changed(trial)

@@ -53,6 +53,7 @@ class UserCalls:
         try:
             return function(*arguments, **named)
         except Exception as error:
+            # Later exceptions are most likely consequences of the first.
             if self.failure is None:
                 self.failure, self.culprit = error, culprit
             self._abandon(f"{self.culprit} raised {type(error).__name__}")

@@ -64,6 +64,8 @@ class Experiment:
             directory = self._mirror.directory if self._mirror else storage.root
             self.callback_states = os.path.join(directory, states)
             """A directory on this machine for the states of callbacks."""
+            # Listed once: on an object store, asking for each new name would cost a request a
+            # trial.
             self._directories = set() if storage.is_local else set(storage.listdir(""))
             self._journal = Journal(os.path.join(directory, name))
             undo.pop_all()

@@ -120,6 +120,7 @@ class ExperimentRecords:
                 f"{self._path} records no experiment; "
                 "the driver may have been killed as it started."
             )
+        # A local journal has every line; a remote one is a copy, which may lack the newest lines.
         if not storage.is_local:
             self._find_unrecorded_trials()
 

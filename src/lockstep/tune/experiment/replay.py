@@ -80,6 +80,7 @@ def restore_trials(
     def restore_trial(record: TrialRecord) -> _RestoredTrial:
         run = records.read_run(record)
         if run is not None and records.storage.is_local:
+            # The last rows may be missing in the tables of a killed driver. The journal has them.
             complete_tables(records.storage.path(record.directory), run)
         newest = _newest_checkpoint(records, record, run)
         trial = _make_trial(records, record, run, space, trainable_name, restored)
@@ -107,6 +108,7 @@ def restore_trials(
     # replays that event, so nothing is left to do in the loop's body.
     for _ in heapq.merge(*events):
         pass
+    # They were added in order of time, and trials of the same moment in any order.
     order = {trial_id: place for place, trial_id in enumerate(records.trials)}
     restored.trials.sort(key=lambda trial: order[trial.trial_id])
     return restored
@@ -221,11 +223,13 @@ class _Replay:
         that ran at the same time are in memory together.
         """
         now, index = record.time, record.index
+        # Before the journal is read: merge() takes the first item of every generator at once.
         yield now, index
         trial, run, suggested, status, checkpoint_report = restore_trial(record)
         self._restored.trials.append(trial)
         self._suggest_gaps(record)
         self._added[trial.trial_id] = trial
+        # The journal has the suggestion, so the searcher need not make it again.
         self._searcher.recall(trial.trial_id, suggested)
         self._schedule("on_trial_add", trial=trial)
 
@@ -252,6 +256,7 @@ class _Replay:
             if self._stopper is not None:
                 self._stopper(trial.trial_id, row)
 
+        # The end is after everything else of the trial, whatever the clocks said.
         yield max([now, *pauses, *(when for when, _ in record.status_changes[-1:])]), index
         self._replay_end(trial, status, decision)
 

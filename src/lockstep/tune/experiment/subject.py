@@ -22,6 +22,7 @@ def describe_space(space: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """``"searched"`` and ``"constants"``: the path of each value in a space → the value."""
     parts: dict[str, dict[str, str]] = {"searched": {}, "constants": {}}
     for path, node in _leaves(space, ""):
+        # Only text is compared, so an experiment can be checked without loading any user code.
         text = redact(_text(node))[:_MAX_TEXT]
         parts["searched" if has_unresolved(node) else "constants"][path] = text
     return parts

@@ -154,6 +154,7 @@ class TrialSnapshots(Sequence[TrialSnapshot]):
             return snapshot
         values = dict(vars(snapshot))
         del values["last_result"]
+        # Without the constructor: the dataclass would want a last_result, which is read on access.
         finished = object.__new__(_FinishedTrial)
         vars(finished).update(values, storage=self._experiment.child(trial.directory))
         return finished

@@ -106,6 +106,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         reached = read_time(result, self._time_attr)
         score = read_score(result, self.metric, self.mode)
         if reached is not None and score is not None:
+            # A trial may end by itself at a rung that it has not entered yet.
             bracket.enter(trial.trial_id, reached, score)
         bracket.forget(trial.trial_id)
 
@@ -142,6 +143,8 @@ class _Bracket:
 
     def enter(self, trial_id: str, reached: float, score: float) -> bool:
         """Whether a trial that has reached this time, with this score, may continue."""
+        # From the highest: a trial that reports rarely may pass several rungs, and counts at the
+        # last.
         for milestone, scores in self.rungs:
             if reached < milestone:
                 continue
@@ -149,6 +152,7 @@ class _Bracket:
                 return True
             self._entered[trial_id] = milestone
             good_enough = not scores or score >= quantile(scores, self._keep)
+            # After the comparison: a trial is compared with those before it, not with itself.
             bisect.insort(scores, score)
             return good_enough
         return True

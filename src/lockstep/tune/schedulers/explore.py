@@ -98,4 +98,5 @@ def _perturb(value: Any, mutation: Any, factors: Sequence[float], rng: random.Ra
     perturbed = value * rng.choice(tuple(factors))
     if isinstance(mutation, (Float, Integer)):
         perturbed = min(max(perturbed, mutation.lower), mutation.upper)
+    # A batch size or a number of layers stays an integer.
     return round(perturbed) if isinstance(value, int) else perturbed

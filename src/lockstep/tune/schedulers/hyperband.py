@@ -51,6 +51,7 @@ class HyperBandScheduler(TrialScheduler):
         self._max_t = max_t
         self._factor = reduction_factor
         self._stop_last_trials = stop_last_trials
+        # Rounded: log(243) / log(3) is a little below 5.
         self._halvings = round(math.log(max_t) / math.log(reduction_factor))
         self._next_halvings = self._halvings
         self._filling: _Bracket | None = None
@@ -62,6 +63,7 @@ class HyperBandScheduler(TrialScheduler):
     def on_trial_add(self, tune_controller: TuneController, trial: Any) -> None:
         """Add the trial to the bracket that is being filled."""
         if self._filling is None:
+            # Brackets of a band in turn: many short trials first, then fewer and longer ones.
             halvings = self._next_halvings
             self._next_halvings = self._halvings if halvings == 0 else halvings - 1
             size = math.ceil((self._halvings + 1) / (halvings + 1) * self._factor**halvings)
@@ -168,6 +170,7 @@ class HyperBandScheduler(TrialScheduler):
 
     def _halve(self, tune_controller: TuneController, bracket: _Bracket, current: Any) -> set[str]:
         """Stop all but the best trials of a bracket; returns the ids of the best."""
+        # At least one, or a small bracket would end without a result.
         keep = max(1, math.floor(len(bracket.arrived) / self._factor))
         ranked = sorted(bracket.arrived, key=lambda trial_id: bracket.arrived[trial_id])
         worse, better = ranked[:-keep], ranked[-keep:]

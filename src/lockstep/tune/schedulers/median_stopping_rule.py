@@ -74,6 +74,7 @@ class MedianStoppingRule(TrialScheduler):
         if reached is None or score is None or trial.trial_id in self._deferred:
             return self.CONTINUE
         history = self._histories.setdefault(trial.trial_id, _History())
+        # Only the marks that this report passes get the trial's average; each is added once.
         before = history.reached
         history.add(reached, score, self._grace_period)
         self._add_averages(history, before)
@@ -110,6 +111,8 @@ class MedianStoppingRule(TrialScheduler):
             own = bisect.bisect_left(averages, history.mean_until(mark))
         if not count:
             return 0, -math.inf
+        # The median without the trial's own value, which is skipped and not removed: the list is
+        # shared.
         middle = [averages[i + (i >= own)] for i in ((count - 1) // 2, count // 2)]
         return count, sum(middle) / 2
 

@@ -109,6 +109,7 @@ class PopulationBasedTraining(TrialScheduler):
         self._next_sync = max(perturbation_interval, burn_in_period)
         self._perturbations = 0
         by_iteration = time_attr == "training_iteration"
+        # A donor needs a checkpoint at each comparison; of other times it is not known in advance.
         self.checkpoint_frequency = max(1, int(perturbation_interval)) if by_iteration else 1
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
@@ -154,6 +155,7 @@ class PopulationBasedTraining(TrialScheduler):
         worst, best = self._quantiles()
         if member in worst and self._exploit_best(tune_controller, member, best):
             return self.PAUSE
+        # With fewer slots than trials, all must advance together to be compared at similar times.
         return self.PAUSE if self._others_wait(tune_controller) else self.CONTINUE
 
     def on_trial_complete(
@@ -236,6 +238,8 @@ class PopulationBasedTraining(TrialScheduler):
         candidates = [other for other in best if other.trial.checkpoint is not None]
         if not candidates:
             return False
+        # The generator depends on who exploits and when, not on earlier draws, so a replay after a
+        # restore draws the same.
         who = member.trial.trial_id if self._seed is None else member.number
         rng = self._random(who, member.reached)
         donor = rng.choice(candidates)

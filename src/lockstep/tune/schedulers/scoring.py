@@ -35,6 +35,8 @@ def read_score(result: Mapping[str, Any], metric: str | None, mode: str | None) 
     value = look_up(result, metric) if metric else None
     if not is_number(value):
         return None
+    # A trial whose loss has become NaN must lose every comparison. NaN itself compares as equal to
+    # nothing, and sorting would depend on the order.
     if math.isnan(value):
         return -math.inf
     return float(value) if mode == "max" else -float(value)
