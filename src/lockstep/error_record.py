@@ -71,7 +71,7 @@ def pack_error(error: BaseException, depth: int = 0) -> dict[str, Any]:
 
     trace = _user_part(error.__traceback__)
     text = _formatted(error, trace)
-    # The traceback is kept apart: its frames would pull every local variable into the pickle.
+    # The traceback is stored as data: its frames would pull every local variable into the pickle.
     bare = error.with_traceback(None)
     kind = type(error)
     message = _message(error)

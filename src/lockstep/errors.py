@@ -133,7 +133,7 @@ class WorkerDiedError(LockstepError):
 class RemoteError(LockstepError):
     """Another process's exception as text: its type, its message, and its traceback as a note.
 
-    It stands for an exception that could not be sent, or that was read from a run's directory where
+    It replaces an exception that could not be sent, or that was read from a run's directory where
     its type is not imported, or has values that are not plain.
     """
 

@@ -84,7 +84,7 @@ EXPERIMENT_SPOOL_PREFIX = "lockstep-experiment-"
 COPIED_FILE = ".copied"
 """In a spool: how many bytes of its journal are on storage."""
 KEPT_FILE = ".kept"
-"""In a spool: storage did not take it, and the user was told where it is."""
+"""In a spool that could not be copied to storage. An error has named its path to the user."""
 
 OWN_NAMES = frozenset(
     (

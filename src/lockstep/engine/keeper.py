@@ -75,7 +75,7 @@ def _ended(server: int) -> int | None:
 
 
 def _end_like(status: int) -> NoReturn:
-    """End as the server did, so that the driver can tell how that was."""
+    """End as the server did, so that the driver sees the server's exit code."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler

@@ -181,7 +181,7 @@ class Storage(ABC):
 
     @abstractmethod
     def sweep(self) -> None:
-        """Delete the leftovers of killed processes. No other process may write here meanwhile."""
+        """Delete the leftovers of killed processes. No other process may write here then."""
 
     def each(self, names: Iterable[str], action: Callable[[str], None]) -> None:
         """Call ``action`` on each name; on remote storage, several names in parallel."""

@@ -74,7 +74,7 @@ class Lease:
             StorageError: another driver has taken it, or it could not be renewed for its term.
         """
         if self._lost is None and _clock() - self._renewed > TERM_S:
-            self._renew()  # the thread was late, or the whole process was stopped
+            self._renew()  # the thread was late, or the process was stopped
         if self._lost is not None:
             raise self._lost
 

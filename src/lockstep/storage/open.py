@@ -1,4 +1,4 @@
-"""Opening the storage that a path, a URI or a filesystem stands for."""
+"""Opening the storage at a path or a URI, or on a given filesystem."""
 
 from __future__ import annotations
 

@@ -258,16 +258,16 @@ def _plan(name: str, dataset: Dataset, sharing: Sharing, size: int) -> tuple[Sha
             dataset = dataset.random_shuffle()
         elif old.randomize_block_order:
             dataset = dataset.randomize_block_order()
-    told = f"datasets[{name!r}]"
+    title = f"datasets[{name!r}]"
     ranks = size if split else 1
     plan = dataset.prepare(
-        ranks, equal=config.equal, order=config.order, seed=config.seed, name=told
+        ranks, equal=config.equal, order=config.order, seed=config.seed, name=title
     )
     if not plan.rows:
-        raise ValueError(f"{told} is empty: {_described(dataset)} gives no rows to train on.")
+        raise ValueError(f"{title} is empty: {_described(dataset)} gives no rows to train on.")
     if config.equal and plan.rows < ranks:
         raise ValueError(
-            f"{told} has {plan.rows} rows for {ranks} workers, which cannot get equally many; "
+            f"{title} has {plan.rows} rows for {ranks} workers, which cannot get equally many; "
             "use fewer workers or DataConfig(equal=False)."
         )
     return plan, split
@@ -296,15 +296,15 @@ def merge_positions(reports: Sequence[Report | None]) -> dict[str, Any] | None:
 
     None without datasets, and where a rank is missing (``save_checkpoint()`` is rank 0's alone).
     """
-    told = [report.data for report in reports if report is not None and report.data is not None]
-    if len(told) < len(reports) or not told:
+    known = [report.data for report in reports if report is not None and report.data is not None]
+    if len(known) < len(reports) or not known:
         return None
     from lockstep.data import merge_states
 
     merged = {}
-    for name in told[0].positions:
-        states = [data.positions[name] for data in told]
+    for name in known[0].positions:
+        states = [data.positions[name] for data in known]
         # Every rank reads all of a dataset that is not split; rank 0's position counts.
-        whole = states[0]["cut"]["world_size"] == 1
-        merged[name] = merge_states(states[:1] if whole else states)
+        not_split = states[0]["cut"]["world_size"] == 1
+        merged[name] = merge_states(states[:1] if not_split else states)
     return merged

@@ -54,8 +54,8 @@ def dump(
     Args:
         value: what to send.
         name: what to call it in an error.
-        by_value: it must load where the module it comes from, and the local ones that this one
-            imports, are not to be had (local: not of an installed package).
+        by_value: the value must load where its module is missing, and so are the local modules
+            that this module imports (local: not of an installed package).
         like: what is by value with this function is so here, too: a class must be the same in both.
         reduce: asked first how to pickle each object in it.
         outside: called with each object in it; returns what the pickle has instead of an object

@@ -77,7 +77,7 @@ def used_sources(texts: Mapping[str, str], function: Callable[..., Any]) -> dict
 
 
 def differing_sources(kept: Mapping[str, str]) -> dict[str, str]:
-    """Those of ``kept`` that a worker would not find in the files of these names."""
+    """The texts of ``kept`` that differ from the files of these names, or have no file."""
     return {file: text for file, text in kept.items() if not _has_lines(_text(file), text)}
 
 

@@ -1,7 +1,7 @@
 """How much CPU time users' functions take in the threads that read.
 
-Python code in such a thread holds the interpreter's lock, and the user's own thread stands still
-meanwhile. Nothing else shows that: neither thread waits for the other's results.
+Python code in such a thread holds the interpreter's lock, so the user's own thread stands still at
+that time. No other measure shows this: neither thread waits for the other's results.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from lockstep.error_record import pack_error
 __all__ = ["main"]
 
 _WATCH_S = 1.0
-"""How often it looks whether its parent is there: a forked process may hold the socket open."""
+"""How often the child checks that its parent lives: a forked process may keep the socket open."""
 _EXIT_S = 5.0
 """How long a call that runs may take to end after the parent is gone."""
 

@@ -95,7 +95,7 @@ def pruned(
         kept = numbered.filter(expression)[""].to_pylist()
     except pa.ArrowException:  # the filter names columns of the files, or does not fit these
         return list(files), partitions
-    kept = kept or [0]  # one file tells the columns; the filter drops its rows later
+    kept = kept or [0]  # one file shows the columns; the filter drops its rows later
     return [files[place] for place in kept], partitions.take(kept)
 
 
@@ -163,7 +163,7 @@ class PartitionedSource(Source):
         if columns is None:
             return None
         inside = self._source.schema().names
-        # At least one column: it tells the number of rows.
+        # At least one column, to know the number of rows.
         return [name for name in columns if name in inside] or inside[:1]
 
     def _with_partitions(

@@ -1,4 +1,4 @@
-"""The files that a path, a list, a glob, a directory or a URI stands for, on any filesystem."""
+"""Finds the files of a path, a list, a glob, a directory or a URI, on any filesystem."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def list_files(
     doing: str,
     ignore_missing: bool = False,
 ) -> list[File]:
-    """The files that paths stand for: in the order given, sorted in each directory and glob.
+    """The files at these paths: in the order given, sorted in each directory and glob.
 
     Args:
         paths: one or more paths, globs, directories or URIs.

@@ -25,7 +25,7 @@ class RunListener(Protocol):
     """What a controller notifies of, in this order; see ``CallbackDispatcher``."""
 
     def start(self, trial: TrialSnapshot, run_context: RunContext, restored: bool = False) -> None:
-        """Its function is about to run."""
+        """The run's function is about to be called."""
 
     def report(
         self,
@@ -50,7 +50,7 @@ class RunListener(Protocol):
         """The attempt that failed is followed by another."""
 
     def end(self, iteration: int, trial: TrialSnapshot, failed: bool) -> None:
-        """It is over."""
+        """The run is over."""
 
 
 class CallbackDispatcher:

@@ -130,7 +130,7 @@ class Controller:
         self._group: WorkerGroup | None = None
         self._output: OutputRouter | None = None
         self.ended = False
-        """Nothing is left to do, on storage either."""
+        """The run is over, and so is its work on storage."""
         # Performing an action may cause events. They wait here until the actions of the current
         # event are done, so the state machine never sees an event halfway through another.
         self._events: deque[e.Event] = deque()
@@ -326,8 +326,7 @@ class Controller:
         elif kind is m.Failed:
             self._feed(e.Raised(rank, message.error, message.before_start))
         elif kind is m.Interrupted:
-            # Ctrl-C in a terminal reaches the whole process group: one rank's word for it is
-            # enough.
+            # Several ranks may be interrupted at once. The first message is enough.
             if not self.state.interrupted:
                 self._feed(e.Interrupt())
         elif kind is m.BorrowTerminal:
@@ -348,7 +347,7 @@ class Controller:
 
     def _start_workers(self, action: e.StartWorkers) -> None:
         if self._group is not None:
-            # Its processes are gone; its sockets are not.
+            # The group of the attempt before: its processes have exited, its sockets are open.
             self._group.close()
         self._started_at = time.perf_counter()
         self._group_spec = replace(self._group_spec, size=action.size)

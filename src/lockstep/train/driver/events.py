@@ -57,7 +57,7 @@ __all__ = [
 
 
 class Phase(Enum):
-    """Where a run is."""
+    """Where a run is between its start and its end."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -111,7 +111,7 @@ class Save(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A worker is up."""
+    """A worker's process has started and connected."""
 
     rank: int
     info: WorkerInfo
@@ -359,9 +359,9 @@ class ExplainHang(NamedTuple):
 
     missing: tuple[int, ...]
     waiting: tuple[int, ...]
-    """Those that wait at a report for the missing ones."""
+    """The ranks that wait at a report for the missing ones."""
     returned: tuple[int, ...]
-    """Those whose function has returned."""
+    """The ranks whose function has returned."""
     number: int | None
     """The report they wait at; None if no rank waits."""
     seconds: float

@@ -72,7 +72,7 @@ def retry_note(attempt: int, repeats: int, delay_s: float, origin: str) -> str:
 
 
 def repeats_note(repeats: int) -> str:
-    """The same failure again and again: another attempt is no cure."""
+    """Says that attempts fail in the same way, so another attempt will not help."""
     return (
         f"The last {repeats} attempts failed at the same place, and none got further: starting "
         "again is unlikely to help."

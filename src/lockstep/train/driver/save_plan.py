@@ -77,7 +77,7 @@ def plan_save(parts: Mapping[int, CheckpointReport]) -> SavePlan:
 
 
 def _slot(name: str) -> str:
-    """One rank's dict may be plain and another's a pickle: still there is one dict."""
+    """The name under which files compete: a checkpoint has one dict, plain or pickled."""
     return DICT_FILE if name in DICT_FILES else name
 
 

@@ -107,7 +107,7 @@ class RunState(NamedTuple):
     A NamedTuple and not a dataclass: thousands of states are created a second.
     """
 
-    # The whole run.
+    # Of all attempts.
     world_size: int
     policy: FailurePolicy = FailurePolicy()
     scaling: ScalingPolicy = ScalingPolicy(1, 1)
@@ -143,7 +143,7 @@ class RunState(NamedTuple):
     """The stop condition holds: ranks stop when they are answered."""
     # Checkpoints.
     saves: tuple[Save, ...] = ()
-    """Those on their way to storage, oldest first."""
+    """Checkpoints on their way to storage, oldest first."""
     committed: frozenset[str] = frozenset()
     """The names in use, of users' own directories as well."""
     committed_before: frozenset[str] = frozenset()
@@ -498,7 +498,7 @@ def _tracker_opened(state: RunState, event: TrackerOpened) -> tuple[RunState, li
 def _close_trackers(state: RunState, waiting: set[int]) -> tuple[RunState, list[Action]]:
     """Another rank has failed: let ranks that wait at a report close their trackers' runs.
 
-    Without this, rank 0's tracker would show a run that is still running, for ever.
+    Without this, rank 0's tracker would show the run as running for ever.
     """
     # A rank in a collective reads no message; only one that waits at a report can be asked.
     ranks = (waiting & state.trackers_open) - state.closing - state.gone
@@ -606,11 +606,11 @@ def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Actio
         failures=(*state.failures, failure),
         history=_note(state, f"rank {failure.rank} failed"),
     )
-    state, let_go = _close_trackers(state, _waiting(state))
+    state, close_trackers = _close_trackers(state, _waiting(state))
     state, actions = _check_stopped(state)
     if timer and state.phase is Phase.STOPPING and not state.killed and not state.interrupted:
-        return state, [*let_go, timer, *actions]
-    return state, [*let_go, *actions]
+        return state, [*close_trackers, timer, *actions]
+    return state, [*close_trackers, *actions]
 
 
 def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action]]:
@@ -694,7 +694,7 @@ def _stuck(state: RunState, event: Stuck) -> tuple[RunState, list[Action]]:
 
 
 def _explain_hang(state: RunState, event: Stuck) -> ExplainHang | None:
-    """Who is missing; None if something has happened since, or storage is waited for."""
+    """Which ranks are missing; None if there was progress since, or all ranks wait for storage."""
     starting = state.phase is Phase.STARTING
     if not (starting or state.phase is Phase.RUNNING) or state.arrived == state.world_size:
         return None
@@ -812,7 +812,7 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     # Ranks that fail under a preemption most likely failed because of it: this does not count
     # against max_failures.
     if notice is not None and (state.stops_on_notice or (failures and preempted)):
-        state, actions = _left(state, notice)
+        state, actions = _after_notice(state, notice)
     elif not failures:
         state, actions = state._replace(phase=Phase.FINISHED), [End(Phase.FINISHED, ())]
     else:
@@ -820,7 +820,7 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     return state, [*lost, *actions]
 
 
-def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
+def _after_notice(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
     """The group stopped because of a notice, or failed while it was being preempted."""
     if notice.kind == "resize":
         return _next_attempt(state, lambda size: [RecordAttemptStopped(notice, size)])
@@ -846,7 +846,6 @@ def _left(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
 def _failed(state: RunState, failures: tuple[WorkerFailure, ...]) -> tuple[RunState, list[Action]]:
     state = _count_failure(state, failures)
     cause = first_cause(failures)
-    # Where the function has been called once, the machine may be at fault.
     # A missing module stays missing. But what worked in an earlier attempt may work again.
     hopeless = fails_again(cause) and not state.began
     state = state._replace(began=state.began or not cause.before_start)
@@ -861,7 +860,7 @@ def _failed(state: RunState, failures: tuple[WorkerFailure, ...]) -> tuple[RunSt
 
 
 def _count_failure(state: RunState, failures: tuple[WorkerFailure, ...]) -> RunState:
-    """Count the attempt, and those in a row that failed alike, or got no further."""
+    """Count this failed attempt, and how many in a row failed alike or made no progress."""
     rows = state.rows - state.rows_before
     failure = (signature(first_cause(failures)), rows)
     # With a new checkpoint the next attempt starts elsewhere: that is progress.
@@ -892,7 +891,7 @@ def _next_attempt(
 
 
 def _restart(state: RunState) -> tuple[RunState, list[Action]]:
-    """The wait is over. There may be room for more workers now, or for fewer."""
+    """Start the next attempt after the wait. More or fewer workers may fit now."""
     size = state.scaling.size_for(state.capacity)
     if size is None:
         return _too_few(state)

@@ -116,7 +116,8 @@ class StorageQueue:
     def drain(self, done: Callable[[], None]) -> None:
         """Call ``done`` when every job is done, on the loop; it does not wait here.
 
-        Warns when that takes long, and gives up after the timeout: other runs share the loop.
+        Warns when that takes long, and abandons storage after the timeout. The loop keeps running,
+        because other runs share it.
         """
         self._draining = True
         if self._pending() is None:

@@ -75,7 +75,7 @@ class TerminalLoan:
     def _lend(self, rank: int) -> None:
         with _lock:
             if not _queue or _queue[0] != (self, rank):
-                return  # it has ended meanwhile
+                return  # the rank has ended before it got the terminal
         self._holder = rank
         self._display.pause()
         self._answer(rank, Terminal(_driver_terminal(), _NO_TERMINAL))

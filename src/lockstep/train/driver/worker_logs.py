@@ -81,7 +81,7 @@ class OutputRouter:
         directory: the run's.
         world_size: how many ranks there are.
         display: shows what they print.
-        clock: what tells the time.
+        clock: returns the time in seconds.
         create: create all files now; False: each when its rank first prints.
     """
 

@@ -1,6 +1,6 @@
 """What workers and drivers that died have left on this machine, and how it is removed.
 
-Only what this user made on this machine, and only what a process made that is gone.
+Only files of this user on this machine are removed, and only those of processes that are gone.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _dead_spools(directories: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _is_copied(spool: str, journal: str) -> bool:
-    """Whether nothing of a journal is missing on storage, or it has been missing for long."""
+    """Whether a spool may go: storage has every line of its journal, or it is too old."""
     if os.path.exists(os.path.join(spool, KEPT_FILE)):
         return False
     try:

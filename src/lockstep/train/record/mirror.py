@@ -6,8 +6,8 @@ copies what has changed: the journal before each checkpoint is published and eve
 them every few seconds and at the end. An experiment's journal and the states of its callbacks
 likewise. Checkpoints never go through a spool.
 
-A small journal is copied as a whole. Of a larger one, what is new is a segment (``segments``), and
-from time to time the whole.
+A small journal is always copied completely. Of a larger one, the new lines are copied as a segment
+(``segments``), and the complete journal from time to time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from lockstep.train.record.leftovers import take_lost_lines
 __all__ = ["Mirror"]
 
 SMALL_JOURNAL = 64 << 10
-"""Up to this many bytes a journal is always copied as a whole."""
+"""Up to this many bytes a journal is always copied completely."""
 MANY_SEGMENTS = 64
-"""With this many segments it is copied as a whole again."""
+"""With this many segments the complete journal is copied again, and replaces them."""
 
 
 class Mirror:
@@ -64,7 +64,7 @@ class Mirror:
         self._journal_end = 0
         """How much of the journal is on storage."""
         self._whole_end = 0
-        """How much of it was there when it was last copied as a whole."""
+        """How long the journal was when it was last copied completely."""
         self.found_spool = False
         """Whether ``fetch`` has found the spool of the last driver, so that nothing is missing."""
         self._segments: set[tuple[int, int]] = set()
@@ -93,7 +93,7 @@ class Mirror:
             whole, self.found_spool = take_lost_lines(found)
             with open(path, "wb") as file:
                 file.write(whole)
-            if len(whole) > len(found):  # so that readers have them, too
+            if len(whole) > len(found):  # readers on storage need these lines, too
                 self.sync_journal()
         self._copied = {name: _version(path) for name, path in self._files()}
         self._is_fetching = False
@@ -114,7 +114,7 @@ class Mirror:
             or size >= 2 * self._whole_end
             or len(self._segments) >= MANY_SEGMENTS
         )
-        # A whole copy that was abandoned may still arrive and replace a newer one. Segments have
+        # A complete copy that was abandoned may still arrive and replace a newer one. Segments have
         # names of their own, so until then only they are safe.
         if not self._journal_end or (many and not self._whole_under_way):
             self._copy_whole()
@@ -158,7 +158,7 @@ class Mirror:
         try:
             self._storage.write(self._journal, data)
         except BaseException:
-            self._journal_end = self._whole_end = 0  # nobody knows what is there now
+            self._journal_end = self._whole_end = 0  # what is on storage now is not known
             raise
         finally:
             self._whole_under_way.remove(end)
@@ -166,7 +166,7 @@ class Mirror:
         # has counts as copied; the next segment begins there.
         self._whole_end = min([end, *others])
         self._note_copied(self._whole_end)
-        # After the whole copy is there, and only then: a reader always finds every line somewhere.
+        # Only after the complete copy is there: a reader always finds every line somewhere.
         if not others:
             old = {segment for segment in self._segments if segment[1] <= end}
             delete_segments(self._storage, self._journal, old)
@@ -183,12 +183,12 @@ class Mirror:
         """Copy the journal, then every other file that has changed."""
         self.sync_journal()
         for name, path in self._files():
-            with suppress(FileNotFoundError):  # it was there a moment ago
+            with suppress(FileNotFoundError):  # deleted since it was listed
                 # Looked at before the copy: what is written during it is copied the next time.
                 version = _version(path)
                 if self._copied.get(name) == version:
                     continue
-                if name.endswith(".pkl"):  # half of a pickled state is of no use: in one step
+                if name.endswith(".pkl"):  # in one step: half of a pickled state is of no use
                     with open(path, "rb") as file:
                         self._storage.write(name, file.read())
                 else:

@@ -359,7 +359,7 @@ class Run:
     def describe_checkpoint(
         self, name: str, checkpoint_id: int, report_number: int, reports: Sequence[Report | None]
     ) -> CheckpointRecord:
-        """What will be published, with its score and the metrics of its row."""
+        """The record of a checkpoint to publish, with its score and its row's metrics."""
         lead = _lead(reports)
         metrics = self._checkpoint_rows.pop(name, {})
         if lead.of_last_row and self._attempt_rows:

@@ -1,7 +1,7 @@
 """``breakpoint()`` in a worker: pdb on the driver's terminal, which one rank has at a time.
 
 A rank keeps the terminal from its first stop until its user continues (``c``), so that single steps
-are one conversation. The live panel and the hang watch pause meanwhile; the other ranks wait for
+are one conversation. The panel and the hang watch pause during that time; the other ranks wait for
 this one at their next report or collective, and at their own breakpoints for the terminal.
 """
 
@@ -26,7 +26,7 @@ class Debugging:
     Args:
         rank: this worker's, for the prompt.
         borrow: asks the driver for its terminal, waits for it, and returns its path.
-        give_back: tells the driver that the terminal is free again.
+        give_back: notifies the driver that the terminal is free again.
     """
 
     def __init__(self, rank: int, borrow: Callable[[], str], give_back: Callable[[], None]) -> None:

@@ -182,7 +182,7 @@ def _adopt_main(function: Callable[..., Any]) -> None:
     """Put what came from the driver's ``__main__`` into this one.
 
     The function's classes say they live in ``__main__``; without this, pickling an object of one
-    (torch.save of a whole model, a spawned data loader) would not find its class.
+    (torch.save of a model object, a spawned data loader) would not find its class.
     """
     inner = inspect.unwrap(getattr(function, "func", function))
     if not hasattr(inner, "__globals__"):

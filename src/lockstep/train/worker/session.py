@@ -119,7 +119,7 @@ class Session:
         with self._lock:
             if self._stopped:
                 # A function may catch StopTraining and report again: it must not wait for others.
-                raise StopTraining("this run has been told to stop")
+                raise StopTraining("the driver has asked this run to stop")
             self._number += 1
             # A plan of failures (lockstep.testing) may end this process here.
             if self._faults is not None:
@@ -341,7 +341,7 @@ class Session:
         if answer.stop:
             self._stopped = True
             self.pausing = answer.stop == "pause"
-            raise StopTraining("this run has been told to stop")
+            raise StopTraining("the driver has asked this run to stop")
         return answer.reduced
 
     def _let_go(self) -> None:

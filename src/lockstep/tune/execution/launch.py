@@ -48,7 +48,7 @@ _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "sklearn", "torch", "torchv
 _RETURNED = "_metric"
 """What a number that a function returns is reported as."""
 _IN_PARTS = ("scipy", "sklearn")
-"""Those that are imported piece by piece."""
+"""The packages whose submodules are imported one by one."""
 _OF_A_TRIAL = (
     "failure_config",
     "checkpoint_config",
@@ -132,7 +132,7 @@ class _FunctionTrainer(DataParallelTrainer):
 
 @dataclass(frozen=True)
 class PreparedTrial:
-    """What a trial's config comes to: a trainer of its own, and the resources it needs."""
+    """What a trial's config results in: a trainer of its own, and the resources it needs."""
 
     trainer: DataParallelTrainer
     request: ResourceRequest

@@ -80,7 +80,7 @@ class Searcher:
         return False
 
     def num_trials(self, num_samples: int) -> int | None:
-        """How many trials ``num_samples`` stands for; None: as many as there is time for."""
+        """How many trials ``num_samples`` makes; None: as many as there is time for."""
         return None if num_samples < 0 else num_samples
 
     def suggest(self, trial_id: str) -> dict[str, Any] | Literal["FINISHED"] | None:
