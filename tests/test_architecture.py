@@ -409,7 +409,7 @@ def test_a_run_s_files_are_named_in_run_layout_only() -> None:
     assert not wrong, "import the name from lockstep.run_layout"
 
 
-def test_engines_are_told_apart_by_properties_only() -> None:
+def test_engines_are_distinguished_by_properties_only() -> None:
     def names_an_engine(node: ast.expr) -> bool:
         if isinstance(node, ast.Constant):
             return node.value == "inprocess"

@@ -109,7 +109,7 @@ def test_a_metric_that_the_first_report_lacks_is_named(capfd: pytest.CaptureFixt
     assert told.count("RunConfig(stop=…) names 'los', which the first report does not have") == 1
 
 
-def test_trials_stop_one_by_one_and_a_key_that_no_report_has_is_told(
+def test_trials_stop_one_by_one_and_a_key_that_no_report_has_gives_a_warning(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def trial(config: dict[str, int]) -> None:

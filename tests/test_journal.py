@@ -92,7 +92,7 @@ def test_only_a_half_line(path: Path) -> None:
     assert path.read_bytes() == b""
 
 
-def test_one_at_a_time_and_the_next_goes_on_where_it_ended(path: Path) -> None:
+def test_one_writer_at_a_time_and_the_next_appends(path: Path) -> None:
     first = Journal(str(path))
     first.append("run")
     with pytest.raises(StorageError, match="still being driven by another process"):

@@ -375,7 +375,7 @@ def test_a_sink_that_fails_does_not_stop_workers(
     assert len(re.findall("ValueError: a sink that fails", capfd.readouterr().err)) == 1
 
 
-def test_an_interrupt_leaves_messages_whole(engine: Engine) -> None:
+def test_an_interrupt_cuts_no_message(engine: Engine) -> None:
     for _ in range(5):
         with driven(engine, "send_much") as run:
             run.until(lambda run=run: len(run.messages[0]) > 2)  # type: ignore[misc]

@@ -158,7 +158,7 @@ def test_reads_and_writes(loop: EventLoop, pair: tuple[socket.socket, socket.soc
     assert seen[-1] == "timer"
 
 
-def test_watching_again_with_the_same_callback_goes_on(
+def test_watching_again_with_the_same_callback_still_calls_it(
     loop: EventLoop, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     mine, other = pair

@@ -568,7 +568,7 @@ def run_python(
 
 
 @pytest.mark.parametrize("when", ["before", "inside", "after"])
-def test_killed_at_every_step_what_is_published_is_whole(tmp_path: Path, when: str) -> None:
+def test_killed_at_every_step_what_is_published_is_complete(tmp_path: Path, when: str) -> None:
     (tmp_path / "source").write_bytes(b"a" * 1000)
     whole = {MANIFEST: 8, "a": 1000, "sub/b": 1000}
     newest = -1

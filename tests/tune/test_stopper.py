@@ -92,7 +92,7 @@ def test_functions_and_combinations() -> None:
     assert CombinedStopper(ExperimentPlateauStopper("x"), _Always()).stop_all()
 
 
-def test_every_one_of_a_combination_is_told() -> None:
+def test_every_stopper_of_a_combination_sees_every_result() -> None:
     plateau = TrialPlateauStopper("x", num_results=2, grace_period=0)
     stop = CombinedStopper(FunctionStopper(lambda trial_id, result: True), plateau)
     stop("a", {"x": 1.0})

@@ -120,7 +120,7 @@ def test_a_trial_knows_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cls", [Counter, Filed])
-def test_a_trial_saves_as_often_as_it_is_told(cls: type[Counter], tmp_path: Path) -> None:
+def test_a_trial_saves_as_often_as_configured(cls: type[Counter], tmp_path: Path) -> None:
     (result,) = fit(
         cls,
         {"by": 1, "until": 5},
@@ -185,7 +185,7 @@ def test_a_trial_that_is_stopped_saves_at_its_end(tmp_path: Path) -> None:
     assert result.checkpoint.to_dict()["total"] == 3
 
 
-def test_a_trial_that_fails_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_trial_that_fails_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     log = tmp_path / "notes"
     (result,) = fit(
         Counter,

@@ -142,7 +142,7 @@ def test_numpy_batches_share_the_memory_of_the_table() -> None:
     assert not batch["x"].flags.writeable
 
 
-def test_whole_shards() -> None:
+def test_complete_shards() -> None:
     part = shard(blocks(10), 2, 1)
     assert part.to_pandas()["id"].tolist() == [5, 6, 7, 8, 9]
     assert part.materialize().count() == 5

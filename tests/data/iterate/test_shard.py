@@ -313,7 +313,7 @@ def test_a_seed_nobody_chose_travels_with_the_state() -> None:
     assert sorted(seen) == list(range(50))
 
 
-def test_a_rank_goes_on_from_its_own_state() -> None:
+def test_a_rank_resumes_from_its_own_state() -> None:
     plan = lockstep.data.range(40).prepare(2)
     part = plan.shard(1)
     running = iter(part.iter_batches(batch_size=5))

@@ -164,7 +164,9 @@ def test_the_ranks_files_are_merged(capfd: pytest.CaptureFixture[str]) -> None:
     assert "different files" not in "".join(capfd.readouterr())
 
 
-def test_one_name_with_different_content_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_name_with_different_content_gives_one_warning(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def train_func() -> None:
         rank = train.get_context().get_world_rank()
         for step in range(3):
@@ -444,7 +446,7 @@ def epochs(config: dict[str, Any]) -> None:
 
 class TestResume:
     @pytest.mark.parametrize(("until", "last_id"), [(4, 2), (5, 3)])
-    def test_the_number_of_a_dict_goes_on(self, until: int, last_id: int) -> None:
+    def test_the_number_of_a_dict_continues(self, until: int, last_id: int) -> None:
         first = fit(epochs, workers=1, config={"until": 2})
         assert newest(first).to_dict()["_current_checkpoint_id"] == 1
         again = trainer(epochs, workers=1, config={"until": until})
@@ -484,7 +486,7 @@ class TestResume:
 
 
 class TestRetry:
-    def test_goes_on_from_the_newest_and_numbers_go_on(self) -> None:
+    def test_resumes_from_the_newest_and_numbers_continue(self) -> None:
         def train_func() -> None:
             known = train.load_checkpoint()
             start = known["step"] + 1 if known else 0

@@ -122,7 +122,7 @@ class TestTriedAgain:
         with pytest.raises(FileNotFoundError):
             place.read("nothing")
 
-    def test_a_read_goes_on_where_it_broke(
+    def test_a_broken_read_resumes_at_its_position(
         self, place: Storage, faults: Faults, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         data = bytes(range(256)) * 4

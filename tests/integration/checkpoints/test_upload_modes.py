@@ -406,7 +406,7 @@ def test_a_checkpoint_shows_up_once_it_is_committed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dict", "directory"])
-def test_an_upload_may_end_before_its_report_goes_on(kind: str) -> None:
+def test_an_upload_may_end_before_its_report_returns(kind: str) -> None:
     def train_func() -> None:
         submit = JobThread.submit
 
@@ -675,7 +675,7 @@ def test_a_name_used_twice(mode: CheckpointUploadMode) -> None:
 
 
 @pytest.mark.parametrize("mode", [SYNC, ASYNC])
-def test_a_retry_that_begins_anew_may_use_its_names_again(mode: CheckpointUploadMode) -> None:
+def test_a_retry_that_starts_over_may_use_its_names_again(mode: CheckpointUploadMode) -> None:
     def train_func() -> None:
         attempt = train.get_context().get_attempt()
         for n in range(2):

@@ -100,7 +100,7 @@ def test_every_row_exactly_once_for_evaluation(workers: int) -> None:
     ],
     ids=["DataConfig", "DatasetConfig", "any other"],
 )
-def test_a_dataset_that_is_not_split_is_whole_on_every_worker(config: Any) -> None:
+def test_a_dataset_that_is_not_split_is_complete_on_every_worker(config: Any) -> None:
     datasets = {"train": ids(10), "validation": ids(6)}
     result = fit(tell_ids, datasets=datasets, dataset_config=config)
     assert shares(result, "train") == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
@@ -453,7 +453,7 @@ def test_functions_in_processes_of_the_workers(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)  # they ended with the workers
 
 
-def test_waiting_is_told_in_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_waiting_for_data_is_shown_in_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     def ask() -> None:
         list(train.get_dataset_shard("train").iter_batches())
         train.report({})

@@ -72,7 +72,7 @@ def never() -> Any:
         ({"run_config": RunConfig(callbacks=[print])}, "expected objects of"),
     ],
 )
-def test_what_cannot_run_is_told_before_data_is_read(options: Any, error: str) -> None:
+def test_what_cannot_run_raises_before_data_is_read(options: Any, error: str) -> None:
     trainer = DataParallelTrainer(print, datasets={"train": never}, **options)
     with pytest.raises((InsufficientResourcesError, TypeError), match=error):
         trainer.fit()

@@ -128,7 +128,7 @@ def test_an_epoch_that_was_over_is_not_begun_again() -> None:
     assert sorted(epochs[0]) == list(range(ROWS))
 
 
-def test_a_dataset_that_is_whole_on_every_worker() -> None:
+def test_a_dataset_that_is_complete_on_every_worker() -> None:
     result = feeding(
         numbers("shuffled"),
         batch=20,

@@ -250,7 +250,7 @@ def test_an_exception_with_an_init_of_its_own() -> None:
     assert str(failures[1]) == "could not find it"
 
 
-def test_an_exception_that_cannot_be_sent_is_told_in_words() -> None:
+def test_an_exception_that_cannot_be_sent_is_described() -> None:
     def train_func() -> None:
         raise HoldsALock
 
@@ -286,7 +286,7 @@ def test_an_exception_whose_str_fails() -> None:
     assert "Rude" in str(error)
 
 
-def test_the_error_pickles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_pickles_with_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_every_rank(monkeypatch)
 
     class LocalError(Exception):
@@ -345,7 +345,7 @@ def count_to(config: dict[str, Any]) -> None:
         )
 
 
-def test_a_retry_goes_on_from_the_newest_checkpoint() -> None:
+def test_a_retry_resumes_from_the_newest_checkpoint() -> None:
     result = fit(count_to, config={"total": 5, "fail_at": {2: 1, 4: 2}}, max_failures=2)
     frame = result.metrics_dataframe
     assert frame["step"].tolist() == [0, 1, 2, 3, 4]
@@ -372,7 +372,7 @@ def test_without_limit() -> None:
     assert result.metrics_dataframe["attempt"].tolist() == [1, 4, 4]
 
 
-def test_an_error_that_comes_again_at_once_is_told_as_what_it_is(
+def test_an_error_that_repeats_at_once_is_named_as_repeated(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def train_func() -> None:
@@ -429,7 +429,7 @@ def test_fail_fast() -> None:
     assert raised.traceback[-1].name == "train_func"
 
 
-def test_a_retry_without_a_checkpoint_begins_anew() -> None:
+def test_a_retry_without_a_checkpoint_starts_over() -> None:
     def train_func() -> None:
         assert train.get_checkpoint() is None
         for step in range(3):
@@ -458,7 +458,7 @@ def test_every_kind_of_failure_is_retried(ending: str) -> None:
     assert fit(train_func, config={"ending": ending}, max_failures=1).metrics["attempt"] == 2
 
 
-def test_a_retry_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_retry_is_shown_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     fit(count_to, config={"total": 3, "fail_at": {1: 1}}, max_failures=1, verbose=1)
     printed = "".join(capfd.readouterr())
     assert "RuntimeError: at step 1" in printed

@@ -88,7 +88,7 @@ class TestDriver:
         assert len(result.metrics_dataframe) == rows + 2
         check_whole(result)
 
-    def test_every_process_is_told(self) -> None:
+    def test_every_process_gets_the_notice(self) -> None:
         config = config_for("server", "me", "driver")
         first = preempted(count, config=config)
         assert first.state == "preempted"
@@ -179,7 +179,7 @@ class TestDriver:
 
 
 class TestWorker:
-    def test_the_run_goes_on_with_a_new_one(self) -> None:
+    def test_the_run_continues_with_a_new_worker(self) -> None:
         result = fit(count, config=config_for("me"))
         check_whole(result)
         check_told(result, 1)

@@ -106,7 +106,7 @@ class TestGoingOn:
         assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4, 5]
         assert (result.log_dir / "logs" / "rank_1.log").read_text() == "attempt 1\nattempt 2\n"
 
-    def test_a_failure_after_it_is_the_one_that_is_told(self, config: dict[str, Any]) -> None:
+    def test_a_failure_after_the_restore_is_the_one_reported(self, config: dict[str, Any]) -> None:
         first = failed_run(config)
         restored = DataParallelTrainer.restore(first.path, train_loop_config={**config, "total": 3})
         assert restored.fit().error is None
@@ -156,7 +156,7 @@ class TestGoingOn:
         assert again.metrics == first.metrics
         assert Path(first.path, JOURNAL_FILE).read_bytes() == before
 
-    def test_a_finished_run_goes_on_with_something_new(self) -> None:
+    def test_a_finished_run_resumes_with_something_new(self) -> None:
         first = fit(count, config={"total": 2})
         longer = DataParallelTrainer.restore(first.path, train_loop_config={"total": 4}).fit()
         assert longer.metrics_dataframe["step"].tolist() == [0, 1, 2, 3]
@@ -179,7 +179,7 @@ class TestGoingOn:
         path = raised.value.result.path
         assert DataParallelTrainer.restore(path).fit().metrics["from"] == 41
 
-    def test_a_run_without_a_checkpoint_begins_anew(self, config: dict[str, Any]) -> None:
+    def test_a_run_without_a_checkpoint_starts_over(self, config: dict[str, Any]) -> None:
         def train_func(config: dict[str, Any]) -> None:
             assert train.get_checkpoint() is None
             for step in range(2):
@@ -471,7 +471,7 @@ class TestResume:
         assert second.metrics_dataframe["attempt"].tolist() == [1] * 6
 
     @pytest.mark.parametrize("resume", ["auto", "must"])
-    def test_an_unfinished_one_goes_on(self, config: dict[str, Any], resume: Any) -> None:
+    def test_an_unfinished_run_resumes(self, config: dict[str, Any], resume: Any) -> None:
         name = f"resume-{resume}"
         first = failed_run(config, name=name)
         open_gate(config)
@@ -479,7 +479,7 @@ class TestResume:
         assert second.path == first.path
         check_whole(second, [1, 1, 1, 2, 2, 2])
 
-    def test_after_a_finished_one_auto_begins_anew(self) -> None:
+    def test_after_a_finished_run_auto_starts_another(self) -> None:
         first = fit(count, config={"total": 1}, name="resume-finished")
         second = fit(count, config={"total": 1}, name="resume-finished", resume="auto")
         assert second.path != first.path
@@ -740,7 +740,9 @@ def test_a_script_that_was_fixed_since(tmp_path: Path) -> None:
     assert Result.from_path(experiment).metrics["a"] == 2
 
 
-def test_an_unfinished_run_of_the_same_name_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_run_of_the_same_name_gives_a_warning(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def train_func(config: dict[str, Any]) -> None:
         train.report({"a": 1}, checkpoint=Checkpoint.from_dict({"a": 1}))
         if config["fails"]:

@@ -272,7 +272,7 @@ def test_report_returns_the_reduced_metrics(workers: int) -> None:
     assert result.metrics_dataframe["nested/n"].dropna().tolist() == [1]
 
 
-def test_a_misspelt_key_of_reduce_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_key_of_reduce_gives_one_warning(capfd: pytest.CaptureFixture[str]) -> None:
     def train_func() -> None:
         for _ in range(2):
             train.report({"loss": 1.0, "n": 1}, reduce={"loss": "mean", "nn": "sum"})
@@ -604,7 +604,7 @@ def test_a_mixed_list_of_callbacks_sees_everything() -> None:
     assert lines.ended is True
 
 
-def test_after_exception_is_told_about_every_failed_attempt(
+def test_after_exception_is_called_for_every_failed_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wait_for_every_rank(monkeypatch)

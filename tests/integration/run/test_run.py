@@ -270,7 +270,7 @@ def test_hooks_of_ray_that_nobody_calls_are_refused() -> None:
         DataParallelTrainer(lambda: None, dataset_config=OwnSplit())
 
 
-def test_a_function_given_to_restore_by_its_place_is_told_its_name(tmp_path: Path) -> None:
+def test_a_function_given_to_restore_by_position_raises_with_its_name(tmp_path: Path) -> None:
     misplaced: Any = two
     with pytest.raises(TypeError, match="given by name: train_loop_per_worker="):
         DataParallelTrainer.restore(tmp_path, misplaced)
@@ -680,7 +680,7 @@ def test_threads_are_shared_out_unless_the_user_chose(monkeypatch: pytest.Monkey
 def endless() -> None:
     for step in range(10_000):
         train.report({"step": step, "val": {"acc": step / 10}, "name": "x", "none": None})
-    raise AssertionError("was not told to stop")
+    raise AssertionError("got no order to stop")
 
 
 @pytest.mark.parametrize(

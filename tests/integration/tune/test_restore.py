@@ -322,7 +322,7 @@ class Seen(TrialScheduler):
         self.events.append(("complete", trial.trial_id[-5:]))
 
 
-def test_searcher_and_scheduler_are_told_again_what_had_happened(tmp_path: Path) -> None:
+def test_past_events_are_replayed_to_searcher_and_scheduler(tmp_path: Path) -> None:
     def trial(config: dict[str, Any]) -> None:
         tune.report({"x": config["x"]})
         note(tmp_path, "ran", str(config["x"]))
@@ -355,7 +355,7 @@ def test_the_same_name_again_is_another_experiment_beside_the_first() -> None:
     assert len(Tuner.restore(first.experiment_path).get_results()) == 2
 
 
-def test_resume_auto_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_resume_auto_continues_the_experiment(tmp_path: Path) -> None:
     def trial(config: dict[str, Any]) -> None:
         note(tmp_path, "ran", str(config["x"]))
         tune.report({"x": config["x"]})

@@ -296,7 +296,7 @@ class PausesAgain(FIFOScheduler):
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_a_trial_that_only_repeats_itself_is_told(
+def test_a_trial_that_only_repeats_itself_gives_a_warning(
     saves: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def trial(config: dict[str, Any]) -> None:
@@ -465,7 +465,7 @@ class AfterThree(Stopper):
         return self.seen >= 3
 
 
-def test_a_stopper_begins_anew_with_each_fit() -> None:
+def test_a_stopper_starts_fresh_with_each_fit() -> None:
     def trial(config: dict[str, Any]) -> None:
         for i in range(5):
             tune.report({"i": i})

@@ -148,7 +148,7 @@ def test_trials_that_the_copied_journal_does_not_know_are_found(
     assert {result.path: result.metrics["pid"] for result in again} == ran
 
 
-def test_a_paused_trial_on_remote_storage_goes_on(remote: Any) -> None:
+def test_a_paused_trial_on_remote_storage_resumes(remote: Any) -> None:
     class PauseAtOne(TrialScheduler):
         def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> Any:
             return self.PAUSE if result["i"] == 0 else self.CONTINUE

@@ -586,7 +586,7 @@ class PauseOnce(TrialScheduler):
         return self.CONTINUE
 
 
-def test_a_paused_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_paused_trial_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     def steps(config: dict[str, Any]) -> None:
         checkpoint = tune.get_checkpoint()
         start = checkpoint.to_dict()["i"] + 1 if checkpoint else 0

@@ -145,7 +145,7 @@ def report(dispatcher: CallbackDispatcher, iteration: int = 1, **metrics: Any) -
     dispatcher.report(iteration, TRIAL, metrics, [metrics], None)
 
 
-def test_a_run_is_told_in_order() -> None:
+def test_hooks_of_a_run_are_called_in_order() -> None:
     recorder = Recorder()
 
     def events(dispatcher: CallbackDispatcher) -> None:
@@ -184,7 +184,7 @@ def test_a_failed_run_ends_with_an_error() -> None:
     ("checkpoint", "restored", "warned"),
     [(CHECKPOINT, True, True), (CHECKPOINT, False, False), (None, True, False)],
 )
-def test_a_restored_run_is_told_so(
+def test_on_trial_restore_is_called_for_a_restored_run(
     checkpoint: Checkpoint | None, restored: bool, warned: bool
 ) -> None:
     recorder = Recorder()
@@ -339,7 +339,7 @@ def test_each_raising_hook_is_named() -> None:
     assert len(second) < 500
 
 
-def test_a_problem_that_cannot_be_told_stops_nothing() -> None:
+def test_a_problem_that_cannot_be_shown_stops_nothing() -> None:
     class Broken(Recorder):
         def on_trial_start(self, *args: Any, **info: Any) -> None:
             raise ValueError
@@ -509,7 +509,7 @@ def test_a_batched_callback_may_be_a_user_callback_too() -> None:
     assert len(callback.reports) == 3
 
 
-def test_a_batched_callback_flushes_while_the_run_goes_on() -> None:
+def test_a_batched_callback_flushes_during_the_run() -> None:
     callback = Batched()
 
     def events(dispatcher: CallbackDispatcher) -> None:

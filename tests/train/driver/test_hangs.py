@@ -127,7 +127,7 @@ def test_a_save_of_the_same_name_has_a_clock_of_its_own() -> None:
     assert watch.stalled(saving(1), 9.0) is not None
 
 
-def test_silence_is_told_by_the_pace_of_the_run() -> None:
+def test_silence_is_judged_by_the_pace_of_the_run() -> None:
     watch = HangWatch(warning_s=4.0, timeout_s=None)
     for now, rows in ((-9.0, 3), (1.0, 4), (3.0, 5), (4.0, 6)):
         assert watch.stuck(state(rows=rows), now) is None
@@ -140,7 +140,7 @@ def test_silence_is_told_by_the_pace_of_the_run() -> None:
     assert watch.stuck(state(rows=7), 2000.0) is None  # so long a step is known now
 
 
-def test_slow_reports_are_told_of_once() -> None:
+def test_slow_reports_give_one_warning() -> None:
     watch = HangWatch(warning_s=30.0, timeout_s=None)
     told = [
         now

@@ -183,7 +183,7 @@ class TestReports:
         assert machine.feed(e.Recorded(False)) == [e.Answer((0, 1), False)]
         assert machine.state.rows == 1
 
-    def test_every_rank_is_told_to_stop(self) -> None:
+    def test_every_rank_gets_the_order_to_stop(self) -> None:
         machine = Machine().run()
         machine.report(None, None)
         assert machine.feed(e.Recorded(True)) == [e.Answer((0, 1), True)]
@@ -484,7 +484,7 @@ class TestFailures:
         assert [failure.rank for failure in end.failures] == [1]
         assert machine.phase() is Phase.FAILED
 
-    def test_when_all_have_told_nobody_waits(self) -> None:
+    def test_when_all_ranks_have_reported_an_error_nobody_waits(self) -> None:
         machine = Machine().run()
         machine.feed(e.Raised(1, ERROR))
         assert machine.feed(e.Raised(0, ERROR)) == [e.KillWorkers()]
@@ -787,7 +787,7 @@ class TestInterrupt:
 class TestPreemption:
     notice = e.Notice("preemption", 1, 9.0)
 
-    def test_is_told_at_one_report_and_stops_at_the_next(self) -> None:
+    def test_is_announced_at_one_report_and_stops_at_the_next(self) -> None:
         machine = Machine().run()
         assert machine.row(1) == [e.Answer((0, 1), False)]
         assert machine.feed(e.Preempt(1, 9.0)) == [e.SetTimer("preemption")]

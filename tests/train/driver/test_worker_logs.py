@@ -75,7 +75,7 @@ def test_in_a_long_run_once_a_minute(tmp_path: Path) -> None:
         assert 9 <= len(run.shown.lines) <= 10
 
 
-def test_one_that_stands_still_is_shown_once(tmp_path: Path) -> None:
+def test_one_that_does_not_change_is_shown_once(tmp_path: Path) -> None:
     with routed(tmp_path) as run:
         run.write(b"loading the model ... ")
         run.pass_time(9)
@@ -100,7 +100,7 @@ def test_it_is_not_shown_again_when_it_ends_unchanged(tmp_path: Path) -> None:
     assert len(run.shown.lines) == 5
 
 
-def test_lines_that_come_in_pieces_are_shown_whole(tmp_path: Path) -> None:
+def test_lines_that_come_in_pieces_are_shown_complete(tmp_path: Path) -> None:
     with routed(tmp_path, 2) as run:
         for number in range(100):
             run.write(b"e %d\nlin" % number if number else b"lin")

@@ -32,7 +32,7 @@ def objects_of(path: str) -> list[Path]:
     return sorted((Path(path) / OBJECT_DIRECTORY).iterdir())
 
 
-def test_a_large_global_is_told_by_its_name_and_kept_once(
+def test_a_large_global_is_named_in_a_warning_and_kept_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = {"gate": str(tmp_path / "gate")}
@@ -58,7 +58,7 @@ def test_a_large_global_is_told_by_its_name_and_kept_once(
     assert restored.fit().metrics["last"] == TABLE[-1]
 
 
-def test_a_small_global_stays_in_the_pickle_and_is_not_told(
+def test_a_small_global_stays_in_the_pickle_without_a_warning(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     small = np.arange(1000)

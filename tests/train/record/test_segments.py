@@ -111,7 +111,7 @@ def test_segments_that_were_not_deleted_do_no_harm(
     again.close()
 
 
-def test_a_whole_copy_that_was_abandoned_and_arrives_late_loses_nothing(
+def test_a_complete_copy_that_was_abandoned_and_arrives_late_loses_nothing(
     storage: Storage, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, stuck, answered = type(storage).write, threading.Event(), threading.Event()

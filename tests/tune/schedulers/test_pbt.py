@@ -122,7 +122,7 @@ def test_pbt_writes_no_secrets(tmp_path: Path) -> None:
     assert "hidden" not in written
 
 
-def test_pbt_writes_nothing_where_it_is_told_not_to(tmp_path: Path) -> None:
+def test_pbt_writes_nothing_without_log_config(tmp_path: Path) -> None:
     simulate(
         lambda: PopulationBasedTraining(
             time_attr="training_iteration",

@@ -70,7 +70,7 @@ def test_asha_s_rungs_and_the_share_that_passes() -> None:
     assert "stopped; 2:" in asha.debug_string()
 
 
-def test_asha_stops_at_max_t_unless_told_otherwise() -> None:
+def test_asha_stops_at_max_t_unless_stop_last_trials_is_false() -> None:
     for stop_last, steps in ((True, 4), (False, 9)):
         done = simulate(
             lambda stop=stop_last: ASHAScheduler(max_t=4, stop_last_trials=stop),  # type: ignore[misc]
@@ -143,7 +143,7 @@ def test_hyperband_halves_a_full_bracket() -> None:
     assert "1 bracket(s), 9 stopped" in scheduler.debug_string()
 
 
-def test_hyperband_goes_on_with_a_bracket_that_is_never_filled() -> None:
+def test_hyperband_continues_a_bracket_that_is_never_filled() -> None:
     done = simulate(
         lambda: HyperBandScheduler(max_t=9, reduction_factor=3),
         [{"height": n} for n in range(4)],
@@ -214,7 +214,7 @@ def test_the_median_rule_needs_enough_others() -> None:
     assert all(trial.steps == 5 for trial in done.trials)
 
 
-def test_the_median_rule_pauses_where_it_is_told_to() -> None:
+def test_the_median_rule_pauses_without_hard_stop() -> None:
     done = simulate(
         lambda: MedianStoppingRule(time_attr="training_iteration", grace_period=2, hard_stop=False),
         [{"height": height} for height in (5, 6, 7, 1, 9)],

@@ -166,7 +166,7 @@ def test_the_first_key_of_a_grid_varies_fastest() -> None:
     ]
 
 
-def test_num_samples_repeats_the_whole_grid() -> None:
+def test_num_samples_repeats_the_grid() -> None:
     space = {"a": tune.grid_search([1, 2]), "x": tune.uniform(0, 1)}
     found = configs(space, num_samples=3)
     assert [c["a"] for c in found] == [1, 2, 1, 2, 1, 2]
