@@ -839,7 +839,6 @@ def test_in_process() -> None:
 def test_validation() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"num_samples": 0}, "1 or more"),
-        ({"metric": "loss"}, "needs mode"),
         ({"time_budget_s": -1}, "above 0"),
         ({"max_concurrent_trials": -2}, "expected an integer"),
         ({"mode": "up"}, "'min' or 'max'"),
