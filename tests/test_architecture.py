@@ -45,6 +45,7 @@ LAYERS = [
     "checkpoint",
     "lock",
     "journal",
+    "environment",
     "segments",
     "records",
     "lookup",

@@ -10,6 +10,7 @@
             .staging/  .trash/                      not published yet; about to be deleted
             return_value.bin                        what rank 0 returned, if it is plain data
             progress.csv  result.json  params.json
+            environment.json                        versions, git commit, command line, hardware
             undelivered_<tracker>_<number>.jsonl    rows that a tracker did not get
             logs/rank_0.log …                       the output of each rank
             .journal.jsonl.lock                     while a driver is at work
@@ -56,6 +57,7 @@ RESULT_FILE = "result.json"
 PARAMS_FILE = "params.json"
 RETURN_FILE = "return_value.bin"
 """What rank 0's function returned, in the form of ``checkpoint_plain``."""
+ENVIRONMENT_FILE = "environment.json"
 LOG_DIRECTORY = "logs"
 OBJECT_DIRECTORY = "objects"
 TRACE_DIRECTORY = "pytorch_profiler"
@@ -88,6 +90,7 @@ KEPT_FILE = ".kept"
 
 OWN_NAMES = frozenset(
     (
+        ENVIRONMENT_FILE,
         JOURNAL_FILE,
         LOG_DIRECTORY,
         OBJECT_DIRECTORY,

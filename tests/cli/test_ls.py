@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep import cli, train, tune
+from lockstep.cli.program import COMMANDS
 from lockstep.lock import Lock
 from tests.integration.runs import failure, fit
 
@@ -129,7 +130,7 @@ def test_the_results_root_shows_only_one_s_own(
     assert one["experiment"] == "theirs"
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "stack", "sync"])
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main([command, "--help"])

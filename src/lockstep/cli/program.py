@@ -12,13 +12,23 @@ import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
-from lockstep.cli import ls, show, stack, sync
+from lockstep.cli import compare, env, logs, ls, plot, rm, show, stack, sync
 from lockstep.console.text import clean
 from lockstep.errors import LockstepError
 
 __all__ = ["main"]
 
-COMMANDS = (ls.COMMAND, show.COMMAND, stack.COMMAND, sync.COMMAND)
+COMMANDS = (
+    ls.COMMAND,
+    show.COMMAND,
+    logs.COMMAND,
+    plot.COMMAND,
+    compare.COMMAND,
+    env.COMMAND,
+    stack.COMMAND,
+    sync.COMMAND,
+    rm.COMMAND,
+)
 
 _EXIT_CODES = """exit codes:
   0 done    1 not done (a sentence is on stderr), or nothing found    2 wrong arguments

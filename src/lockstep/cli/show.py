@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lockstep.cli.command import Command, add_run
+from lockstep.cli.env import environment_of, git_text
 from lockstep.cli.output import date, print_facts, print_json
 from lockstep.cli.state import (
     best_trial,
@@ -56,7 +57,13 @@ def _show(options: Namespace) -> int:
         else:
             records = RunRecords(place)
             if options.json:
-                print_json({**run_summary(place, records), "config": records.run["config"]})
+                print_json(
+                    {
+                        **run_summary(place, records),
+                        "config": records.run["config"],
+                        "environment": environment_of(place),
+                    }
+                )
             else:
                 print_facts(list(_run_facts(place, records)))
     return 0
@@ -79,6 +86,9 @@ def _run_facts(storage: Storage, records: RunRecords) -> Iterator[tuple[str, str
     checkpoints = existing_checkpoints(storage, records.checkpoints)
     newest = f", the newest is {checkpoints[-1].name}" if checkpoints else ""
     yield "checkpoints", f"{len(checkpoints)}{newest}"
+    if environment := environment_of(storage):
+        yield "git", git_text(environment)
+        yield "command", " ".join(environment["command"])
     if (sentence := diagnosis(records)) is not None:
         yield "error", sentence
 

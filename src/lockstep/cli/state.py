@@ -32,6 +32,7 @@ __all__ = [
     "is_elsewhere",
     "is_running",
     "last_metrics",
+    "may_run",
     "newest_attempt",
     "run_state",
     "run_summary",
@@ -109,6 +110,12 @@ def experiment_state(records: ExperimentRecords) -> str:
     if not storage.is_local and records.state == "unfinished":
         return "unfinished; whether it runs can be seen where it was started"
     return records.state + _advice(storage, f"Tuner.restore({storage.uri!r}).fit()")
+
+
+def may_run(storage: Storage, records: RunRecords) -> bool:
+    """Whether a run has a driver now, or may have one on another machine."""
+    state, _, note = run_state(storage, records).partition("; ")
+    return state in ("running", "starting") or note.startswith("whether it runs")
 
 
 def is_running(summary: dict[str, Any]) -> bool:

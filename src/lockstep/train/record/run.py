@@ -16,6 +16,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
+from lockstep.environment import EnvironmentRecorder
 from lockstep.error_record import error_data
 from lockstep.errors import StorageError
 from lockstep.journal import Journal
@@ -88,6 +89,7 @@ class Run:
         self._has_saved = restored
         self._mirror: Mirror | None = None
         self._unreachable: StorageError | None = None
+        self._environment: EnvironmentRecorder | None = None
         with ExitStack() as undo:
             if leased or not storage.is_local:  # of local trials, the experiment does it
                 clear_leftovers()
@@ -102,6 +104,9 @@ class Run:
             # Journal() takes the lock. The records are read after that: before, another process may
             # have been writing.
             self._begin(header, RunRecords(storage) if restored else None)
+            if leased:  # of trials, the experiment does it
+                self._environment = EnvironmentRecorder(self.directory)
+                undo.callback(self._environment.close)
             self._resources = undo.pop_all()
 
     @property
@@ -505,6 +510,8 @@ class Run:
             StorageError: that failed; it says where they are kept instead.
         """
         if self._mirror is not None:
+            if self._environment is not None:
+                self._environment.close()
             self._mirror.finish()
 
     def abandon_storage(self, error: StorageError) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
+from lockstep.environment import EnvironmentRecorder
 from lockstep.journal import Journal
 from lockstep.run_layout import (
     EXPERIMENT_SPOOL_PREFIX,
@@ -68,6 +69,7 @@ class Experiment:
             # trial.
             self._directories = set() if storage.is_local else set(storage.listdir(""))
             self._journal = Journal(os.path.join(directory, name))
+            self._environment = EnvironmentRecorder(directory)
             undo.pop_all()
 
     @classmethod
@@ -195,6 +197,7 @@ class Experiment:
         self._journal.append("end", state=state, time=time.time())
         self._journal.flush()
         if self._mirror is not None:
+            self._environment.close()
             self._mirror.finish()
 
     def sync(self) -> None:
@@ -204,6 +207,7 @@ class Experiment:
 
     def close(self) -> None:
         """Close the journal and delete the spool. Idempotent."""
+        self._environment.close()
         self._journal.close()
         if self._mirror is not None:
             self._mirror.close()
