@@ -29,7 +29,6 @@ from lockstep.storage.local import open_private
 __all__ = ["EnvironmentRecorder", "hidden_secrets", "installed", "machine"]
 
 PACKAGES = (
-    "lockstep-train",
     "torch",
     "numpy",
     "pandas",
@@ -154,7 +153,9 @@ def hidden_secrets(command: Iterable[str]) -> list[str]:
 @cache
 def installed() -> dict[str, str]:
     """The versions of the packages that matter, without importing them."""
-    found = {}
+    from lockstep import __version__  # not at import: lockstep itself is being imported then
+
+    found = {"lockstep": __version__}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)

@@ -67,8 +67,7 @@ def _facts(environment: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "directory", str(environment["directory"])
     yield "git", git_text(environment)
     yield "python", environment["python"]
-    for name, version in environment["packages"].items():
-        yield name.removesuffix("-train")[:12], version
+    yield "packages", ", ".join(f"{k} {v}" for k, v in environment["packages"].items())
     yield "host", environment["hostname"]
     yield "system", environment["system"]
     yield "hardware", f"{environment['cpus']} CPUs, {environment['memory_gib']} GiB"

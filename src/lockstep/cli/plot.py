@@ -132,9 +132,18 @@ def chart(lines: list[Points], width: int, height: int, *, log: bool = False) ->
 
 
 def _by_column(line: Points, left: float, right: float, columns: int) -> dict[int, list[float]]:
+    """The values in each column, with those on the way from one point to the next."""
     found: dict[int, list[float]] = {}
+    before: tuple[int, float] | None = None
     for x, y in line:
-        found.setdefault(_place(x, left, right, columns), []).append(y)
+        column = _place(x, left, right, columns)
+        if before is not None:
+            start, value = before
+            for between in range(start + 1, column):
+                share = (between - start) / (column - start)
+                found.setdefault(between, []).append(value * (1 - share) + y * share)
+        found.setdefault(column, []).append(y)
+        before = column, y
     return found
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
-from lockstep.cli import compare, env, logs, ls, plot, rm, show, stack, sync
+from lockstep.cli import compare, doctor, env, logs, ls, plot, rm, show, stack, sync
 from lockstep.console.text import clean
 from lockstep.errors import LockstepError
 
@@ -27,6 +27,7 @@ COMMANDS = (
     env.COMMAND,
     stack.COMMAND,
     sync.COMMAND,
+    doctor.COMMAND,
     rm.COMMAND,
 )
 
