@@ -196,8 +196,10 @@ def test_a_damaged_run(tmp_path: Path, content: bytes) -> None:
                 records.row(report)
     with a_sentence():
         look(Result.from_path(tmp_path))
-    for command in ("show", "stack"):
-        assert cli.main([command, str(tmp_path)]) in (0, 1)
+    place = str(tmp_path)
+    for command in (["ls"], ["show"], ["stack"], ["logs"], ["env"], ["compare", place]):
+        assert cli.main([*command, place]) in (0, 1)
+    assert cli.main(["plot", place, "loss"]) in (0, 1)
 
 
 @FEW
@@ -213,7 +215,8 @@ def test_a_damaged_experiment(tmp_path: Path, content: bytes, run: bytes) -> Non
         for trial in analysis.trials:
             look(trial.result)
         analysis.grid.get_dataframe()
-    assert cli.main(["show", str(tmp_path)]) in (0, 1)
+    for command in ("ls", "show"):
+        assert cli.main([command, str(tmp_path)]) in (0, 1)
 
 
 @FEW

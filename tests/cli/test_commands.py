@@ -26,6 +26,7 @@ from lockstep.errors import EngineError
 from lockstep.journal import Journal
 from lockstep.lock import Lock
 from lockstep.records import newest_run
+from lockstep.run_layout import ENVIRONMENT_FILE
 from lockstep.storage import open_storage
 from tests.integration.runs import failure, fit
 from tests.repository import SRC
@@ -557,8 +558,10 @@ def test_text_of_others_does_not_reach_the_terminal(
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(nasty(line)) + "\n" for line in lines))
     capsys.readouterr()
-    for command in ("show", "stack"):
-        cli.main([command, str(place)])
+    for environment in place.glob(ENVIRONMENT_FILE):
+        environment.write_text(json.dumps(nasty(json.loads(environment.read_text()))))
+    for command in (["ls"], ["show"], ["stack"], ["env"], ["compare", str(place)]):
+        cli.main([*command, str(place)])
         assert_inert("".join(capsys.readouterr()))
     cli.main(["show", f"no such run {NASTY}"])
     assert_inert(capsys.readouterr().err)
