@@ -40,6 +40,8 @@ PACKAGES = (
     "horovod",
     "optuna",
 )
+_DELAY_S = 0.25
+"""How long after the start of a run, so that the workers start first."""
 _CLOSE_S = 0.5
 """How long the end of a run waits for git, where the run was shorter than that."""
 _SECRET = re.compile(r"secret|token|passw|key|credential|signature", re.I)
@@ -52,6 +54,7 @@ class EnvironmentRecorder:
     def __init__(self, directory: str) -> None:
         self._git: subprocess.Popen[bytes] | None = None
         self._closing = False
+        self._begin = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(
             target=self._write,
@@ -63,6 +66,7 @@ class EnvironmentRecorder:
 
     def close(self) -> None:
         """Wait for a moment, then do without what git has not answered. Idempotent."""
+        self._begin.set()
         self._thread.join(_CLOSE_S)
         with self._lock:
             self._closing = True
@@ -71,6 +75,7 @@ class EnvironmentRecorder:
         self._thread.join()
 
     def _write(self, directory: str, here: str | None) -> None:
+        self._begin.wait(_DELAY_S)
         # A run does not fail because its environment cannot be recorded.
         with suppress(Exception):
             facts = {
@@ -90,11 +95,12 @@ class EnvironmentRecorder:
 
     def _git_facts(self, where: str) -> dict[str, Any] | None:
         """The commit of the script's repository, and whether tracked files differ from it."""
-        commit = self._ask(where, "rev-parse", "HEAD")
-        if not commit:
-            return None
-        changed = self._ask(where, "status", "--porcelain", "--untracked-files=no")
-        return {"commit": commit, "dirty": None if changed is None else bool(changed)}
+        text = self._ask(where, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+        if text is None:
+            return {"commit": None, "dirty": None} if self._closing else None
+        lines = text.splitlines()
+        commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid ")), None)
+        return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
 
     def _ask(self, where: str, *arguments: str) -> str | None:
         # Without what a repository's own settings would start.

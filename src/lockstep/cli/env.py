@@ -10,13 +10,14 @@ from typing import Any
 
 from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import date, print_facts, print_json
+from lockstep.errors import StorageError
 from lockstep.journal import parse_line
 from lockstep.lookup import find_run
 from lockstep.records import damage_named
 from lockstep.run_layout import ENVIRONMENT_FILE
 from lockstep.storage import Storage, open_storage
 
-__all__ = ["COMMAND", "environment_of", "git_text"]
+__all__ = ["COMMAND", "environment_of", "start_facts"]
 
 
 def environment_of(run: Storage) -> dict[str, Any] | None:
@@ -33,17 +34,26 @@ def environment_of(run: Storage) -> dict[str, Any] | None:
     return None
 
 
-def git_text(environment: dict[str, Any]) -> str:
-    """``3f2a1c0 with changes``."""
-    git = environment.get("git")
+def start_facts(run: Storage) -> Iterator[tuple[str, str]]:
+    """The commit and the command line, for ``lockstep show``. A damaged file hides no run."""
+    try:
+        with damage_named(run.path(ENVIRONMENT_FILE)):
+            environment = environment_of(run)
+            if environment is not None:
+                facts = dict(_facts(environment))
+                yield "git", facts["git"]
+                yield "command", facts["command"]
+    except StorageError as error:
+        yield "environment", str(error)
+
+
+def _git_text(git: dict[str, Any] | None) -> str:
     if not git:
         return "not in a repository"
-    state = {
-        True: "with changes that were not committed",
-        False: "without changes",
-        None: "not asked for changes in time",
-    }
-    return f"{git['commit']}, {state[git['dirty']]}"
+    if git["commit"] is None:
+        return "git did not answer before the run ended"
+    changes = "with changes that were not committed" if git["dirty"] else "without changes"
+    return f"{git['commit']}, {changes}"
 
 
 def _env(options: Namespace) -> int:
@@ -65,7 +75,7 @@ def _facts(environment: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "started", date(environment["time"])
     yield "command", " ".join(environment["command"])
     yield "directory", str(environment["directory"])
-    yield "git", git_text(environment)
+    yield "git", _git_text(environment["git"])
     yield "python", environment["python"]
     yield "packages", ", ".join(f"{k} {v}" for k, v in environment["packages"].items())
     yield "host", environment["hostname"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lockstep.cli.command import Command, add_run
-from lockstep.cli.env import environment_of, git_text
+from lockstep.cli.env import environment_of, start_facts
 from lockstep.cli.output import date, print_facts, print_json
 from lockstep.cli.state import (
     best_trial,
@@ -86,9 +86,7 @@ def _run_facts(storage: Storage, records: RunRecords) -> Iterator[tuple[str, str
     checkpoints = existing_checkpoints(storage, records.checkpoints)
     newest = f", the newest is {checkpoints[-1].name}" if checkpoints else ""
     yield "checkpoints", f"{len(checkpoints)}{newest}"
-    if environment := environment_of(storage):
-        yield "git", git_text(environment)
-        yield "command", " ".join(environment["command"])
+    yield from start_facts(storage)
     if (sentence := diagnosis(records)) is not None:
         yield "error", sentence
 
