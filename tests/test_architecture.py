@@ -208,9 +208,11 @@ ENVIRONMENT_WRITERS = {
     "train/torch/reproducibility.py",
 }
 
-# Files that open a port: each for a framework that has no other way to connect its processes, and
-# one for the nodes of a cluster, which must prove a secret.
+# Files that open a port: each for a framework that has no other way to connect its processes; one
+# for the nodes of a cluster, which must prove a secret; and the command that checks, for a moment
+# and on loopback, whether frameworks could.
 LISTENERS = {
+    "cli/doctor.py",
     "engine/links.py",
     "train/horovod/backend.py",
     "train/tensorflow/backend.py",

@@ -37,15 +37,15 @@ _SLOW_REPORTS = 200.0
 _REPORTS = 300
 
 
-class Advice(Exception):
+class _Advice(Exception):
     """Something is wrong: the text says what, and what to do."""
 
 
 Check = Callable[[], str]
-"""Returns what is good; raises Advice."""
+"""Returns what is good; raises _Advice."""
 
 
-class Line(NamedTuple):
+class _Line(NamedTuple):
     """The outcome of one check."""
 
     check: str
@@ -78,7 +78,7 @@ def _doctor(options: Namespace) -> int:
     return 0 if all(line.ok for line in lines) else 1
 
 
-def _lines(options: Namespace) -> Iterator[Line]:
+def _lines(options: Namespace) -> Iterator[_Line]:
     checks: dict[str, Check] = {
         "installation": _installation,
         "GPUs": _gpus,
@@ -93,9 +93,9 @@ def _lines(options: Namespace) -> Iterator[Line]:
         checks["speed"] = _speed
     for name, check in checks.items():
         try:
-            yield Line(name, True, check())
-        except (Advice, LockstepError, OSError, ValueError) as error:
-            yield Line(name, False, str(error))
+            yield _Line(name, True, check())
+        except (_Advice, LockstepError, OSError, ValueError) as error:
+            yield _Line(name, False, str(error))
 
 
 def _installation() -> str:
@@ -113,7 +113,7 @@ def _gpus() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        raise Advice(
+        raise _Advice(
             f"there are {len(found)} GPUs ({names}), but PyTorch {torch.__version__} cannot use "
             "them: install a PyTorch that is built for the driver's CUDA version (see nvidia-smi)."
         )
@@ -128,7 +128,7 @@ def _ports() -> str:
             with socket.create_connection(address, 5), server.accept()[0]:
                 pass
         except OSError as error:
-            raise Advice(
+            raise _Advice(
                 f"a connection to 127.0.0.1 fails ({error}): allow loopback connections in the "
                 "firewall."
             ) from error
@@ -141,7 +141,7 @@ def _shared_memory() -> str:
     size = shutil.disk_usage("/dev/shm")
     text = f"{size.free / (1 << 30):.1f} of {size.total / (1 << 30):.1f} GiB are free in /dev/shm"
     if size.free < _MIN_SHARED_MEMORY:
-        raise Advice(
+        raise _Advice(
             f"only {text}; data loaders and NCCL need more: start the container with "
             "--shm-size=8g, or delete what fills it."
         )
@@ -151,7 +151,7 @@ def _shared_memory() -> str:
 def _open_files() -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _MIN_FILES:
-        raise Advice(
+        raise _Advice(
             f"a process may open {soft} files; raise it with 'ulimit -n {min(hard, 65536)}'."
         )
     return f"a process may open {soft}"
@@ -166,11 +166,11 @@ def _storage(where: str) -> str:
         place.write("file", b"old")
         place.write("file", b"new")
         place.put_bytes(f"{place.stage('published')}/part", b"x")
-        if place.is_published("published") or place.exists("published/part"):
-            raise Advice(f"{root.uri} shows files that are not published yet; use another storage.")
+        if place.is_published("published"):
+            raise _Advice(f"{root.uri} shows what is not published yet; use another storage.")
         place.publish("published", b"{}")
         if place.read("file") != b"new" or place.read("published/part") != b"x":
-            raise Advice(f"{root.uri} does not return what was written; use another storage.")
+            raise _Advice(f"{root.uri} does not return what was written; use another storage.")
     finally:
         if place.is_directory():
             if place.is_local:
@@ -192,7 +192,7 @@ def _locks(where: str) -> str:
         finally:
             lock.release()
     if not held:
-        raise Advice(
+        raise _Advice(
             f"{folder} has no file locks, so two drivers could write one run: mount it with locks "
             "(NFS: without nolock), or store runs elsewhere."
         )
@@ -208,7 +208,7 @@ def _clock(where: str) -> str:
         file.flush()
         off = os.stat(file.name).st_mtime - time.time()
     if abs(off) > _MAX_CLOCK_S:
-        raise Advice(
+        raise _Advice(
             f"the clock of {folder} is {off:+.1f} s off: synchronise both machines with NTP."
         )
     return f"it is {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, and files in {folder} agree"
@@ -232,7 +232,7 @@ def _speed() -> str:
         rate = _REPORTS / max(float(result.metrics["seconds"]), 1e-9)
     text = f"a worker is up after {first:.2f} s and makes {rate:,.0f} reports a second"
     if first > _SLOW_START_S or rate < _SLOW_REPORTS:
-        raise Advice(
+        raise _Advice(
             f"{text}, which is slow: look for other load (top), or a slow disk under {directory}."
         )
     return text

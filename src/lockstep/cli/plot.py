@@ -15,7 +15,7 @@ from lockstep.lookup import find_run, run_name
 from lockstep.metrics import flatten, look_up
 from lockstep.records import RunRecords, damage_named, reported_metrics
 
-__all__ = ["COMMAND"]
+__all__ = ["COMMAND", "chart"]
 
 _MARKS = "*o+x#@%&"
 _HEIGHT = 16
