@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,6 @@ def test_a_failure_ends_the_ranks_that_wait() -> None:
 def test_a_rank_that_never_comes_is_a_hang() -> None:
     def function() -> None:
         if rank() == 1:
-            import threading
-
             threading.Event().wait()
         barrier()
 
@@ -87,6 +86,6 @@ def test_outside_a_training_function() -> None:
 
 def test_what_cannot_be_pickled_is_named() -> None:
     def function() -> None:
-        broadcast_from_rank_zero(open(os.devnull))  # noqa: SIM115
+        broadcast_from_rank_zero(threading.Lock())
 
     assert isinstance(failure(function, workers=1).__cause__, TypeError)
