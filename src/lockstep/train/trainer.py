@@ -335,9 +335,10 @@ class DataParallelTrainer(BaseTrainer):
         self.train_loop_per_worker = train_loop_per_worker
         given = train_loop_config or {}
         self.train_loop_config = config_like(given, given)
-        # Only a training_loop is run by creating its trainer again. The arguments may hold what
-        # cannot be pickled, and everything that counts is in the attributes.
-        self._arguments = {}
+        if not self._has_loop:
+            # Only a training_loop is run by creating its trainer again. The arguments may hold
+            # what cannot be pickled, and everything that counts is in the attributes.
+            self._arguments = {}
         if backend_config is not None and not isinstance(backend_config, BackendConfig):
             raise TypeError(f"backend_config={backend_config!r}: expected a BackendConfig.")
         self.backend_config = backend_config or self._default_backend_config()
