@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ E = 2.718281828459045
         (BatchMapper(lambda frame: frame[["x"]] * 2, batch_format="pandas"), "x", [2, 4, 6, 12]),
         (Chain(SimpleImputer(["y"]), MinMaxScaler(["y"])), "y", [0.0, 2 / 3, 1.0, 1.0]),
     ],
-    ids=repr,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", repr(value)),
 )
 def test_a_dataset_and_what_is_kept(
     dataset: lockstep.data.Dataset, preprocessor: Preprocessor, column: str, expected: Any
