@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lockstep import cli
+from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from lockstep.error_record import unpack_error
 from lockstep.errors import LockstepError
 from lockstep.journal import Journal, parse_line
@@ -22,6 +25,8 @@ from lockstep.records import RunRecords, existing_checkpoints
 from lockstep.result import Result
 from lockstep.run_layout import JOURNAL_FILE, MANIFEST
 from lockstep.storage import LocalStorage
+from lockstep.train import DataConfig
+from lockstep.tune import TuneConfig
 from lockstep.tune.analysis import ExperimentAnalysis
 from lockstep.tune.experiment.records import ExperimentRecords
 
@@ -267,3 +272,21 @@ def test_deep_nesting_is_a_sentence(tmp_path: Path, depth: int) -> None:
         (tmp_path / JOURNAL_FILE).write_bytes(text + b"\n")
         with pytest.raises((LockstepError, FileNotFoundError), match=r"journal\.jsonl"):
             Result.from_path(tmp_path)
+
+
+CONFIGS = [RunConfig, ScalingConfig, FailureConfig, CheckpointConfig, DataConfig, TuneConfig]
+
+
+@FEW
+@given(st.sampled_from(CONFIGS), st.data())
+def test_any_config_is_taken_or_refused_by_name(kind: Any, data: st.DataObject) -> None:
+    names = sorted(set(inspect.signature(kind).parameters) - {"args", "kwargs"})
+    values = data.draw(st.dictionaries(st.sampled_from(names), ANY, max_size=3))
+    refused = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # arguments that have no effect are one warning each
+        try:
+            repr(kind(**values))
+        except (TypeError, ValueError) as error:
+            refused = str(error)
+    assert refused is None or any(name in refused for name in values)
