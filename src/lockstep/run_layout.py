@@ -37,7 +37,7 @@ __all__ = [
     "is_undelivered",
     "lock_path",
     "log_file",
-    "newest_directory",
+    "newest_directories",
     "run_directory",
     "run_title",
     "scratch_owner",
@@ -130,10 +130,11 @@ def run_title(experiment: str, run: str) -> str:
     return run if _MADE_NAME.fullmatch(experiment) else f"{experiment} {run}".strip()
 
 
-def newest_directory(names: Iterable[str]) -> str | None:
-    """The one of a run's directories, by ``run_directory``, that was created last."""
+def newest_directories(names: Iterable[str]) -> list[str]:
+    """Those of runs' directories, by ``run_directory``, that were created in the last second."""
     dated = [(match[0], name) for name in names if (match := _DATE.search(name))]
-    return max(dated)[1] if dated else None
+    last = max(dated)[0] if dated else None
+    return [name for date, name in dated if date == last]
 
 
 def checkpoint_name(checkpoint_id: int) -> str:

@@ -37,10 +37,10 @@ from lockstep.errors import (
 )
 from lockstep.lock import is_locked
 from lockstep.metrics import describable
-from lockstep.records import RunRecords, newest_run
+from lockstep.records import RunRecords, newest_run, start_time
 from lockstep.redact import redact
 from lockstep.result import Result
-from lockstep.run_layout import JOURNAL_FILE, newest_directory
+from lockstep.run_layout import JOURNAL_FILE, newest_directories
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.trackers.complete import complete_tables
@@ -625,10 +625,11 @@ class DataParallelTrainer(BaseTrainer):
         with suppress(FileNotFoundError, LockstepError):  # what is wrong there is not this run's
             experiment = experiment_storage(self.run_config, name)
             # By its name: there may be hundreds, and reading all of their journals takes long.
-            newest = newest_directory(experiment.listdir())
-            if newest is None:
+            newest = map(experiment.child, newest_directories(experiment.listdir()))
+            started = {at: run for run in newest if (at := start_time(run)) is not None}
+            if not started:
                 return
-            run = experiment.child(newest)
+            run = started[max(started)]
             if run.is_local and is_locked(run.path(JOURNAL_FILE)):
                 return  # its driver is at work
             records = RunRecords(run)

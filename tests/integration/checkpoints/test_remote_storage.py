@@ -418,7 +418,7 @@ def test_what_a_killed_driver_had_to_upload_is_cleared_away(options: dict[str, A
         for spool in (dead, driven):
             (spool / ".snapshot-1").mkdir()
             (spool / ".snapshot-1" / "file").touch()
-            Journal(str(spool / JOURNAL_FILE)).close()
+            (spool / JOURNAL_FILE).write_text('{"event":"run"}\n')  # not copied: it stays
         journal = Journal(str(driven / JOURNAL_FILE))
         fit(lambda: train.report({}), workers=1, **options)
         journal.close()

@@ -153,6 +153,7 @@ def test_the_directory_is_laid_out_as_documented(tmp_path: Path) -> None:
     assert {path.name for path in run.iterdir()} == {
         "checkpoint_000000",
         "checkpoint_000001",
+        "environment.json",
         "journal.jsonl",
         "logs",
         "params.json",
