@@ -1,6 +1,6 @@
 """Ask the package index whether installed dependencies of lockstep have known vulnerabilities.
 
-    python scripts/vulnerabilities.py [--index https://pypi.org]
+    python scripts/vulnerabilities.py [--index URL]
 
 Looked at is what ``pyproject.toml`` names, extras included, as far as it is installed here: a few
 dozen packages, one request each. Exit code 1 and a line for each vulnerability if there are any.
@@ -23,6 +23,15 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def pips_index() -> str | None:
+    """The address of the package index that pip uses by default; None if there is no pip."""
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        return None
+    return str(PyPI.url)
 
 
 def dependencies(project: dict[str, Any]) -> list[str]:
@@ -59,7 +68,7 @@ def vulnerabilities(index: str, name: str, number: str) -> list[str]:
 def main() -> int:
     """Print what was found; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--index", default="https://pypi.org")
+    parser.add_argument("--index", default=None, help="by default the one that pip uses")
     parser.add_argument("--project", type=Path, default=ROOT / "pyproject.toml")
     options = parser.parse_args()
     if sys.version_info < (3, 11):
@@ -67,22 +76,26 @@ def main() -> int:
         return 0
     import tomllib
 
+    index = options.index or pips_index()
+    if index is None:
+        print("vulnerabilities: not checked, because pip names no index here; give --index URL")
+        return 0
     project = tomllib.loads(options.project.read_text(encoding="utf-8"))["project"]
     found: list[str] = []
     known = unknown = 0
     for name, number in installed(dependencies(project)).items():
         try:
-            found += vulnerabilities(options.index, name, number)
+            found += vulnerabilities(index, name, number)
             known += 1
         except (OSError, ValueError) as error:
             # One version may be of another index, such as torch's +cpu; not one after the other.
             unknown += 1
             missing = isinstance(error, urllib.error.HTTPError) and error.code == 404
             if not missing or (unknown > 2 and not known):
-                return _not_checked(options.index, str(error))
+                return _not_checked(index, str(error))
     for line in found:
         print(line)
-    print(f"vulnerabilities: {len(found)} in {known} dependencies that {options.index} knows")
+    print(f"vulnerabilities: {len(found)} in {known} dependencies that {index} knows")
     return 1 if found else 0
 
 

@@ -336,7 +336,7 @@ def test_streams(engine: Engine) -> None:
 def test_a_worker_may_close_its_output(engine: Engine) -> None:
     with driven(engine, "close_stdout") as run:
         run.until(lambda: run.messages[0] == ["closed"])
-        run.group.send(0, "go on")
+        run.group.send(0, "continue")
         assert run.until_ended() == [5]
         assert run.text() == "before\non stderr\n"
 

@@ -119,5 +119,5 @@ def test_garbage_ends_its_worker_with_a_sentence(engine: Engine, how: str) -> No
         pid = run.messages[0][0]
         wait_until(lambda: not lives(pid))
         assert 1 not in run.exits
-        run.group.send(1, "go on")
+        run.group.send(1, "continue")
         assert run.until_ended() == [None, 0]

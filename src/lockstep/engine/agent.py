@@ -88,7 +88,7 @@ class Output(NamedTuple):
 
 
 class Written(NamedTuple):
-    """So many bytes of output have been dealt with."""
+    """The driver has handled this number of bytes of output."""
 
     size: int
 

@@ -108,7 +108,7 @@ def room_for(spec: GroupSpec) -> int:
 
 
 def _workers_on(gpus: float, each: float) -> int:
-    """How many workers fit on so many GPUs. A part of a GPU is a part of one: 0.4 fits twice."""
+    """How many workers fit on these GPUs. A worker's part lies on one GPU: 0.4 fits twice."""
     return int(gpus) * int(1 / each + _ROUNDING) if each < 1 else int(gpus // each)
 
 

@@ -106,7 +106,7 @@ class FailurePolicy:
         return _within(preempted_attempts, self.max_preemption_failures)
 
     def delay_s(self, fruitless: int) -> float:
-        """How long to wait before the next attempt, after so many in a row without progress."""
+        """How long to wait before the next attempt, by the number of attempts without progress."""
         return (
             # The first failure says little: most are retried at once.
             min(_FIRST_DELAY_S * 2.0 ** (fruitless - 2), _LONGEST_DELAY_S) if fruitless > 1 else 0.0

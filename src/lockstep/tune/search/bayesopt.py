@@ -82,7 +82,7 @@ class BayesOptSearch(LibrarySearcher):
         return {one.name: one.at(float(shares[one.name])) for one in self._parameters}
 
     def _recall(self, trial_id: str, point: dict[str, Any], seed: int) -> None:
-        self._asked += 1  # the process is fitted to the results anew each time
+        self._asked += 1  # the process is fitted to all results each time
 
     def _tell(self, trial_id: str, point: dict[str, Any], loss: float | None) -> None:
         if loss is not None:
