@@ -51,6 +51,7 @@ LAYERS = [
     "lookup",
     "result",
     "callback",
+    "warm",
     "engine",
     "console",
     "trackers",

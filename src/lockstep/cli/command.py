@@ -12,7 +12,7 @@ __all__ = ["Command", "add_run"]
 
 
 class Command(NamedTuple):
-    """One command. ``call`` returns the exit code; every command gets ``--json`` besides."""
+    """One command. ``call`` returns the exit code; ``--json`` is added to the arguments."""
 
     name: str
     help: str
@@ -20,6 +20,9 @@ class Command(NamedTuple):
     """Command lines with what each does: ``"lockstep show -1    the newest run"``."""
     arguments: Callable[[ArgumentParser], None]
     call: Callable[[Namespace], int]
+    has_json: bool = True
+    exit_codes: str = ""
+    """What ``--help`` says of them, where they are not those of the other commands."""
 
 
 def add_run(parser: ArgumentParser, name: str = "run", *, nargs: str | None = None) -> None:

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
-from lockstep.cli import compare, doctor, env, logs, ls, plot, rm, show, stack, sync
+from lockstep.cli import compare, doctor, env, logs, ls, plot, rm, run, show, stack, sync
 from lockstep.console.text import clean
 from lockstep.errors import LockstepError
 
 __all__ = ["main"]
 
 COMMANDS = (
+    run.COMMAND,
     ls.COMMAND,
     show.COMMAND,
     logs.COMMAND,
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         "lockstep",
-        description="Look at runs, during and after them.",
+        description="Start training scripts; look at runs, during and after them.",
         epilog=_EXIT_CODES,
         formatter_class=raw,
     )
@@ -70,10 +71,12 @@ def _parser() -> argparse.ArgumentParser:
             command.name,
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
-            epilog=f"examples:\n{examples}\n\n{_EXIT_CODES}",
+            epilog=f"examples:\n{examples}\n\n{command.exit_codes or _EXIT_CODES}",
             formatter_class=raw,
         )
         command.arguments(one)
-        one.add_argument("--json", action="store_true", help="print one JSON document, for scripts")
+        if command.has_json:
+            text = "print one JSON document, for scripts"
+            one.add_argument("--json", action="store_true", help=text)
         one.set_defaults(call=command.call)
     return parser
