@@ -145,8 +145,8 @@ class Storage(ABC):
     def publish(self, name: str, manifest: bytes) -> None:
         """Make the staged files appear as ``name``, in one atomic step.
 
-        If nothing is staged, a directory that exists at ``name`` is published as it is.
-        Publishing a name twice is a StorageError.
+        Publishing a name twice is a StorageError, and so is, on a local disk, a directory at
+        ``name`` that has files already.
         """
 
     def is_published(self, name: str) -> bool:

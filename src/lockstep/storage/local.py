@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from lockstep.errors import StorageError
 from lockstep.run_layout import MANIFEST, STAGING_DIRECTORY, TEMPORARY, TRASH_DIRECTORY
 from lockstep.storage.base import (
     CHUNK,
@@ -168,11 +169,11 @@ class LocalStorage(Storage):
             raise already_published(self.path(name))
         staged, final = self.path(self.stage(name)), self.path(name)
         with storage_errors("publish", final):
-            if os.path.isdir(final) and not os.path.isdir(staged):
-                # The files are in place already (NO_UPLOAD): the manifest alone publishes them.
-                self.write(join(name, MANIFEST), manifest)
-                _fsync(final)
-                return
+            if os.path.isdir(final) and os.listdir(final):
+                raise StorageError(
+                    f"{final!r} has files of somebody else, so nothing was published there; use "
+                    "another name (in report(): checkpoint_dir_name)."
+                )
             # The rename is the commit. Everything it makes visible is flushed before it: the
             # manifest and all directories here, the other files when they were staged.
             os.makedirs(staged, exist_ok=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from lockstep import train
+from lockstep.errors import ControllerError
 from lockstep.storage import LocalStorage
 from lockstep.train import Checkpoint, CheckpointConfig, Result
 from tests.integration.runs import failure, fit, trainer
@@ -516,6 +517,20 @@ class TestRetry:
         result = fit(train_func, max_failures=1)
         assert newest(result).path == os.path.join(result.path, "named")
         assert list(files(newest(result))) == ["attempt_2"]
+
+
+def test_a_checkpoint_without_files_does_not_take_over_a_users_directory(tmp_path: Path) -> None:
+    def train_func() -> None:
+        mine = Path(train.get_context().get_trial_dir(), "mine")
+        mine.mkdir()
+        Path(mine, "notes").write_text("kept")
+        with tempfile.TemporaryDirectory() as empty:
+            train.report({}, checkpoint=Checkpoint(empty), checkpoint_dir_name="mine")
+
+    with pytest.raises(ControllerError, match=r"mine.*checkpoint_dir_name") as caught:
+        fit(train_func, workers=1, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    assert caught.value.result is not None
+    assert Path(caught.value.result.path, "mine", "notes").read_text() == "kept"
 
 
 def test_a_misspelt_score_attribute_is_reported_and_deletes_nothing(
