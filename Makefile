@@ -1,7 +1,8 @@
 # Every target sets up what it needs in .venv; a second call starts at once.
 #   make demo    train a small model on two workers
 #   make test    the test suite, each framework in its environment (test-main, test-tensorflow, …: one)
-#   make check   ruff and mypy; known vulnerabilities of dependencies, where the index tells
+#   make check   ruff, mypy, the site; known vulnerabilities of dependencies, where the index tells
+#   make docs    the site, in build/site
 #   make signatures  renew tests/public_api.txt, the public names and signatures
 #   make bench   the benchmarks, against peers in .venv-peers
 #   make clean   remove environments, caches and build outputs
@@ -19,7 +20,7 @@ PYTEST = $(or $(ARGS),-n 2 --dist=worksteal --cov --cov-report=term:skip-covered
 COVERAGE := 90
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check signatures bench clean
+.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check docs signatures bench clean
 
 demo: .venv/.demo
 	@echo "demo: examples/01_quickstart.py"
@@ -42,7 +43,7 @@ $(ENVIRONMENTS:%=test-%): test-%:
 		echo "test: SKIPPED the $* tests: their environment could not be set up, for the reason above" >&2; \
 	fi
 
-check: .venv/.dev
+check: .venv/.dev docs
 	@echo "check: ruff check"
 	@$(PY) -m ruff check .
 	@echo "check: ruff format"
@@ -51,6 +52,11 @@ check: .venv/.dev
 	@$(PY) -m mypy --strict src tests scripts
 	@echo "check: known vulnerabilities of dependencies"
 	@$(PY) scripts/vulnerabilities.py
+
+docs: .venv/.dev
+	@echo "docs: sphinx, warnings are errors"
+	@$(PY) -m sphinx --quiet --fail-on-warning --jobs auto -c docs . build/site
+	@echo "docs: build/site/index.html"
 
 signatures: .venv/.dev
 	@echo "signatures: scripts/public_api.py"

@@ -16,6 +16,7 @@ PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
         ROOT / "benchmarks" / "README.md",
+        ROOT / "examples" / "README.md",
         *(ROOT / "docs").rglob("*.md"),
     ]
 )

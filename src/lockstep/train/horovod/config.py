@@ -84,7 +84,7 @@ def check_installed(needed_by: str) -> None:
         raise ImportError(
             f"{needed_by} needs Horovod, the extra 'lockstep-train[horovod]'; its release does not "
             "build against current PyTorch, so install it with lockstep's "
-            "scripts/install_horovod.py (see docs/horovod.md)."
+            "scripts/install_horovod.py (see docs/how-to/horovod.md)."
         )
 
 
