@@ -49,6 +49,7 @@ LAYERS = [
     "segments",
     "records",
     "lookup",
+    "ledger",
     "result",
     "callback",
     "warm",

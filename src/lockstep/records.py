@@ -115,6 +115,9 @@ def open_address(storage: Storage, address: str) -> Checkpoint:
     return Checkpoint(address, None if storage.is_local else storage.filesystem)
 
 
+_BOUNDARIES = frozenset(("attempt", "failure", "attempt_stopped", "end", "restore"))
+
+
 class RunRecords:
     """A run's journal, read once. Rows are parsed on demand: a journal may have a million."""
 
@@ -125,6 +128,8 @@ class RunRecords:
         self._never_uploaded: set[str] = set()
         self.failure: dict[str, Any] | None = None
         self.end: dict[str, Any] | None = None
+        self.timeline: list[tuple[str, dict[str, Any]]] = []
+        """The events that begin or end an attempt or a driver's work, in order."""
         self.last_report: bytes | None = None
         self._path = storage.path(JOURNAL_FILE)
         self._reports: list[tuple[int, bytes]] = []
@@ -186,6 +191,8 @@ class RunRecords:
 
     def _apply(self, record: dict[str, Any]) -> None:
         event = record.pop("event")
+        if event in _BOUNDARIES:
+            self.timeline.append((event, record))
         if event == "run":
             check_version(record, self._path)
             self.run = record

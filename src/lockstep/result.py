@@ -15,6 +15,7 @@ from lockstep.config import CheckpointConfig
 from lockstep.error_record import unpack_error, with_live
 from lockstep.errors import LockstepError, StorageError
 from lockstep.journal import parse_line
+from lockstep.ledger import Goodput, read_ledger
 from lockstep.lookup import find_run
 from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
 from lockstep.records import (
@@ -52,6 +53,7 @@ class Result:
         state: ``"finished"``, ``"failed"``, ``"interrupted"``, ``"preempted"``, or
             ``"unfinished"`` if the driver died or still runs.
         attempts: one dict for each time the workers were started: when, on which processes.
+        goodput: the share of each account in the run's time, such as ``compute`` and ``data``.
         resizes: one dict for each change of the number of workers: in which attempt, from, to.
     """
 
@@ -203,24 +205,39 @@ class Result:
             ) from error
 
     @cached_property
+    def goodput(self) -> Goodput:
+        """Where the time went: account → its share of the time of all ranks; they add up to 1.
+
+        ``goodput.attempts`` has the same of each attempt, ``goodput.ranks`` of each rank, and
+        ``goodput.seconds`` the seconds. ``lockstep why`` says what to do about it.
+        """
+        with damage_named(self._journal):
+            return read_ledger(RunRecords(self._storage)).goodput
+
+    @cached_property
     def metrics_dataframe(self) -> pd.DataFrame:
         """One row a report, from every attempt; nested metrics as ``a/b`` columns.
 
         The reported metrics come first, then the automatic keys.
 
-        The column ``attempt`` is the number of the attempt; a metric of that name is in the column
-        ``metrics/attempt``.
+        The column ``attempt`` is the number of the attempt, and ``goodput`` the share of the time
+        since the report before in which ranks computed (0 where a later attempt did the work
+        again). A metric of such a name is in the column ``metrics/attempt`` or ``metrics/goodput``.
         """
         import pandas as pd
 
         records = RunRecords(self._storage)
+        added = {"attempt", "goodput"}
         own: dict[str, None] = {}
         rows = []
         with damage_named(self._journal):
-            for report in records.reports():
-                own.update(dict.fromkeys(_metric_columns({"attempt"}, reported_metrics(report))))
-                row = _metric_columns({"attempt"}, records.row(report))
-                rows.append({**row, "attempt": report["attempt"]})
+            reports = list(records.reports())
+            goodput = read_ledger(records, reports).by_report()
+            for report in reports:
+                own.update(dict.fromkeys(_metric_columns(added, reported_metrics(report))))
+                row = _metric_columns(added, records.row(report))
+                shares = {"attempt": report["attempt"], "goodput": goodput[report["index"]]}
+                rows.append({**row, **shares})
             frame = pd.DataFrame(rows)
         return frame[[*own, *(name for name in frame.columns if name not in own)]]
 
@@ -268,7 +285,13 @@ class Result:
     def __getstate__(self) -> dict[str, Any]:
         # Dataframes are read again on demand. Errors are pickled as their records, because pickle
         # cannot handle an exception class that is local to a function.
-        read_again = ("metrics_dataframe", "rank_dataframe", "log_dataframe", "return_value")
+        read_again = (
+            "goodput",
+            "metrics_dataframe",
+            "rank_dataframe",
+            "log_dataframe",
+            "return_value",
+        )
         left_out = (*read_again, "error", "worker_failures")
         state = {key: value for key, value in vars(self).items() if key not in left_out}
         failures = [{**item, "error": with_live(item["error"])} for item in self._failures]

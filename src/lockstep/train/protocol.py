@@ -149,6 +149,8 @@ class DataReport(NamedTuple):
     """Dataset → the state of its shard, for those that were asked for."""
     waited: float
     """The share of the time since the last report that it waited for batches."""
+    waited_s: float = 0.0
+    """The same in seconds."""
 
 
 class Report(NamedTuple):
@@ -162,6 +164,10 @@ class Report(NamedTuple):
     time_this_iter: float
     data: DataReport | None = None
     """None in a run without datasets."""
+    busy: float = 0.0
+    """Seconds between the answer to the last report (or the function's call) and this report."""
+    waits: dict[str, float] | None = None
+    """What of ``busy`` was no computing, by account of the ledger; None: nothing that is known."""
 
 
 class SaveOrder(NamedTuple):
@@ -247,6 +253,10 @@ class Finished(NamedTuple):
 
     returned: Returned | None = None
     """What rank 0's function returned."""
+    busy: float = 0.0
+    """Seconds since the answer to the last report."""
+    waits: dict[str, float] | None = None
+    """As in ``Report``."""
 
 
 class TrackerOpened(NamedTuple):

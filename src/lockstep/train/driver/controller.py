@@ -313,6 +313,7 @@ class Controller:
         elif kind is m.Finished:
             if rank == 0:
                 self._run.returned = message.returned
+            self._run.note_return(rank, message.busy, message.waits)
             self._feed(e.Returned(rank))
         elif kind is m.AskCommitted:
             self._ask_committed(rank, message.timeout_s)

@@ -140,6 +140,8 @@ class Run:
         self._attempt_rows = 0
         self._total_before = 0.0
         self._last_report = 0.0
+        self._tail: dict[int, tuple[float, dict[str, float]]] = {}
+        self._all_returned: float | None = None
 
     def _take_over(self, past: RunRecords) -> None:
         """Continue from what an earlier driver has left, and clear what it did not publish."""
@@ -278,12 +280,14 @@ class Run:
         self.iteration = 0 if newest is None else newest.iteration
         self._total_before = 0.0 if newest is None else newest.trained_s
         self._attempt_rows = 0
+        self._tail, self._all_returned = {}, None
         self._attempt_started = self._last_report = time.perf_counter()
         self._attempt = self._journal.append(
             "attempt",
             attempt=attempt,
             workers=[worker._asdict() for worker in workers],
             warmup_time=warmup,
+            iteration=self.iteration,
             time_before=self._total_before,
             time=time.time(),
         )
@@ -312,7 +316,24 @@ class Run:
             rank=rank,
             next_size=next_size,
             time=time.time(),
+            **self._after_last_report(),
         )
+
+    def note_return(self, rank: int, busy: float, waits: dict[str, float] | None) -> None:
+        """A rank's function has returned, ``busy`` seconds after its last report."""
+        self._tail[rank] = busy, waits or {}
+        self._all_returned = time.perf_counter() - self._attempt_started
+
+    def _after_last_report(self) -> dict[str, Any]:
+        """What the ledger needs to know of the time after the last report of an attempt."""
+        if len(self._tail) < len(self._attempt.get("workers", ())):
+            return {}
+        parts = [self._tail[rank] for rank in sorted(self._tail)]
+        return {
+            "returned_after": self._all_returned,
+            "busy": [busy for busy, _ in parts],
+            "waits": [waits for _, waits in parts],
+        }
 
     # ---------------------------------------------------------------------------------- rows
 
@@ -333,6 +354,10 @@ class Run:
         if lead.data is not None:
             also["data_wait"] = [report.data.waited for report in reports if report.data]
             self.data_wait = max(also["data_wait"])
+        for report in reports:
+            if report.waits:
+                also["waits"] = [report.waits or {} for report in reports]
+                break
         record = self._journal.append(
             "report",
             index=self.rows,
@@ -346,6 +371,7 @@ class Run:
             worker_time_this_iter=lead.time_this_iter,
             checkpoint=checkpoint and (_location(reports) or checkpoint),
             ranks=[report.metrics for report in reports],
+            busy=[report.busy for report in reports],
             **also,
         )
         self._last_report = now
@@ -474,7 +500,9 @@ class Run:
         except StorageError as error:
             failed = error
         returned = self._keep_returned() if state == "finished" else {}
-        self._journal.append("end", state=state, time=time.time(), **returned)
+        self._journal.append(
+            "end", state=state, time=time.time(), **returned, **self._after_last_report()
+        )
         if flush:
             self._journal.flush()
         return failed

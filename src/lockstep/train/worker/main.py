@@ -84,7 +84,8 @@ def main(channel: Channel) -> int:
         return 1
     finally:
         sessions.activate(None)
-    channel.send(Finished(pack_returned(returned) if channel.rank == 0 else None))
+    kept = pack_returned(returned) if channel.rank == 0 else None
+    channel.send(Finished(kept, *session.take_times()))
     if not isinstance(channel.receive(), Exit):
         return 1
     backend.teardown()
@@ -162,6 +163,7 @@ def _train(
     returned = None
     try:
         with session.end_hooks(_packed), debugging:
+            session.start_clock()  # what came before belongs to the start
             returned = call()
     except StopTraining:
         pass

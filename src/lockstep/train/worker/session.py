@@ -94,6 +94,9 @@ class Session:
         self._uploading = False
         """A report has returned before its checkpoint was committed."""
         self._last_time = time.time()
+        # The ledger: since when the function runs, and what of that was waiting.
+        self.start_clock()
+        self._waits: dict[str, float] = {}
         self._pid = os.getpid()
         self._end_hooks: list[Callable[[Outcome], None]] = []
 
@@ -127,9 +130,34 @@ class Session:
             now = time.time()
             elapsed = now - self._last_time
             data = None if self.shards is None else self.shards.progress(elapsed)
-            report = Report(self._number, plain, part, reduce, now, elapsed, data)
+            if data is not None and data.waited_s:
+                self.waited("data", data.waited_s)
+            report = Report(
+                self._number, plain, part, reduce, now, elapsed, data, *self.take_times()
+            )
             self._last_time = now
-            return self._exchange(report, checkpoint, take_over)
+            try:
+                return self._exchange(report, checkpoint, take_over)
+            finally:
+                self.start_clock()
+
+    def start_clock(self) -> None:
+        """From now on the function runs, and does not wait for a report."""
+        self._free_since = time.perf_counter()
+
+    def waited(self, account: str, seconds: float) -> None:
+        """Count time since the last report in which the function did not compute."""
+        self._waits[account] = self._waits.get(account, 0.0) + seconds
+
+    def take_times(self) -> tuple[float, dict[str, float] | None]:
+        """How long the function has run since the last report, and what of that was waiting."""
+        # Rounded, because it is written to the journal with every report.
+        busy = round(time.perf_counter() - self._free_since, 6)
+        if not self._waits:
+            return busy, None
+        waits = {account: round(seconds, 6) for account, seconds in self._waits.items()}
+        self._waits = {}
+        return busy, waits
 
     def remove_uploaded(self, checkpoint: Checkpoint) -> None:
         """Delete a local checkpoint that a user's function has uploaded, where a report would.
@@ -160,7 +188,8 @@ class Session:
         part = part._replace(of_last_row=of_last_report)
         with self._lock:
             report = Report(self._number, None, part, None, time.time(), 0.0)
-            self._exchange(report, checkpoint, False)
+            with self._waiting("checkpoint"):
+                self._exchange(report, checkpoint, False)
 
     def wait_for_commits(self, timeout_s: float | None) -> None:
         """Wait until every checkpoint that was reported is committed; at most ``timeout_s``."""
@@ -168,12 +197,21 @@ class Session:
         with self._lock:
             if not self._uploading or self._stopped:
                 return
-            self._channel.send(AskCommitted(timeout_s))
-            answer = self._channel.receive()
+            with self._waiting("checkpoint"):
+                self._channel.send(AskCommitted(timeout_s))
+                answer = self._channel.receive()
             if isinstance(answer, CloseTrackers):
                 self._let_go()
             assert isinstance(answer, Answer)
             self._learn(answer)
+
+    @contextlib.contextmanager
+    def _waiting(self, account: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited(account, time.perf_counter() - began)
 
     def _learn(self, answer: Answer) -> None:
         """Take over the checkpoints that were committed since the last answer."""
@@ -187,8 +225,9 @@ class Session:
         with self._lock:
             if self._stopped:
                 raise StopTraining("this run has been told to stop")
-            self._channel.send(Meet(call, value if self.context.world_rank == 0 else b""))
-            answer = self._channel.receive()
+            with self._waiting("ranks"):
+                self._channel.send(Meet(call, value if self.context.world_rank == 0 else b""))
+                answer = self._channel.receive()
             if isinstance(answer, CloseTrackers):
                 self._let_go()
             assert isinstance(answer, Shared)
@@ -268,7 +307,10 @@ class Session:
 
     def finish(self) -> bool:
         """Wait for uploads; False if one failed (and has been reported)."""
-        return self._uploads.drain()
+        if not self._uploading:
+            return self._uploads.drain()
+        with self._waiting("checkpoint"):
+            return self._uploads.drain()
 
     def _check_process(self, caller: str) -> None:
         # A forked data loader has a copy of the socket, and would write into the middle of a frame.

@@ -74,7 +74,8 @@ class Shards:
         for name, shard in self._shards.items():
             positions[name] = shard.state_dict()
             waited += shard.stats().lost_s
-        share = (waited - self._waited_s) / seconds if seconds > 0 else 0.0
+        since = waited - self._waited_s
+        share = since / seconds if seconds > 0 else 0.0
         self._waited_s = waited
         # Rounded, because it is written to the journal with every report.
-        return DataReport(positions, round(min(max(share, 0.0), 1.0), 4))
+        return DataReport(positions, round(min(max(share, 0.0), 1.0), 4), since)
