@@ -42,8 +42,10 @@ PREPROCESSOR_KEY = "_preprocessor"
 """The entry of the metadata that has a preprocessor, as text."""
 _ADDED_KEYS = ("_timestamp", "_preprocessor", _ID_KEY)
 _SUBCLASSES = {
+    "LightGBMCheckpoint": "lockstep.train.lightgbm.checkpoint",
     "TensorflowCheckpoint": "lockstep.train.tensorflow.checkpoint",
     "TorchCheckpoint": "lockstep.train.torch.checkpoint",
+    "XGBoostCheckpoint": "lockstep.train.xgboost.checkpoint",
 }
 """The classes that a stored checkpoint may come back as. A file's word imports nothing else."""
 

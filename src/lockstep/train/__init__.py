@@ -106,10 +106,12 @@ _MODULES = (
     "data_parallel_trainer",
     "horovod",
     "huggingface",
+    "lightgbm",
     "lightning",
     "tensorflow",
     "torch",
     "v2",
+    "xgboost",
 )
 _OF_DATA = ("DataConfig", "DatasetConfig")
 

@@ -50,6 +50,7 @@ _INSTEAD = {
     "huggingface.TransformersTrainer": _TRANSFORMERS,
     "huggingface.accelerate": _ACCELERATE,
     "huggingface.transformers.TransformersTrainer": _TRANSFORMERS,
+    "lightgbm.LightGBMPredictor": _PREDICTOR,
     "lightning.LightningCheckpoint": _LIGHTNING,
     "lightning.LightningConfigBuilder": _LIGHTNING,
     "lightning.LightningPredictor": _PREDICTOR,
@@ -60,6 +61,7 @@ _INSTEAD = {
     "sklearn": _SKLEARN,
     "tensorflow.TensorflowPredictor": _PREDICTOR,
     "torch.TorchPredictor": _PREDICTOR,
+    "xgboost.XGBoostPredictor": _PREDICTOR,
 }
 
 

@@ -221,9 +221,10 @@ def test_cross_validation(tmp_path: Path) -> None:
 
 
 def test_without_xgboost(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.train.xgboost import callback
     from lockstep.tune.integration import xgboost as integration
 
-    integration._on_xgboost.cache_clear()
+    callback._on_xgboost.cache_clear()
     monkeypatch.setitem(sys.modules, "xgboost.callback", None)
     with pytest.raises(ImportError, match="TuneReportCallback needs XGBoost; install it: pip inst"):
         integration.TuneReportCallback()

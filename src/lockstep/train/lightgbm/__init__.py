@@ -1,0 +1,23 @@
+"""LightGBM: the trainer, its config, its checkpoint, and the callback that reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.train.lightgbm.callback import RayTrainReportCallback
+from lockstep.train.lightgbm.checkpoint import LightGBMCheckpoint
+from lockstep.train.lightgbm.config import LightGBMConfig, get_network_params
+from lockstep.train.lightgbm.trainer import LightGBMTrainer
+from lockstep.train.missing import raise_missing_name
+
+__all__ = [
+    "LightGBMCheckpoint",
+    "LightGBMConfig",
+    "LightGBMTrainer",
+    "RayTrainReportCallback",
+    "get_network_params",
+]
+
+
+def __getattr__(name: str) -> Any:
+    raise_missing_name(__name__, name)
