@@ -105,6 +105,7 @@ INNER_LAYERS = {
         "context",
         "protocol",
         "backend",
+        "meeting",
         "serialize",
         "unpickling",
         "sources",
@@ -215,12 +216,15 @@ ENVIRONMENT_WRITERS = {
 }
 
 # Files that open a port: each for a framework that has no other way to connect its processes; one
-# for the nodes of a cluster, which must prove a secret; and the command that checks, for a moment
+# for the nodes of a cluster and one for the ranks of such a framework, which must prove a secret;
+# and the command that checks, for a moment
 # and on loopback, whether frameworks could.
 LISTENERS = {
     "cli/doctor.py",
     "engine/links.py",
     "train/horovod/backend.py",
+    "train/lightgbm/config.py",
+    "train/meeting.py",
     "train/tensorflow/backend.py",
     "train/torch/backend.py",
 }
@@ -515,7 +519,7 @@ def test_import_starts_nothing() -> None:
 
 def test_only_frameworks_listen() -> None:
     """lockstep's own processes talk over socket pairs, to which nobody else can connect."""
-    opens = ("listen", "create_server", "start_server", "serve_forever", "bind")
+    opens = ("listen", "accept", "create_server", "start_server", "serve_forever", "bind")
     found = {
         file
         for file in FILES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,17 +15,10 @@ from lockstep.train.trainer import DataParallelTrainer
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
 
-__all__ = ["BoostingTrainer", "free_port"]
+__all__ = ["BoostingTrainer"]
 
 _TRAIN = "train"
 _ROUNDS = 10
-
-
-def free_port(address: str) -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 class BoostingTrainer(DataParallelTrainer):

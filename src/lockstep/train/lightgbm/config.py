@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import Any
 
 from lockstep.train.backend import Backend, BackendConfig, Place, Wiring
-from lockstep.train.boosting_trainer import free_port
 
 __all__ = ["LightGBMConfig", "get_network_params"]
 
 _network: dict[str, Any] = {}
+_reserved: list[socket.socket] = []
+"""The bound socket that keeps this worker's port for LightGBM, which opens the port itself."""
 
 
 def get_network_params() -> dict[str, Any]:
@@ -18,6 +20,7 @@ def get_network_params() -> dict[str, Any]:
 
     Empty for one worker, and outside a ``LightGBMTrainer``.
     """
+    _release()
     return dict(_network)
 
 
@@ -32,7 +35,10 @@ class LightGBMConfig(BackendConfig):
 
 class _LightGBMBackend(Backend):
     def announce(self, rank: int, address: str) -> Place:
-        return Place(address, free_port(address))
+        keeper = socket.socket()
+        keeper.bind((address, 0))
+        _reserved.append(keeper)
+        return Place(address, keeper.getsockname()[1])
 
     def setup(self, wiring: Wiring) -> None:
         _network.clear()
@@ -47,3 +53,9 @@ class _LightGBMBackend(Backend):
 
     def teardown(self) -> None:
         _network.clear()
+        _release()
+
+
+def _release() -> None:
+    while _reserved:
+        _reserved.pop().close()

@@ -6,13 +6,11 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep import settings
 from lockstep.train.backend import Backend, BackendConfig, Place, Wiring
-from lockstep.train.boosting_trainer import free_port
+from lockstep.train.meeting import Meeting, join
 
 __all__ = ["XGBoostConfig"]
-
-_RETRIES = 20
-"""How often a rank tries to reach rank 0's tracker, which starts at the same time."""
 
 
 @dataclass(frozen=True)
@@ -38,33 +36,48 @@ class XGBoostConfig(BackendConfig):
 
 
 class _XGBoostBackend(Backend):
-    """Rank 0 runs XGBoost's tracker, and every rank joins it. One rank needs neither."""
+    """Rank 0 runs XGBoost's tracker, and every rank joins it. One rank needs neither.
 
-    _tracker: Any = None
-    _connected = False
+    XGBoost's connections that fail are tried again only seconds later, then after longer and longer
+    waits. So the other ranks learn of the tracker when it runs, and it ends after the last of them.
+    """
+
+    preload = ("xgboost", "lockstep.train.xgboost")
+
+    def __init__(self) -> None:
+        self._meeting: Meeting | None = None
+        self._tracker: Any = None
+        self._connected = False
 
     def announce(self, rank: int, address: str) -> Place:
-        # Before any rank is launched: rank 0's tracker must not be late, because a rank that does
-        # not reach it waits for seconds before it tries again.
-        importlib.import_module("xgboost")
-        return Place(address, free_port(address) if rank == 0 else None)
+        if rank != 0:
+            return Place(address)
+        self._meeting = Meeting(address)
+        return self._meeting.place
 
     def setup(self, wiring: Wiring) -> None:
-        context = wiring.context
-        if context.world_size == 1:
-            return
-        port = wiring.announcements[0].port
-        if context.world_rank == 0:
+        threads = settings.omp_threads()
+        if threads is not None:
+            # The fork server imported XGBoost before this worker had its share of the CPUs.
+            importlib.import_module("xgboost").set_config(nthread=threads)
+        rank, size = wiring.context.world_rank, wiring.context.world_size
+        if self._meeting is not None:
+            connections = self._meeting.wait_for(size - 1)
+            if size == 1:
+                return
             tracker = importlib.import_module("xgboost").RabitTracker
-            self._tracker = tracker(
-                context.world_size, host_ip=wiring.master_address, port=port, sortby="task"
-            )
+            self._tracker = tracker(size, host_ip=wiring.master_address, sortby="task")
             self._tracker.start()
+            arguments = self._tracker.worker_args()
+            for connection in connections.values():
+                with connection:
+                    connection.send(arguments)
+        else:
+            with join(wiring.announcements[0], rank) as connection:
+                arguments = connection.recv()
         importlib.import_module("xgboost.collective").init(
-            dmlc_tracker_uri=wiring.master_address,
-            dmlc_tracker_port=port,
-            dmlc_task_id=f"{context.world_rank:08d}",  # the tracker sorts by it
-            dmlc_retry=_RETRIES,
+            **arguments,
+            dmlc_task_id=f"{rank:08d}",  # the tracker sorts by it
         )
         self._connected = True
 
@@ -73,5 +86,6 @@ class _XGBoostBackend(Backend):
             importlib.import_module("xgboost.collective").finalize()
             self._connected = False
         if self._tracker is not None:
+            self._tracker.wait_for()  # every rank tells the tracker that it leaves
             self._tracker.free()
             self._tracker = None
