@@ -94,6 +94,14 @@ MODULES = (
     "lockstep.air.result",
     "lockstep.air.session",
     "lockstep.exceptions",
+    "lockstep.cloudpickle",
+    "lockstep.runtime_context",
+    "lockstep.runtime_env",
+    "lockstep.types",
+    "lockstep.util",
+    "lockstep.util.accelerators",
+    "lockstep.util.annotations",
+    "lockstep.util.debug",
     "lockstep.testing",
 )
 

@@ -8,16 +8,86 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.core import (
+        InitContext,
+        ObjectRef,
+        available_resources,
+        cluster_resources,
+        get,
+        get_gpu_ids,
+        get_runtime_context,
+        nodes,
+        put,
+        wait,
+    )
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "init", "is_initialized", "shutdown"]
+__all__ = [
+    "ObjectRef",
+    "__version__",
+    "available_resources",
+    "cluster_resources",
+    "get",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "is_initialized",
+    "nodes",
+    "put",
+    "shutdown",
+    "wait",
+]
 
-_SUBPACKAGES = ("air", "data", "exceptions", "train", "tune")
+_SUBPACKAGES = (
+    "air",
+    "cloudpickle",
+    "data",
+    "exceptions",
+    "runtime_context",
+    "runtime_env",
+    "train",
+    "tune",
+    "types",
+    "util",
+)
+_FACTS = {
+    "ObjectRef",
+    "available_resources",
+    "cluster_resources",
+    "get",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "nodes",
+    "put",
+    "wait",
+}
+"""What ``lockstep.core`` has."""
 
-_TASKS_AND_ACTORS = ("available_resources", "cluster_resources", "get", "put", "remote", "wait")
+_OF_RAY_CORE = (
+    "ActorClassID",
+    "ActorID",
+    "JobID",
+    "NodeID",
+    "ObjectID",
+    "ObjectRefGenerator",
+    "TaskID",
+    "WorkerID",
+    "actor",
+    "cancel",
+    "client",
+    "get_actor",
+    "java_actor_class",
+    "java_function",
+    "kill",
+    "method",
+    "remote",
+    "timeline",
+)
+"""The names of ``ray`` that need Ray's own Core: tasks and actors."""
 
 # Arguments of Ray's init() about a cluster, and what to use instead.
 _NO_CLUSTER = "there is no cluster, a run is processes of this machine"
@@ -53,7 +123,7 @@ def init(
     num_gpus: int | None = None,
     ignore_reinit_error: bool = False,
     **of_a_cluster: Any,
-) -> None:
+) -> InitContext:
     """Choose the settings of later runs of this process. Optional; starts nothing.
 
     A second call changes only the given settings; ``shutdown()`` forgets all of them.
@@ -86,6 +156,9 @@ def init(
             continue  # the value asks for what happens anyway
         text = f"init({name}={value!r}) does nothing: {_OF_A_CLUSTER.get(name, _NO_CLUSTER)}."
         warnings.warn(text, UserWarning, stacklevel=2)
+    from lockstep.core import InitContext
+
+    return InitContext()
 
 
 def is_initialized() -> bool:
@@ -102,17 +175,21 @@ def shutdown() -> None:
     runtime.reset()
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"lockstep.{name}")
-    if name in _TASKS_AND_ACTORS:
-        raise AttributeError(
-            f"lockstep.{name} does not exist: lockstep has no tasks, actors or clusters; "
-            "train.DataParallelTrainer runs a function on several workers, tune.Tuner several "
-            "functions at a time."
-        )
+    if name in _FACTS:
+        return getattr(importlib.import_module("lockstep.core"), name)
+    if name in _OF_RAY_CORE:
+        from lockstep.core import of_ray_core
+        from lockstep.missing import raise_missing_name
+
+        try:
+            return of_ray_core(name)
+        except LookupError as error:
+            raise_missing_name("lockstep", name, error.args[0])
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_SUBPACKAGES})
+    return sorted({*globals(), *_SUBPACKAGES, *_FACTS})

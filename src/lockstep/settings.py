@@ -20,6 +20,8 @@ __all__ = [
     "library_variable",
     "omp_threads",
     "preemption_grace_seconds",
+    "ray_names",
+    "ray_names_environment",
     "results_root",
     "start_timeout_seconds",
     "stop_grace_seconds",
@@ -30,6 +32,8 @@ __all__ = [
     "variable",
 ]
 
+RAY_NAMES = "LOCKSTEP_RAY_NAMES"
+"""Set by ``lockstep run`` for the workers of a script that imports ``ray``."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -54,6 +58,16 @@ def results_root() -> str:
 def engine_name() -> str:
     """``LOCKSTEP_ENGINE``: the engine without ``lockstep.init(engine=…)``."""
     return os.environ.get("LOCKSTEP_ENGINE") or "local"
+
+
+def ray_names() -> bool:
+    """``LOCKSTEP_RAY_NAMES``: whether ``ray`` is lockstep's in the workers of this process."""
+    return bool(os.environ.get(RAY_NAMES))
+
+
+def ray_names_environment() -> dict[str, str]:
+    """The same, for workers that do not inherit this process's environment."""
+    return {RAY_NAMES: "1"} if ray_names() else {}
 
 
 def stop_grace_seconds() -> float:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
-from lockstep.cli import compare, doctor, env, logs, ls, plot, rm, run, show, stack, sync
+from lockstep.cli import compare, doctor, env, logs, ls, plot, port, rm, run, show, stack, sync
 from lockstep.console.text import clean
 from lockstep.errors import LockstepError
 
@@ -28,6 +28,7 @@ COMMANDS = (
     env.COMMAND,
     stack.COMMAND,
     sync.COMMAND,
+    port.COMMAND,
     doctor.COMMAND,
     rm.COMMAND,
 )

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lockstep import runtime, settings
+from lockstep import ray_names, runtime, settings
 from lockstep.engine.agent import (
     Agent,
     Lost,
@@ -120,7 +120,7 @@ class RayEngine(Engine):
 
     def __init__(self) -> None:
         try:
-            import ray  # noqa: F401
+            ray_names.use_ray_itself()
         except ImportError as error:
             raise EngineError(
                 f"engine 'ray' needs Ray ({error}): pip install 'lockstep-train[ray]', on this "
@@ -174,7 +174,7 @@ class RayEngine(Engine):
         output: OutputSink,
     ) -> WorkerGroup:
         """See :class:`Engine`."""
-        self._connect()
+        self.connect()
         return _RayGroup(spec, loop, emit, output, self, self._host)
 
     def close(self) -> None:
@@ -336,12 +336,12 @@ class RayEngine(Engine):
         }
 
     def _alive_nodes(self) -> list[dict[str, Any]]:
-        self._connect()
+        self.connect()
         import ray
 
         return [node for node in ray.nodes() if node["Alive"]]
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
         """Use the Ray that is initialised here, or else connect to the cluster."""
         import ray
 
@@ -352,15 +352,21 @@ class RayEngine(Engine):
             )
         with self._lock:
             if not ray.is_initialized():
-                address = runtime.current().address
+                current = runtime.current()
+                address = current.address
                 _refuse_client(address)
-                # What workers print comes through lockstep; agents print nothing.
+                limits = {}
+                if address is None and settings.library_variable("RAY_ADDRESS") is None:
+                    limits = {"num_cpus": current.num_cpus, "num_gpus": current.num_gpus}
+                # What workers print comes through lockstep; agents print nothing. Tasks of a
+                # script that uses Ray's own Core may print.
                 try:
                     ray.init(
                         address,
-                        log_to_driver=False,
+                        log_to_driver=settings.ray_names(),
                         logging_level=logging.WARNING,
                         include_dashboard=None,
+                        **limits,
                     )
                 except ConnectionError as error:
                     raise EngineError(

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
+from lockstep import ray_names
+
 __all__ = [
     "LARGE_CAPTURE",
     "Outside",
@@ -150,6 +152,8 @@ def _dumps(
                 return reduced
             # cloudpickle knows plain modules only; torch.backends.cudnn is of a class of its own.
             if isinstance(value, ModuleType):
+                if ray_names.is_as_ray(value):
+                    return ray_names.import_as_ray, ()
                 name = value.__name__
                 if sys.modules.get(name) is not value:
                     owner = _owner_of(value)

@@ -588,6 +588,7 @@ class DataParallelTrainer(BaseTrainer):
             ),
             environment={
                 **settings.tracker_environment(),
+                **settings.ray_names_environment(),
                 **backend.environment(),
                 **runtime.current().env_vars,
                 **((self.run_config.worker_runtime_env or {}).get("env_vars") or {}),

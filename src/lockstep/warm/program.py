@@ -11,6 +11,8 @@ from importlib import machinery
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple, NoReturn
 
+from lockstep import ray_names
+
 __all__ = ["CODE", "MODULE", "SCRIPT", "Program", "end_by_interrupt", "prepare", "run_program"]
 
 SCRIPT, MODULE, CODE = "script", "-m", "-c"
@@ -33,6 +35,7 @@ def prepare(source: bytes | None) -> None:
     Args:
         source: the program's own text; None where there is none (a module that is not found).
     """
+    ray_names.install()  # where the program imports ray, it gets lockstep
 
 
 def run_program(program: Program) -> Any:

@@ -16,6 +16,7 @@ import sys
 import threading
 from typing import Any
 
+from lockstep import ray_names
 from lockstep.data.processes.wire import FAILED, READY, receive, send_object, send_table
 from lockstep.engine.titles import set_title
 from lockstep.error_record import pack_error
@@ -37,6 +38,7 @@ def main(fd: int, parent: int, name: str) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None where the parent has none
             stream.reconfigure(line_buffering=True)  # what a user's function prints is seen at once
+    ray_names.install_in_worker()
     sock = socket.socket(fileno=fd)
     tables: queue.SimpleQueue[Any] = queue.SimpleQueue()
     try:

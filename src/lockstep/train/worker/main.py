@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from lockstep import ray_names
 from lockstep.engine.attach import start_ticks
 from lockstep.engine.base import Channel, Node, WorkerInfo
 from lockstep.error_record import pack_error
@@ -52,6 +53,7 @@ SHARED_S = 10.0
 def main(channel: Channel) -> int:
     """What a worker does: announce itself, set up the framework, run the training function."""
     called = False
+    ray_names.install_in_worker()
     try:
         # Pickled by the driver once for all ranks, and sent as bytes.
         setup: WorkerSetup = pickle.loads(channel.receive())
