@@ -28,6 +28,7 @@ from lockstep.run_layout import (
     PICKLED_DICT_FILE,
     scratch_prefix,
 )
+from lockstep.state_files import StoredState
 from lockstep.storage import Storage, open_storage
 
 if TYPE_CHECKING:
@@ -172,7 +173,13 @@ class Checkpoint:
 
         A dict of plain values, arrays and tensors is stored as such, and reading it executes
         nothing. Any other dict is stored as a pickle: call this only if you trust its origin.
+
+        A ``train.State`` is its entries, as rank 0 gets them back, with complete tensors on the
+        CPU. Reading it executes nothing.
         """
+        if self.is_state:
+            assert self._storage is not None
+            return StoredState.read(self._storage).entries()
         if not self.is_dict:
             return {_TAR_KEY: self._tar()}
         data = self.given_dict()
@@ -324,6 +331,12 @@ class Checkpoint:
     def is_dict(self) -> bool:
         """Whether the checkpoint was created by ``from_dict``, stored or not."""
         return self._dict_file() is not None
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the checkpoint was reported as a ``train.State``."""
+        storage = self._directory()
+        return storage is not None and StoredState.is_in(storage)
 
     @property
     def current_id(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
@@ -26,6 +27,7 @@ __all__ = [
     "RunConfig",
     "ScalingConfig",
     "SyncConfig",
+    "seconds_of",
 ]
 
 StopCondition = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
@@ -271,9 +273,27 @@ class FailureConfig:
             )
 
 
+_UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+?)s?\s*")
+
+
+def seconds_of(text: str) -> float:
+    """``"30s"``, ``"5min"`` or ``"1.5h"`` in seconds.
+
+    Raises:
+        ValueError: it is not a time above 0.
+    """
+    match = _TIME.fullmatch(text.lower()) or re.fullmatch(r"\s*([\d.]+)\s*(s)\s*", text.lower())
+    unit = _UNITS.get(match[2]) if match else None
+    seconds = float(match[1]) * unit if match and unit else 0.0
+    if not seconds > 0:
+        raise ValueError(f"{text!r} is not a time; expected one such as '30s', '5min' or '1h'.")
+    return seconds
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Which checkpoints are kept.
+    """Which checkpoints are kept, and how often a ``train.State`` becomes one.
 
     Args:
         num_to_keep: keep this many, the best by score (without a score: the newest). The newest is
@@ -284,6 +304,12 @@ class CheckpointConfig:
         checkpoint_frequency: after how many steps a ``tune.Trainable`` class saves; 0: never. A
             training function decides itself when it reports a checkpoint.
         checkpoint_at_end: a ``tune.Trainable`` class saves when its trial ends.
+        every: which calls of ``report(checkpoint=state)`` save the ``train.State``, the same on all
+            ranks. None: each of them. A number ``n``: each n-th. A time such as ``"5min"``: the
+            first one after that time. ``"auto"``: as often as is worth it, from the measured cost
+            of a save and the time between failures. The last state of a run that ends, is stopped
+            or is preempted is always saved. Set ``num_to_keep`` as well.
+        max_overhead: of ``every="auto"``: the share of the time that saves may take at most.
     """
 
     num_to_keep: int | None = None
@@ -291,8 +317,11 @@ class CheckpointConfig:
     checkpoint_score_order: Literal["max", "min"] = "max"
     checkpoint_frequency: int = 0
     checkpoint_at_end: bool | None = None
+    every: int | str | None = None
+    max_overhead: float = 0.02
 
     def __post_init__(self) -> None:
+        self._check_every()
         if self.checkpoint_frequency is None:
             object.__setattr__(self, "checkpoint_frequency", 0)
         _check_int(self, "checkpoint_frequency", 0, " 0: never.")
@@ -304,6 +333,19 @@ class CheckpointConfig:
         attribute = self.checkpoint_score_attribute
         if attribute is not None and (not isinstance(attribute, str) or not attribute):
             raise _invalid(self, "checkpoint_score_attribute", "expected the name of a metric.")
+
+    def _check_every(self) -> None:
+        if isinstance(self.every, str):
+            if self.every != "auto":
+                try:
+                    seconds_of(self.every)
+                except ValueError:
+                    text = "expected 'auto', a number of reports, or a time such as '5min'."
+                    raise _invalid(self, "every", text) from None
+        elif self.every is not None:
+            _check_int(self, "every", 1, " None saves at every report that has a state.")
+        if not is_number(self.max_overhead) or not 0 < self.max_overhead <= 1:
+            raise _invalid(self, "max_overhead", "expected a share, above 0 and at most 1.")
 
 
 @dataclass(frozen=True)

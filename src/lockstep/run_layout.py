@@ -7,6 +7,8 @@
             trainer.pkl                             the function and the configs, for a restore
             objects/<sha256>                        large arrays of trainer.pkl; links between runs
             checkpoint_000000/                      exists once .lockstep_checkpoint.json is in it
+                train_state/rank_0.json             what train.State keeps: structure and values
+                train_state/rank_0.safetensors      its tensors
             .staging/  .trash/                      not published yet; about to be deleted
             return_value.bin                        what rank 0 returned, if it is plain data
             progress.csv  result.json  params.json
@@ -44,6 +46,9 @@ __all__ = [
     "scratch_prefix",
     "snapshot_prefix",
     "spool_prefix",
+    "state_data",
+    "state_index",
+    "state_rank",
     "undelivered_file",
 ]
 
@@ -71,6 +76,8 @@ DICT_FILE = "dict_checkpoint.bin"
 PICKLED_DICT_FILE = "dict_checkpoint.pkl"
 """Any other dict of ``Checkpoint.from_dict``."""
 DICT_FILES = (DICT_FILE, PICKLED_DICT_FILE)
+STATE_DIRECTORY = "train_state"
+"""The part of a checkpoint that ``train.State`` writes, two files a rank."""
 STAGING_DIRECTORY = ".staging"
 TRASH_DIRECTORY = ".trash"
 TEMPORARY = ".lockstep-tmp-"
@@ -150,6 +157,22 @@ def is_numbered(name: str) -> bool:
 def entry_of(location: str) -> str | None:
     """The entry of the run's directory with a checkpoint that was not uploaded; None if outside."""
     return location.split("/")[1] if location.startswith("./") else None
+
+
+def state_index(rank: int) -> str:
+    """The structure and the plain values of a rank's ``train.State``, in a checkpoint."""
+    return f"{STATE_DIRECTORY}/rank_{rank}.json"
+
+
+def state_data(rank: int) -> str:
+    """The tensors that a rank has written of a ``train.State``, in a checkpoint."""
+    return f"{STATE_DIRECTORY}/rank_{rank}.safetensors"
+
+
+def state_rank(name: str) -> int | None:
+    """The rank of a file of ``state_index``, without its directory; None: it is another file."""
+    match = re.fullmatch(r"rank_(\d{1,9})\.json", name)
+    return int(match[1]) if match else None
 
 
 def log_file(rank: int) -> str:

@@ -70,7 +70,7 @@ class Comparison:
 
     def checkpoints(self, expected: Checkpoint, got: Checkpoint) -> Iterator[Mismatch]:
         """Yield where two checkpoints differ: by entry if both are dicts, otherwise by file."""
-        if expected.is_dict and got.is_dict:
+        if (expected.is_dict and got.is_dict) or (expected.is_state and got.is_state):
             # If a class in a dict cannot be imported here, the checkpoints' files are compared.
             with suppress(CheckpointError):
                 dicts = (expected.to_dict(), got.to_dict())

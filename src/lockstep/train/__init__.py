@@ -48,6 +48,7 @@ from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.constants import TRAIN_DATASET_KEY
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.missing import raise_missing_name
+from lockstep.train.state import State
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ __all__ = [
     "Result",
     "RunConfig",
     "ScalingConfig",
+    "State",
     "SyncConfig",
     "TrainContext",
     "TrainingFailedError",

@@ -17,6 +17,7 @@ from lockstep.run_layout import OWN_NAMES
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.worker.session import Session, current
 from lockstep.train.worker.shards import Shards
+from lockstep.train.worker.snapshot import StateBase
 
 if TYPE_CHECKING:
     from lockstep.data import DataShard
@@ -70,7 +71,7 @@ def session_for(caller: str) -> Session:
 
 def report(
     metrics: Mapping[str, Any] | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: Checkpoint | StateBase | None = None,
     checkpoint_dir_name: str | None = None,
     checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
     delete_local_checkpoint_after_upload: bool = False,
@@ -86,7 +87,9 @@ def report(
     Args:
         metrics: names to plain values; numpy scalars are converted. The result has rank 0's
             metrics; those of every rank are kept.
-        checkpoint: this rank's files; the files of all ranks are merged into one checkpoint.
+        checkpoint: this rank's files; the files of all ranks are merged into one checkpoint. Or a
+            ``train.State``: then this returns when the state is copied, and it is written while
+            training continues, if ``CheckpointConfig(every=…)`` wants this one.
         checkpoint_dir_name: name of the checkpoint's directory; by default
             ``checkpoint_000000``, ``checkpoint_000001``, ….
         checkpoint_upload_mode: when to return, see :class:`CheckpointUploadMode`.
@@ -127,7 +130,15 @@ def report(
             "CheckpointUploadMode.SYNC, ASYNC or NO_UPLOAD."
         ) from None
     session = session_for("report()")
-    if checkpoint_upload_fn is not None and checkpoint is not None:
+    if isinstance(checkpoint, StateBase):
+        if checkpoint_upload_fn is not None or delete_local_checkpoint_after_upload:
+            raise ValueError(
+                "report(checkpoint=state): a State has no files yet that could be uploaded or "
+                "deleted; leave checkpoint_upload_fn and delete_local_checkpoint_after_upload out."
+            )
+        if mode is CheckpointUploadMode.NO_UPLOAD:
+            raise ValueError("report(checkpoint=state): with NO_UPLOAD nothing would be saved.")
+    elif checkpoint_upload_fn is not None and checkpoint is not None:
         if mode is CheckpointUploadMode.NO_UPLOAD:
             raise ValueError("report(checkpoint_upload_fn=…): with NO_UPLOAD nothing is uploaded.")
         local = checkpoint
@@ -200,7 +211,7 @@ def _plain_step(step: Any) -> Any:
 def get_checkpoint() -> Checkpoint | None:
     """Return the newest committed checkpoint, or the one to start from; None on a fresh start."""
     session = current()
-    return None if session is None else session.checkpoint
+    return None if session is None else session.start_checkpoint()
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> DataShard:

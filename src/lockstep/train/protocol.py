@@ -5,8 +5,11 @@ Hello            ─────────▶
                  ◀─────────    Launch        when every rank has said hello
 Report           ─────────▶
                  ◀─────────    SaveOrder     only if some rank reported a checkpoint
+StateDigests     ─────────▶                  only of a train.State, of several ranks
+                 ◀─────────    StateShares   when every rank has sent its digests
 Snapshotted      ─────────▶                  only in ASYNC mode
-Saved            ─────────▶
+Sealed           ─────────▶                  only of a train.State
+Saved / NotSaved ─────────▶
                  ◀─────────    Answer        when every rank is here (and it is committed)
 AskCommitted     ─────────▶
                  ◀─────────    Answer        when all uploads so far are committed
@@ -52,12 +55,17 @@ __all__ = [
     "Lingering",
     "LogRow",
     "Meet",
+    "MemoryPart",
+    "NotSaved",
     "Report",
     "ReturnTerminal",
     "SaveOrder",
     "Saved",
+    "Sealed",
     "Shared",
     "Snapshotted",
+    "StateDigests",
+    "StateShares",
     "Stop",
     "Terminal",
     "TrackerOpened",
@@ -123,6 +131,23 @@ class Launch(NamedTuple):
     """Every checkpoint the run has kept so far, with its metrics."""
     positions: dict[str, Any] | None = None
     """Where the datasets' shards resume, as kept with the checkpoint; None: at their beginning."""
+    memory: tuple[MemoryPart, ...] = ()
+    """The snapshots of the state to start from, where the driver has them; else empty."""
+
+
+class MemoryPart(NamedTuple):
+    """One rank's snapshot in the driver's memory."""
+
+    rank: int
+    structure: bytes
+    """The JSON of the rank."""
+    pid: int
+    descriptor: int
+    """Of the process ``pid``."""
+    name: str
+    """What the system calls the memory; no other memory is called so."""
+    size: int
+    checksum: tuple[int, ...]
 
 
 class CheckpointReport(NamedTuple):
@@ -140,6 +165,8 @@ class CheckpointReport(NamedTuple):
     """The checkpoint belongs to the row of the last report."""
     kind: str | None = None
     """The name of its class if that is a subclass of ``Checkpoint`` that lockstep has."""
+    is_state: bool = False
+    """A ``train.State``: the driver decides whether it is saved."""
 
 
 class DataReport(NamedTuple):
@@ -179,12 +206,39 @@ class SaveOrder(NamedTuple):
     compare: tuple[str, ...]
     """Names that another rank has too: send their fingerprints along."""
     mode: CheckpointUploadMode
+    ranks: tuple[int, ...] = ()
+    """The ranks that take part."""
+
+
+class StateDigests(NamedTuple):
+    """What of a rank's state other ranks may have as well."""
+
+    name: str
+    digests: Mapping[str, str]
+    """Entry → a word that is the same where its tensors are."""
+
+
+class StateShares(NamedTuple):
+    """Who else has the same: each of these ranks writes a part."""
+
+    groups: Mapping[str, tuple[int, ...]]
 
 
 class Snapshotted(NamedTuple):
     """The training function cannot change this rank's part any more; the upload continues."""
 
     name: str
+    seconds: float = 0.0
+    """How long the training function waited."""
+    memory: MemoryPart | None = None
+    """Of a ``train.State``: where the snapshot is, without its checksum."""
+
+
+class Sealed(NamedTuple):
+    """Every byte of this rank's snapshot of a state is in its memory."""
+
+    name: str
+    checksum: tuple[int, ...]
 
 
 class Saved(NamedTuple):
@@ -192,6 +246,13 @@ class Saved(NamedTuple):
 
     name: str
     fingerprints: Mapping[str, int]
+
+
+class NotSaved(NamedTuple):
+    """This rank's part of a state could not be copied or written; training can continue."""
+
+    name: str
+    error: dict[str, Any]
 
 
 class Answer(NamedTuple):

@@ -33,7 +33,7 @@ from lockstep.engine.base import (
     WorkerPreempted,
 )
 from lockstep.engine.loop import EventLoop, Timer
-from lockstep.error_record import pack_error
+from lockstep.error_record import pack_error, summarise_error
 from lockstep.errors import LockstepError, StopConditionError, StorageError
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import LOG_DIRECTORY, run_title
@@ -43,6 +43,7 @@ from lockstep.train.driver.best import planned
 from lockstep.train.driver.callbacks import RunListener
 from lockstep.train.driver.failure import FailurePolicy, describe, error_records
 from lockstep.train.driver.hangs import HangWatch, Stalled
+from lockstep.train.driver.memory import StateMemory
 from lockstep.train.driver.notes import (
     hang_note,
     lingering_note,
@@ -51,8 +52,9 @@ from lockstep.train.driver.notes import (
     stalled_note,
 )
 from lockstep.train.driver.notifier import RunNotifier
+from lockstep.train.driver.pace import Pace
 from lockstep.train.driver.run_plan import RunPlan
-from lockstep.train.driver.save_plan import differing_files
+from lockstep.train.driver.save_plan import differing_files, share_groups
 from lockstep.train.driver.state import RunState, transition
 from lockstep.train.driver.storage_queue import StorageQueue
 from lockstep.train.driver.terminal_loan import TerminalLoan
@@ -144,6 +146,10 @@ class Controller:
         self._reported: list[tuple[Checkpoint, dict[str, Any]]] = []
         self._known_to: list[int] = []
         self._reduced: dict[str, Any] | None = None
+        self._memory = StateMemory()
+        self._digests: dict[str, dict[int, Any]] = {}
+        """Of states that are being saved: what each rank has in common with others."""
+        self._pace = Pace.of(config.checkpoint_config)
         self._asking: dict[int, int] = {}
         """Ranks that wait until every checkpoint is committed, and which question it is."""
         self._questions = 0
@@ -157,6 +163,7 @@ class Controller:
             FailurePolicy(failures.max_failures, failures.max_preemption_failures),
             scaling=plan.scaling,
             capacity=plan.engine.capacity(plan.group),
+            every=self._pace.reports,
             **past,
         )
 
@@ -260,6 +267,7 @@ class Controller:
             self._group.close()
             self._group = None
         self._storage.close()
+        self._memory.close()
 
     # ------------------------------------------------------------------------------------ events
 
@@ -298,6 +306,8 @@ class Controller:
         # than isinstance(), and messages have no subclasses.
         kind = type(message)
         if kind is m.Report:
+            if message.checkpoint is not None and self._pace.due(time.monotonic()):
+                self._feed(e.SaveDue())
             self._feed(e.Reported(rank, message))
         elif kind is Posted:
             self._logged += 1
@@ -307,7 +317,17 @@ class Controller:
         elif kind is m.Saved:
             self._feed(e.SavedPart(rank, message.name, message.fingerprints))
         elif kind is m.Snapshotted:
+            if message.memory is not None:
+                self._memory.add(message.name, message.memory)
+                self._pace.took(time.monotonic(), message.seconds)
             self._feed(e.SnapshotPart(rank, message.name))
+        elif kind is m.StateDigests:
+            self._share_state(rank, message)
+        elif kind is m.Sealed:
+            if self._memory.seal(message.name, rank, message.checksum):
+                self._feed(e.SealedPart(rank, message.name))
+        elif kind is m.NotSaved:
+            self._not_saved(rank, message)
         elif kind is m.Hello:
             self._feed(e.Ready(rank, message.info, message.announcement))
         elif kind is m.Finished:
@@ -340,6 +360,27 @@ class Controller:
             what = shorten(repr(message), 200)
             error = LockstepError(f"rank {rank} sent {what}, which nobody expects.")
             self._feed(e.Raised(rank, pack_error(error)))
+
+    def _share_state(self, rank: int, message: m.StateDigests) -> None:
+        """When every rank has said what it has, tell each which ranks have the same."""
+        save = next((save for save in self.state.saves if save.name == message.name), None)
+        if save is None:
+            return
+        digests = self._digests.setdefault(save.name, {})
+        digests[rank] = message.digests
+        if len(digests) == sum(report is not None for report in save.reports):
+            for other, groups in share_groups(self._digests.pop(save.name)).items():
+                self._send(other, m.StateShares(groups))
+
+    def _not_saved(self, rank: int, message: m.NotSaved) -> None:
+        newest = self._run.newest_checkpoint()
+        kept = f"the newest is {newest.name}" if newest else "there is none yet"
+        self._notifier.warn_once(
+            "state",
+            f"Rank {rank} could not save its state: {summarise_error(message.error)} Training "
+            f"continues, and the next state is tried again. Of the checkpoints, {kept}.",
+        )
+        self._feed(e.SaveDropped(rank, message.name, message.error))
 
     # ----------------------------------------------------------------------------------- actions
 
@@ -392,6 +433,7 @@ class Controller:
             # A copy: in this process the message is not pickled, and the list grows.
             self._reported[:],
             newest.positions if newest else None,
+            self._memory.parts(newest.name) if newest else (),
         )
         for rank in range(self.state.world_size):
             self._send(rank, launch)
@@ -410,8 +452,11 @@ class Controller:
                 plan.write[rank],
                 compare.get(rank, ()),
                 save.mode,
+                tuple(plan.write),
             )
             self._send(rank, order)
+        if save.is_state:
+            self._memory.expect(save.name, save.id)
 
     def _record(self, action: e.Record) -> None:
         # Journaled before anybody acts on the row, so that what was decided can be explained.
@@ -458,6 +503,30 @@ class Controller:
             )
         )
 
+    def _adopt(self, action: e.Adopt) -> None:
+        save = action.save
+        # Described now: the next attempt begins with its counts.
+        record = self._run.describe_checkpoint(save.name, save.id, save.report_number, save.reports)
+        self._run.pending = record
+
+        def write() -> None:
+            self._memory.write(save.name, self._run.storage)
+            self._run.publish(record)
+
+        if self._engine.in_this_process:
+            error: BaseException | None = None
+            try:
+                write()
+            except LockstepError as failed:
+                error = failed
+            self._published(save, record, error)
+            return
+        self._storage.submit(write).add_done_callback(
+            lambda done: self._loop.call_soon(
+                lambda: self._published(save, record, done.exception())
+            )
+        )
+
     def _published(
         self, save: e.Save, record: CheckpointRecord, error: BaseException | None
     ) -> None:
@@ -465,9 +534,19 @@ class Controller:
         if all(save.id != awaited.id for awaited in self.state.saves):
             return  # abandoned before: it may exist now, but the run does not count on it
         if error is not None:
+            if save.adopted:
+                self._run.pending = None
+                self._notifier.warn_once(
+                    "adopt",
+                    f"The last state of the workers that ended could not be written to "
+                    f"{self._run.storage.uri}: {error}",
+                )
             self._feed(e.SaveFailed(save.name, pack_error(error)))
             return
         run = self._run
+        self._memory.drop_until(save.id)
+        if save.is_state:
+            self._pace.wrote(time.monotonic())
         # The new checkpoint is journaled before old ones are deleted: there is always one left.
         surplus = run.record_checkpoint(record)
         checkpoint = run.open_checkpoint(record)
@@ -559,6 +638,7 @@ class Controller:
 
     def _record_failure(self, action: e.RecordFailure) -> None:
         failures, retry, repeats, delay_s = action
+        self._pace.failed()
         # The state counts the next attempt already, where there is one.
         attempt = self.state.attempt - 1 if retry else self.state.attempt
         # The size of the group that failed: the next attempt's may differ.
@@ -695,6 +775,7 @@ _PERFORM: dict[type, Callable[[Controller, Any], None]] = {
     e.OrderSave: Controller._order_save,
     e.Record: Controller._record,
     e.Commit: Controller._commit,
+    e.Adopt: Controller._adopt,
     e.Discard: Controller._discard,
     e.Answer: Controller._answer,
     e.ShareValue: Controller._share_value,

@@ -13,6 +13,7 @@ from lockstep.train.protocol import Report, Stop
 
 __all__ = [
     "Action",
+    "Adopt",
     "Answer",
     "CapacityChanged",
     "CloseTrackers",
@@ -44,8 +45,11 @@ __all__ = [
     "Reported",
     "Returned",
     "Save",
+    "SaveDropped",
+    "SaveDue",
     "SaveFailed",
     "SavedPart",
+    "SealedPart",
     "SetTimer",
     "ShareValue",
     "SnapshotPart",
@@ -105,6 +109,18 @@ class Save(NamedTuple):
     """``Commit`` was ordered: another thread may be publishing it."""
     is_row: bool = True
     """False for ``save_checkpoint()``, which is no report."""
+    is_state: bool = False
+    """Of ``train.State``: a copy in memory, which may outlive the ranks."""
+    held: bool = False
+    """Not ordered yet: the memory of the save before it is still in use."""
+    answers: bool = False
+    """The ranks wait at their report: it is answered when the last snapshot is taken."""
+    sealed: frozenset[int] = frozenset()
+    """Ranks whose copy in memory is complete."""
+    dropped: bool = False
+    """A rank could not write its part: discarded when the others are done."""
+    adopted: bool = False
+    """The ranks are gone; the driver writes it from their memory."""
 
 
 # ---------------------------------------------------------------------------------------- events
@@ -130,6 +146,25 @@ class SnapshotPart(NamedTuple):
 
     rank: int
     name: str
+
+
+class SealedPart(NamedTuple):
+    """A rank's copy of a state in memory is complete."""
+
+    rank: int
+    name: str
+
+
+class SaveDropped(NamedTuple):
+    """A rank could not copy or write its part of a state. Its report is answered all the same."""
+
+    rank: int
+    name: str
+    error: dict[str, Any]
+
+
+class SaveDue(NamedTuple):
+    """It is time to save the state that ranks report next."""
 
 
 class SavedPart(NamedTuple):
@@ -254,6 +289,9 @@ Event = (
     Ready
     | Reported
     | SnapshotPart
+    | SealedPart
+    | SaveDropped
+    | SaveDue
     | SavedPart
     | Recorded
     | Committed
@@ -305,6 +343,12 @@ class Record(NamedTuple):
 
 class Commit(NamedTuple):
     """Publish a saved checkpoint; answered with ``Committed`` or ``SaveFailed``."""
+
+    save: Save
+
+
+class Adopt(NamedTuple):
+    """Write a state whose ranks are gone, from their memory, and commit it; answered as Commit."""
 
     save: Save
 
@@ -402,6 +446,7 @@ Action = (
     | OrderSave
     | Record
     | Commit
+    | Adopt
     | Discard
     | Answer
     | ShareValue

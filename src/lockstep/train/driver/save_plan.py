@@ -14,6 +14,7 @@ __all__ = [
     "agreed_name",
     "differing_files",
     "plan_save",
+    "share_groups",
 ]
 
 
@@ -34,6 +35,8 @@ def agreed_name(parts: Mapping[int, CheckpointReport]) -> str | None:
     _check_agree("upload modes", "checkpoint_upload_mode", _each(parts, lambda p: p.mode.name))
     places = _each(parts, lambda part: part.location)
     _check_agree("directories and none is uploaded", "checkpoint", places)
+    kinds = _each(parts, lambda part: "a State" if part.is_state else "a Checkpoint")
+    _check_agree("kinds of objects", "kind of checkpoint", kinds)
     return next(iter(_each(parts, lambda part: part.dir_name).values()), None)
 
 
@@ -94,6 +97,20 @@ def _check_clashes(owners: Mapping[str, list[int]]) -> None:
                     "rename one of them."
                 )
             above = above.rpartition("/")[0]
+
+
+def share_groups(
+    digests: Mapping[int, Mapping[str, str]],
+) -> dict[int, dict[str, tuple[int, ...]]]:
+    """Rank → entry → the ranks, itself among them, whose tensors of the entry are the same."""
+    same: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(digests):
+        for entry, word in digests[rank].items():
+            same.setdefault((entry, word), []).append(rank)
+    return {
+        rank: {entry: tuple(same[entry, word]) for entry, word in digests[rank].items()}
+        for rank in digests
+    }
 
 
 def differing_files(fingerprints: Sequence[Mapping[str, int]]) -> list[str]:

@@ -17,6 +17,11 @@ complete it becomes a row (``Record``), and, if some rank brought a checkpoint, 
     waiting complete ─▶ OrderSave ─▶ every rank Snapshotted ─▶ Record ─▶ Answer         (ASYNC)
                                      every rank Saved ─▶ Commit                          later
 
+A ``train.State`` is saved as in ASYNC mode, when it is due: by ``every``, or because ranks stop at
+this report. There is one copy of it in memory, so a save waits (``held``) until the save before it
+is committed. A copy that is complete outlives its ranks: when they are gone, the driver writes it
+(``Adopt``), and the next attempt starts from it at once.
+
 A notice (a preemption, or room for more workers) goes to every rank with the answer to one report,
 so that ranks can save. At the next report they stop; for a resize, once a checkpoint is committed.
 
@@ -43,6 +48,7 @@ from lockstep.errors import (
 from lockstep.run_layout import checkpoint_name, entry_of
 from lockstep.train.driver.events import (
     Action,
+    Adopt,
     Answer,
     CapacityChanged,
     Closed,
@@ -75,7 +81,10 @@ from lockstep.train.driver.events import (
     Returned,
     Save,
     SavedPart,
+    SaveDropped,
+    SaveDue,
     SaveFailed,
+    SealedPart,
     SetTimer,
     ShareValue,
     SnapshotPart,
@@ -152,6 +161,14 @@ class RunState(NamedTuple):
     """How many rows there were when the attempt began."""
     safe_rows: int = 0
     """How many rows the newest committed checkpoint covers."""
+    every: int = 1
+    """Every how many reports with a state it is saved; 0: when ``save_due``."""
+    offers: int = 0
+    """How many reports of this attempt had a state."""
+    save_due: bool = False
+    """The next state that is reported is saved."""
+    unsaved: bool = False
+    """The open report has a state that is not saved."""
     # A notice, and the end of the attempt.
     notice: Notice | None = None
     noticed_at: int | None = None
@@ -207,8 +224,10 @@ def _fresh_attempt(state: RunState) -> RunState:
         arrived=0,
         meeting=(),
         recording=False,
-        saves=(),
-        committed_before=state.committed,
+        saves=tuple(save for save in state.saves if save.adopted),
+        offers=0,
+        unsaved=False,
+        committed_before=state.committed | {save.name for save in state.saves if save.adopted},
         rows_before=state.rows,
         # A row proves that the function was called. Both counts are the old state's here.
         began=state.began or state.rows > state.rows_before,
@@ -263,8 +282,9 @@ def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]
     if state.phase is not Phase.RUNNING:
         raise _illegal(state, event)
     rank, report = event
+    part = report.checkpoint
     # save_checkpoint() concerns one rank: it adds no row, and no other rank waits for it.
-    if report.metrics is None:
+    if report.metrics is None and not (part is not None and part.is_state):
         parts: list[Report | None] = [None] * state.world_size
         parts[rank] = report
         return _start_save(state, tuple(parts), is_row=False)
@@ -278,8 +298,43 @@ def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]
         return _check_counts(state._replace(waiting=waiting, arrived=arrived))
     if any(part.checkpoint is not None for part in waiting):
         state = state._replace(waiting=waiting, arrived=arrived)
-        return _start_save(state, waiting, is_row=True)
+        return _reported_checkpoint(state)
     return _record(state, None, waiting=waiting, arrived=arrived)
+
+
+def _reported_checkpoint(state: RunState) -> tuple[RunState, list[Action]]:
+    """Every rank has reported, and some have a checkpoint."""
+    reports = [report for report in state.waiting if report is not None]
+    parts = [report.checkpoint for report in reports if report.checkpoint is not None]
+    if any(report.metrics is None for report in reports):
+        return _final_save(state)
+    if not all(part.is_state for part in parts):
+        return _start_save(state, state.waiting, is_row=True)
+    state = state._replace(offers=state.offers + 1)
+    due = state.save_due or state.notice is not None
+    if due or (state.every and state.offers % state.every == 0):
+        return _start_save(state._replace(save_due=False), state.waiting, is_row=True)
+    return _record(state, None, unsaved=True)
+
+
+def _final_save(state: RunState) -> tuple[RunState, list[Action]]:
+    """Functions have returned with a state that was reported last, and not saved."""
+    finals = {
+        rank: report
+        for rank, report in enumerate(state.waiting)
+        if report is not None and report.metrics is None
+    }
+    if len(finals) < state.arrived:
+        late = [r for r, report in enumerate(state.waiting) if report and r not in finals]
+        done = state.returned | finals.keys()
+        return _unequal(state, sorted(done), late)
+    reports = tuple(finals.get(rank) for rank in range(state.world_size))
+    state = state._replace(waiting=(None,) * state.world_size, arrived=0)
+    return _start_save(state, reports, is_row=False)
+
+
+def _save_due(state: RunState, event: SaveDue) -> tuple[RunState, list[Action]]:
+    return state._replace(save_due=True), []
 
 
 def _met(state: RunState, event: Met) -> tuple[RunState, list[Action]]:
@@ -309,7 +364,11 @@ def _record(state: RunState, checkpoint: str | None, **also: Any) -> tuple[RunSt
 
 
 def _start_save(
-    state: RunState, reports: tuple[Report | None, ...], *, is_row: bool
+    state: RunState,
+    reports: tuple[Report | None, ...],
+    *,
+    is_row: bool,
+    answers: bool = False,
 ) -> tuple[RunState, list[Action]]:
     parts = {
         rank: report.checkpoint
@@ -348,6 +407,10 @@ def _start_save(
         if lead.mode is not CheckpointUploadMode.NO_UPLOAD
         else frozenset(),
         is_row=is_row,
+        is_state=lead.is_state,
+        # The memory has room for one.
+        held=lead.is_state and any(save.is_state and not save.adopted for save in state.saves),
+        answers=answers,
     )
     # A checkpoint that is not uploaded may lie in the run's own directory. Its name must never be
     # used for another one: publishing that would replace the user's files.
@@ -358,12 +421,29 @@ def _start_save(
         committed=state.committed if users is None else state.committed | {users},
         history=_note(state, f"save {save.name}"),
     )
+    if save.held:
+        return state, []
     if save.parts_due:
         try:
             return state, [OrderSave(save, plan_save(parts))]
         except CheckpointError as error:
             return _fail(state, WorkerFailure(min(parts), pack_error(error)))
     return _commit_next(state)
+
+
+def _order_held(state: RunState) -> tuple[RunState, list[Action]]:
+    """Order the state that waited for the memory, if that is free now."""
+    held = next((save for save in state.saves if save.held), None)
+    busy = any(save.is_state and not save.held and not save.adopted for save in state.saves)
+    if held is None or busy or state.phase is not Phase.RUNNING:
+        return state, []
+    save = held._replace(held=False)
+    parts = {
+        rank: report.checkpoint
+        for rank, report in enumerate(save.reports)
+        if report is not None and report.checkpoint is not None
+    }
+    return _with_save(state, save), [OrderSave(save, plan_save(parts))]
 
 
 def _snapshot_part(state: RunState, event: SnapshotPart) -> tuple[RunState, list[Action]]:
@@ -373,7 +453,44 @@ def _snapshot_part(state: RunState, event: SnapshotPart) -> tuple[RunState, list
         return state, []
     save = save._replace(snapshots_due=save.snapshots_due - {event.rank})
     state = _with_save(state, save)
-    return (state, []) if save.snapshots_due else _record(state, save.name)
+    return (state, []) if save.snapshots_due else _after_snapshots(state, save)
+
+
+def _after_snapshots(state: RunState, save: Save) -> tuple[RunState, list[Action]]:
+    """No rank needs its state any more: let them continue."""
+    if save.is_row:
+        return _record(state, None if save.dropped else save.name)
+    if save.answers:
+        return _open_barrier(state._replace(unsaved=False))
+    return state, [Answer(_ranks_of(save), False)]
+
+
+def _sealed_part(state: RunState, event: SealedPart) -> tuple[RunState, list[Action]]:
+    save = _find(state, event.name)
+    if save is None:
+        return state, []
+    return _with_save(state, save._replace(sealed=save.sealed | {event.rank})), []
+
+
+def _save_dropped(state: RunState, event: SaveDropped) -> tuple[RunState, list[Action]]:
+    save = _find(state, event.name)
+    if save is None:
+        return state, []
+    waited = event.rank in save.snapshots_due
+    save = save._replace(
+        dropped=True,
+        snapshots_due=save.snapshots_due - {event.rank},
+        parts_due=save.parts_due - {event.rank},
+    )
+    state = _with_save(state, save)
+    if not save.is_row:
+        # The last state of this attempt is lost: the run must not look complete.
+        return _fail(state, WorkerFailure(event.rank, event.error))
+    actions: list[Action] = []
+    if waited and not save.snapshots_due and state.phase is Phase.RUNNING:
+        state, actions = _after_snapshots(state, save)
+    state, more = _commit_next(state)
+    return state, [*actions, *more]
 
 
 def _saved_part(state: RunState, event: SavedPart) -> tuple[RunState, list[Action]]:
@@ -396,6 +513,11 @@ def _commit_next(state: RunState) -> tuple[RunState, list[Action]]:
     save = state.saves[0]
     if save.parts_due or save.committing:
         return state, []
+    if save.dropped and not save.snapshots_due:
+        state = state._replace(saves=state.saves[1:])
+        state, ordered = _order_held(state)
+        state, more = _commit_next(state)
+        return state, [Discard((save.name,)), *ordered, *more]
     # An asynchronous save has its row as soon as the last snapshot is there, and may be committed
     # even while the attempt stops. A synchronous one gets its row only here.
     asynchronous = save.mode is CheckpointUploadMode.ASYNC
@@ -420,7 +542,10 @@ def _recorded(state: RunState, event: Recorded) -> tuple[RunState, list[Action]]
 
 def _open_barrier(state: RunState, **also: Any) -> tuple[RunState, list[Action]]:
     size = state.world_size
-    state = state._replace(waiting=(None,) * size, arrived=0, **also)
+    # Under a notice every state is saved, so only the stop of a run can find one that is not.
+    if state.unsaved and also.get("stop", state.stop) and state.phase is Phase.RUNNING:
+        return _save_before_stop(state._replace(unsaved=False, **also), state.waiting)
+    state = state._replace(waiting=(None,) * size, arrived=0, unsaved=False, **also)
     # The attempt is stopping. An answer would let ranks train on, past the state that counts.
     if state.phase is not Phase.RUNNING:
         return state, []
@@ -429,6 +554,19 @@ def _open_barrier(state: RunState, **also: Any) -> tuple[RunState, list[Action]]
     if state.notice is None or state.stop:
         return state, [Answer(everyone, state.stop)]
     return _answer_with_notice(state, state.notice, everyone)
+
+
+def _save_before_stop(
+    state: RunState, waiting: tuple[Report | None, ...]
+) -> tuple[RunState, list[Action]]:
+    """Ranks will stop at this report, and its state is not saved: save it, then answer."""
+    last = tuple(
+        report
+        if report is None or report.checkpoint is None
+        else report._replace(checkpoint=report.checkpoint._replace(of_last_row=True))
+        for report in waiting
+    )
+    return _start_save(state, last, is_row=False, answers=True)
 
 
 def _answer_with_notice(
@@ -463,11 +601,18 @@ def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action
             actions = [Answer(_ranks_of(save), False)]
     # A later save may have been complete for long, and all ranks gone: only this one was due.
     state, next_commit = _commit_next(state)
+    state, ordered = _order_held(state)
     state, more = _check_stopped(state)
-    return state, [*actions, *next_commit, *more]
+    return state, [*actions, *next_commit, *ordered, *more]
 
 
 def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Action]]:
+    save = _find(state, event.name)
+    if save is not None and save.adopted:
+        # The next attempt has the state in memory, or starts from an older checkpoint.
+        state = state._replace(saves=tuple(other for other in state.saves if other is not save))
+        state, more = _check_stopped(state)
+        return state, [Discard((save.name,)), *more]
     state = state._replace(saves=tuple(save for save in state.saves if save.name != event.name))
     # Publishing is the driver's work, so no rank is to blame; an error record needs one.
     return _fail(state, WorkerFailure(0, event.error))
@@ -531,15 +676,23 @@ def _check_counts(state: RunState) -> tuple[RunState, list[Action]]:
         return state, []
     if state.arrived + len(state.returned) < state.world_size:
         return state, []
+    if any(report is not None and report.metrics is None for report in state.waiting):
+        return _final_save(state)
     waiting = [rank for rank, report in enumerate(state.waiting) if report is not None]
+    return _unequal(state, sorted(state.returned), waiting)
+
+
+def _unequal(
+    state: RunState, returned: list[int], waiting: list[int]
+) -> tuple[RunState, list[Action]]:
     report = state.waiting[waiting[0]]
     assert report is not None
     done = report.number - 1
     error = MismatchedReportsError(
-        f"{name_ranks(state.returned)} returned after {done} report(s) while {name_ranks(waiting)} "
+        f"{name_ranks(returned)} returned after {done} report(s) while {name_ranks(waiting)} "
         f"reached report {report.number}; every rank must call report() equally often."
     )
-    return _fail(state, WorkerFailure(min(state.returned), pack_error(error)))
+    return _fail(state, WorkerFailure(min(returned), pack_error(error)))
 
 
 def _check_meeting(state: RunState) -> tuple[RunState, list[Action]]:
@@ -795,29 +948,49 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
         if state.failures and not waited_for and not state.killed:
             return state._replace(killed=True), [KillWorkers()]
         return state, []
-    if any(save.committing for save in state.saves):
+    if any(save.committing and not save.adopted for save in state.saves):
         return state, []  # a commit is under way in another thread: it will count
     # From here on every process is gone, so nobody writes into a staged directory any more.
     lost: list[Action] = []
+    kept = [save for save in state.saves if save.adopted]
+    for save in state.saves:
+        # One at most: the memory has room for one. It is complete if it is sealed on every rank.
+        due = frozenset(_ranks_of(save)) - save.sealed
+        if save.is_state and not (save.adopted or save.dropped or save.snapshots_due or due):
+            save = save._replace(committing=True, adopted=True)
+            lost.append(Adopt(save))
+            kept.append(save)
     # A checkpoint that is not uploaded is the user's own directory: never delete that.
-    ours = [s.name for s in state.saves if s.mode is not CheckpointUploadMode.NO_UPLOAD]
+    known = {save.name for save in kept}
+    ours = [
+        save.name
+        for save in state.saves
+        if save.name not in known and save.mode is not CheckpointUploadMode.NO_UPLOAD
+    ]
     if ours:
-        lost = [Discard(tuple(ours))]
-    state = state._replace(saves=())
+        lost.append(Discard(tuple(ours)))
+    state = state._replace(saves=tuple(kept))
+    ended, actions = _after_stop(state)
+    # A run that ends keeps its last state. An attempt that follows does not wait for that.
+    if kept and ended.phase.ended:
+        return state, lost
+    return ended, [*lost, *actions]
+
+
+def _after_stop(state: RunState) -> tuple[RunState, list[Action]]:
+    """Every process is gone: what follows."""
     failures = state.failures
     if state.interrupted:
-        return state._replace(phase=Phase.INTERRUPTED), [*lost, End(Phase.INTERRUPTED, failures)]
+        return state._replace(phase=Phase.INTERRUPTED), [End(Phase.INTERRUPTED, failures)]
     notice = state.notice
     preempted = notice is not None and notice.kind == "preemption"
     # Ranks that fail under a preemption most likely failed because of it: this does not count
     # against max_failures.
     if notice is not None and (state.stops_on_notice or (failures and preempted)):
-        state, actions = _after_notice(state, notice)
-    elif not failures:
-        state, actions = state._replace(phase=Phase.FINISHED), [End(Phase.FINISHED, ())]
-    else:
-        state, actions = _failed(state, failures)
-    return state, [*lost, *actions]
+        return _after_notice(state, notice)
+    if not failures:
+        return state._replace(phase=Phase.FINISHED), [End(Phase.FINISHED, ())]
+    return _failed(state, failures)
 
 
 def _after_notice(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
@@ -864,7 +1037,7 @@ def _count_failure(state: RunState, failures: tuple[WorkerFailure, ...]) -> RunS
     rows = state.rows - state.rows_before
     failure = (signature(first_cause(failures)), rows)
     # With a new checkpoint the next attempt starts elsewhere: that is progress.
-    saved = state.committed != state.committed_before
+    saved = state.committed != state.committed_before or any(s.adopted for s in state.saves)
     # The same error after the same number of rows: the next attempt will most likely end there.
     repeated = not saved and failure == state.last_failure
     return state._replace(
@@ -942,6 +1115,9 @@ _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] 
     Ready: _ready,
     Reported: _reported,
     SnapshotPart: _snapshot_part,
+    SealedPart: _sealed_part,
+    SaveDropped: _save_dropped,
+    SaveDue: _save_due,
     SavedPart: _saved_part,
     Recorded: _recorded,
     Committed: _committed,

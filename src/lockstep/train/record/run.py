@@ -71,6 +71,7 @@ class Run:
         last_metrics: what was reported last.
         data_wait: the largest share of time that a rank waited for data, at the last report.
         checkpoints: those that exist, oldest first.
+        pending: a checkpoint that is being written while the next attempt starts from it.
         returned: what rank 0's function has returned, in the attempt that is the last so far.
         is_protected: whether another trial will start from a checkpoint, so it must stay.
         metadata: what ``get_metadata()`` of the run's checkpoints has, JSON values by name.
@@ -84,6 +85,7 @@ class Run:
         self.is_protected: Callable[[CheckpointRecord], bool] = lambda _: False
         self.metadata: Mapping[str, Any] = {}
         self.returned: Returned | None = None
+        self.pending: CheckpointRecord | None = None
         self._unfinished_stages: set[str] = set()
         # A restored run may find snapshots of the driver before.
         self._has_saved = restored
@@ -253,7 +255,8 @@ class Run:
 
     def newest_checkpoint(self) -> CheckpointRecord | None:
         """The checkpoint that a new attempt starts from."""
-        return max(self.checkpoints, key=lambda record: record.id, default=None)
+        pending = [] if self.pending is None else [self.pending]
+        return max((*self.checkpoints, *pending), key=lambda record: record.id, default=None)
 
     def open_checkpoint(self, record: CheckpointRecord) -> Checkpoint:
         """A committed checkpoint for users."""
@@ -442,6 +445,8 @@ class Run:
         # journaled is found by its manifest, which has the same fields.
         self._journal.append("checkpoint", **asdict(record))
         self.checkpoints.append(record)
+        if self.pending is not None and self.pending.id <= record.id:
+            self.pending = None
         return self._drop_surplus(ended=False)
 
     def begin_save(self, name: str) -> None:

@@ -27,7 +27,8 @@ _PREFIX = "module."
 class TorchCheckpoint(Checkpoint):
     """A dict checkpoint with the model, or its state dict, at ``"model"``.
 
-    Also reads a directory with a ``model.pt`` from ``torch.save``. Tensors are stored as CPU
+    Also reads a directory with a ``model.pt`` from ``torch.save``, and a ``train.State`` with an
+    entry ``model``. Tensors are stored as CPU
     tensors, without the wrapper and prefix of ``DistributedDataParallel``.
     """
 
@@ -100,7 +101,7 @@ class TorchCheckpoint(Checkpoint):
     def _saved(self) -> Any:
         import torch
 
-        if self.is_dict:
+        if self.is_dict or self.is_state:
             data = self.to_dict()
             if _KEY in data:
                 return data[_KEY]

@@ -123,6 +123,7 @@ def _prepare(
         Shards(setup.datasets, context.world_rank, context.world_size, launch.positions, get_device)
         if setup.datasets
         else None,
+        launch.memory,
     )
     # Before the function is loaded: code that runs while loading may use the context.
     sessions.activate(session)
@@ -167,6 +168,7 @@ def _train(
         with session.end_hooks(_packed), debugging:
             session.start_clock()  # what came before belongs to the start
             returned = call()
+            session.keep_last_state()
     except StopTraining:
         pass
     except SystemExit as stop:

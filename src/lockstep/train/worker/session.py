@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -19,11 +20,13 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import Channel
 from lockstep.error_record import pack_error
-from lockstep.errors import CheckpointError, StopTraining
+from lockstep.errors import CheckpointError, StopTraining, StorageError
 from lockstep.jobs import JobThread
 from lockstep.metrics import normalise
 from lockstep.records import address_from
-from lockstep.run_layout import snapshot_prefix
+from lockstep.run_layout import snapshot_prefix, state_data, state_index
+from lockstep.state_files import StoredState, bytes_source
+from lockstep.state_memory import checksum, open_memory
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers.values import Outcome
 from lockstep.train.context import PreemptionInfo, TrainContext
@@ -39,17 +42,23 @@ from lockstep.train.protocol import (
     Finished,
     LogRow,
     Meet,
+    MemoryPart,
+    NotSaved,
     Report,
     ReturnTerminal,
     Saved,
     SaveOrder,
+    Sealed,
     Shared,
     Snapshotted,
+    StateDigests,
+    StateShares,
     Terminal,
     TrackerOpened,
 )
 from lockstep.train.reduction import check_reduce
 from lockstep.train.worker.shards import Shards
+from lockstep.train.worker.snapshot import Snapshot, SnapshotMemory, StateBase, digests
 from lockstep.train.worker.take_over import check_copied, check_moved, check_moved_files
 
 __all__ = ["Session", "activate", "current"]
@@ -73,6 +82,7 @@ class Session:
         reported: list[tuple[Checkpoint, dict[str, Any]]],
         faults: Faults | None = None,
         shards: Shards | None = None,
+        memory: Sequence[MemoryPart] = (),
     ) -> None:
         self.context = context
         self.shards = shards
@@ -99,11 +109,17 @@ class Session:
         self._waits: dict[str, float] = {}
         self._pid = os.getpid()
         self._end_hooks: list[Callable[[Outcome], None]] = []
+        self._memory = SnapshotMemory()
+        self._unsaved: StateBase | None = None
+        """The state that was reported last, if the driver did not want it then."""
+        self._start_state = _open_parts(memory)
+        self._awaits_start = bool(memory)
+        """The checkpoint to start from may not be on storage yet."""
 
     def report(
         self,
         metrics: Mapping[str, Any],
-        checkpoint: Checkpoint | None,
+        checkpoint: Checkpoint | StateBase | None,
         *,
         dir_name: str | None,
         mode: CheckpointUploadMode,
@@ -169,6 +185,56 @@ class Session:
             self._checked_files(checkpoint, take_over=True)
             shutil.rmtree(checkpoint.storage.root)
 
+    def state_in_memory(self) -> StoredState | None:
+        """The state to start from, where the driver still has it in memory.
+
+        Raises:
+            CheckpointError: the memory has changed.
+        """
+        if not self._start_state:
+            return None
+        buffers, indexes = {}, {}
+        for part, descriptor in self._start_state:
+            private = {"flags": mmap.MAP_PRIVATE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
+            buffers[part.rank] = mmap.mmap(descriptor, part.size, **private)
+            if checksum(buffers[part.rank], part.size) != part.checksum:
+                raise CheckpointError(
+                    f"The copy of rank {part.rank}'s state in memory has another checksum than "
+                    "when it was taken; the run starts again from storage."
+                )
+            indexes[part.rank] = json.loads(part.structure)
+        return StoredState(
+            "the memory of the last workers",
+            indexes,
+            lambda rank: bytes_source(buffers[rank]),
+            clone=True,
+        )
+
+    def start_checkpoint(self) -> Checkpoint | None:
+        """The newest committed checkpoint, or the one to start from; waits until it exists."""
+        if self._awaits_start:
+            with self._lock:
+                if not self._stopped:
+                    self._ask_committed(None)
+            self._awaits_start = False
+            known = [checkpoint for checkpoint, _ in self.reported_checkpoints]
+            if self.checkpoint not in known:  # it could not be written
+                self.checkpoint = known[-1] if known else None
+        return self.checkpoint
+
+    def keep_last_state(self) -> None:
+        """The function has returned: save the state that it reported last, if that is not saved."""
+        state = self._unsaved
+        if state is None or self._stopped:
+            return
+        part = self._describe(state, None, CheckpointUploadMode.ASYNC)
+        assert part is not None
+        part = part._replace(of_last_row=True)
+        with self._lock:
+            # The number that the next report would have: ranks that report once more do not fit.
+            report = Report(self._number + 1, None, part, None, time.time(), 0.0)
+            self._exchange(report, state, False)
+
     @property
     def reports(self) -> int:
         """How often this rank has called ``report()`` in this attempt."""
@@ -197,13 +263,16 @@ class Session:
         with self._lock:
             if not self._uploading or self._stopped:
                 return
-            with self._waiting("checkpoint"):
-                self._channel.send(AskCommitted(timeout_s))
-                answer = self._channel.receive()
-            if isinstance(answer, CloseTrackers):
-                self._let_go()
-            assert isinstance(answer, Answer)
-            self._learn(answer)
+            self._ask_committed(timeout_s)
+
+    def _ask_committed(self, timeout_s: float | None) -> None:
+        with self._waiting("checkpoint"):
+            self._channel.send(AskCommitted(timeout_s))
+            answer = self._channel.receive()
+        if isinstance(answer, CloseTrackers):
+            self._let_go()
+        assert isinstance(answer, Answer)
+        self._learn(answer)
 
     @contextlib.contextmanager
     def _waiting(self, account: str) -> Iterator[None]:
@@ -218,6 +287,7 @@ class Session:
         if answer.committed:
             self.reported_checkpoints.extend(answer.committed)
             self.checkpoint = answer.committed[-1][0]
+            self._awaits_start = False
 
     def meet(self, call: str, value: bytes) -> bytes:
         """Wait until every rank calls this; return the value of rank 0."""
@@ -308,9 +378,15 @@ class Session:
     def finish(self) -> bool:
         """Wait for uploads; False if one failed (and has been reported)."""
         if not self._uploading:
-            return self._uploads.drain()
-        with self._waiting("checkpoint"):
-            return self._uploads.drain()
+            done = self._uploads.drain()
+        else:
+            with self._waiting("checkpoint"):
+                done = self._uploads.drain()
+        self._memory.close()
+        for _, descriptor in self._start_state:
+            os.close(descriptor)
+        self._start_state = []
+        return done
 
     def _check_process(self, caller: str) -> None:
         # A forked data loader has a copy of the socket, and would write into the middle of a frame.
@@ -322,15 +398,22 @@ class Session:
 
     def _describe(
         self,
-        checkpoint: Checkpoint | None,
+        checkpoint: Checkpoint | StateBase | None,
         dir_name: str | None,
         mode: CheckpointUploadMode,
         take_over: bool = False,
     ) -> CheckpointReport | None:
         if checkpoint is None:
             return None
+        if isinstance(checkpoint, StateBase):
+            rank = self.context.world_rank
+            files = {state_index(rank): 0, state_data(rank): 0}
+            mode = CheckpointUploadMode.ASYNC
+            return CheckpointReport(files, mode, dir_name, None, None, is_state=True)
         if not isinstance(checkpoint, Checkpoint):
-            raise TypeError(f"report(checkpoint={checkpoint!r}): expected a lockstep Checkpoint.")
+            raise TypeError(
+                f"report(checkpoint={checkpoint!r}): expected a lockstep Checkpoint or a State."
+            )
         attribute = self._score_attribute
         score = checkpoint.dict_value(attribute) if attribute else None
         if mode is CheckpointUploadMode.NO_UPLOAD:
@@ -360,13 +443,19 @@ class Session:
         return files
 
     def _exchange(
-        self, report: Report, checkpoint: Checkpoint | None, take_over: bool
+        self, report: Report, checkpoint: Checkpoint | StateBase | None, take_over: bool
     ) -> dict[str, Any] | None:
         self._channel.send(report)
         answer = self._channel.receive()
+        if isinstance(checkpoint, StateBase):
+            self._unsaved = checkpoint
         if isinstance(answer, SaveOrder):
-            assert checkpoint is not None
-            self._save(answer, checkpoint, take_over)
+            if isinstance(checkpoint, StateBase):
+                self._save_state(answer, checkpoint)
+                self._unsaved = None
+            else:
+                assert checkpoint is not None
+                self._save(answer, checkpoint, take_over)
             answer = self._channel.receive()
         if isinstance(answer, CloseTrackers):
             self._let_go()
@@ -378,7 +467,7 @@ class Session:
             if kind == "preemption":
                 self.preemption = PreemptionInfo(rank, deadline or 0.0)
         # The request is met by this checkpoint.
-        elif report.checkpoint is not None:
+        elif report.checkpoint is not None and self._unsaved is None:
             self.checkpoint_requested = False
         if answer.stop:
             self._stopped = True
@@ -416,6 +505,43 @@ class Session:
         self._channel.send(Snapshotted(order.name))
         self._uploading = True
         self._uploads.submit(job)
+
+    def _save_state(self, order: SaveOrder, state: StateBase) -> None:
+        """Copy the state; it is written while training continues."""
+        rank = self.context.world_rank
+        captured = state.capture()
+        groups: Mapping[str, tuple[int, ...]] = {}
+        if len(order.ranks) > 1:
+            self._channel.send(StateDigests(order.name, digests(captured)))
+            shares = self._channel.receive()
+            assert isinstance(shares, StateShares)
+            groups = shares.groups
+        name = f"{self.context.trial_id}/{self.context.attempt}/{order.name}"
+        try:
+            taken = self._memory.take(captured, name, rank, order.ranks, groups)
+        except StorageError as error:
+            self._channel.send(NotSaved(order.name, pack_error(error)))
+            return
+        part = None
+        if taken.place is not None:
+            part = MemoryPart(
+                rank, taken.structure, os.getpid(), *taken.place, taken.layout.size, ()
+            )
+        self._channel.send(Snapshotted(order.name, taken.seconds, part))
+        self._uploading = True
+        self._uploads.submit(self._write_state, order, taken)
+
+    def _write_state(self, order: SaveOrder, taken: Snapshot) -> None:
+        rank = self.context.world_rank
+        self._channel.send(Sealed(order.name, taken.finish()))
+        try:
+            data = f"{order.directory}/{state_data(rank)}"
+            self._storage.put_stream(data, taken.chunks())
+            self._storage.put_bytes(f"{order.directory}/{state_index(rank)}", taken.structure)
+        except StorageError as error:
+            self._channel.send(NotSaved(order.name, pack_error(error)))
+        else:
+            self._channel.send(Saved(order.name, {}))
 
     def _may_take(self, checkpoint: Checkpoint) -> bool:
         # A committed checkpoint is the run's: moving its files would destroy it.
@@ -481,6 +607,20 @@ class Session:
 
     def _upload_failed(self, error: BaseException) -> None:
         self._channel.send(Failed(pack_error(error)))
+
+
+def _open_parts(parts: Sequence[MemoryPart]) -> list[tuple[MemoryPart, int]]:
+    """Open the memory of a state that the driver keeps; all of it or, if it is gone, nothing."""
+    opened: list[tuple[MemoryPart, int]] = []
+    try:
+        for part in parts:
+            found = open_memory(part.pid, part.descriptor, part.name, part.size)
+            opened.append((part, found))
+    except OSError:  # on storage since, or the driver is on another machine
+        for _, descriptor in opened:
+            os.close(descriptor)
+        return []
+    return opened
 
 
 def _remove_empty(checkpoint: Checkpoint) -> None:

@@ -1,0 +1,101 @@
+"""The snapshots of states in memory, which the driver keeps when the workers that took them die.
+
+A worker's snapshot lies in anonymous memory. The driver opens that memory when it hears of it,
+so the memory exists until the driver closes it: when the checkpoint is on storage, or the run is
+over.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from lockstep.errors import CheckpointError
+from lockstep.run_layout import state_data, state_index
+from lockstep.state_memory import CHUNK, checksum, open_memory
+from lockstep.storage import Storage
+from lockstep.train.protocol import MemoryPart
+
+__all__ = ["StateMemory"]
+
+
+class _Snapshot(NamedTuple):
+    id: int
+    parts: dict[int, MemoryPart]
+    """Opened by this process; without a checksum they may not be complete."""
+
+
+class StateMemory:
+    """The snapshots of a run that are not on storage yet. Used from the loop's thread.
+
+    ``write`` may run in another thread, for a snapshot that is complete.
+    """
+
+    def __init__(self) -> None:
+        self._snapshots: dict[str, _Snapshot] = {}
+
+    def expect(self, name: str, number: int) -> None:
+        """A save with this name and number begins."""
+        self._snapshots[name] = _Snapshot(number, {})
+
+    def add(self, name: str, part: MemoryPart) -> None:
+        """Keep a rank's memory. Where it cannot be opened, on another machine, it is not kept."""
+        snapshot = self._snapshots.get(name)
+        if snapshot is None:
+            return
+        with suppress(OSError):
+            opened = open_memory(part.pid, part.descriptor, part.name, part.size)
+            snapshot.parts[part.rank] = part._replace(pid=os.getpid(), descriptor=opened)
+
+    def seal(self, name: str, rank: int, sums: tuple[int, ...]) -> bool:
+        """A rank's snapshot is complete; whether the driver has it."""
+        snapshot = self._snapshots.get(name)
+        if snapshot is None or rank not in snapshot.parts:
+            return False
+        snapshot.parts[rank] = snapshot.parts[rank]._replace(checksum=sums)
+        return True
+
+    def parts(self, name: str) -> tuple[MemoryPart, ...]:
+        """What the workers of the next attempt open; empty if there is no such snapshot."""
+        snapshot = self._snapshots.get(name)
+        return tuple(snapshot.parts.values()) if snapshot else ()
+
+    def write(self, name: str, storage: Storage) -> None:
+        """Write a snapshot's files to where they are published from.
+
+        Raises:
+            CheckpointError: the memory is not what the ranks have sealed.
+            StorageError: storage failed.
+        """
+        directory = storage.stage(name)
+        for rank, part in self._snapshots[name].parts.items():
+            with mmap.mmap(part.descriptor, 0, prot=mmap.PROT_READ) as memory:
+                if checksum(memory, part.size) != part.checksum:
+                    raise CheckpointError(
+                        f"the copy of rank {rank}'s state in memory is not what the rank has "
+                        "taken: its checksum differs."
+                    )
+                chunks = _chunks(memory, part.size)
+                storage.put_stream(f"{directory}/{state_data(rank)}", chunks)
+            storage.put_bytes(f"{directory}/{state_index(rank)}", part.structure)
+
+    def drop_until(self, number: int) -> None:
+        """A checkpoint is on storage: it, and what is older, is not needed in memory."""
+        for name in [name for name, old in self._snapshots.items() if old.id <= number]:
+            for part in self._snapshots.pop(name).parts.values():
+                os.close(part.descriptor)
+
+    def close(self) -> None:
+        """Release everything."""
+        for snapshot in self._snapshots.values():
+            for part in snapshot.parts.values():
+                os.close(part.descriptor)
+        self._snapshots = {}
+
+
+def _chunks(memory: mmap.mmap, size: int) -> Iterator[bytes]:
+    for start in range(0, size, CHUNK):
+        yield memory[start : min(start + CHUNK, size)]

@@ -1,0 +1,285 @@
+"""A copy of this rank's training state in memory, which the training function cannot change.
+
+The memory is anonymous and shared: the driver opens it as well, and keeps it when this process
+dies. It has no name in any file system, so nothing is left of it when the last process is
+gone, however that ends. It is reused: of a state there is one copy, never two.
+
+    SaveOrder ──▶ take()  ──▶ Snapshotted      training continues
+                  finish() ─▶ Sealed           every byte is there, with its checksum
+                  write    ─▶ Saved            on storage
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from lockstep.errors import StorageError
+from lockstep.state_files import VERSION
+from lockstep.state_memory import CHUNK, checksum, create_memory
+from lockstep.state_tree import Leaf, torch_dtype
+from lockstep.tensor_file import Layout, Slot, lay_out
+
+__all__ = ["Captured", "Snapshot", "SnapshotMemory", "StateBase", "digests"]
+
+_SAMPLED = 8
+"""Of how many tensors a digest has some elements: of all of them would take long on a GPU."""
+
+
+class Captured(NamedTuple):
+    """A state as it is now: structure and values copied, tensors only referred to."""
+
+    entries: dict[str, Any]
+    kinds: dict[str, str]
+    leaves: dict[str, Leaf]
+    shared: dict[str, frozenset[str]]
+    """Entry → the tensors that are expected to be the same on every rank that has the entry."""
+
+
+class StateBase(ABC):
+    """What a session needs of ``train.State``."""
+
+    @abstractmethod
+    def capture(self) -> Captured:
+        """The state as it is now."""
+
+
+class Snapshot(NamedTuple):
+    """A snapshot of this rank's part of a state."""
+
+    structure: bytes
+    """The JSON of the rank."""
+    layout: Layout
+    memory: Any
+    """The ``mmap`` that has it."""
+    event: Any
+    """Of a GPU: when it happens, the copy is complete; else None."""
+    seconds: float
+    """How long the training function waited."""
+    place: tuple[int, str] | None
+    """The descriptor of the memory, and its name; None: no other process can open it."""
+
+    def finish(self) -> tuple[int, ...]:
+        """Wait until every byte is there; returns the checksum."""
+        if self.event is not None:
+            self.event.synchronize()
+        return checksum(self.memory, self.layout.size)
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The content of the file of tensors."""
+        view = memoryview(self.memory)
+        for start in range(0, self.layout.size, CHUNK):
+            yield view[start : min(start + CHUNK, self.layout.size)]
+
+
+def digests(captured: Captured) -> dict[str, str]:
+    """For each entry with shared tensors: their names and shapes, and a few elements, as one word.
+
+    Where two ranks have the same word, each needs to write only a part of the entry.
+    """
+    found = {}
+    for entry, names in captured.shared.items():
+        if not names:
+            continue
+        leaves = [captured.leaves[name] for name in sorted(names)]
+        word = hashlib.sha256()
+        for leaf in leaves:
+            word.update(f"{leaf.name}|{leaf.dtype}|{leaf.shape};".encode())
+        step = max(len(leaves) // _SAMPLED, 1)
+        for leaf in leaves[::step]:
+            word.update(_sample(leaf))
+        found[entry] = word.hexdigest()[:32]
+    return found
+
+
+def _sample(leaf: Leaf) -> bytes:
+    if not leaf.is_torch or not leaf.source.numel():
+        return b""
+    flat = leaf.source.reshape(-1) if leaf.source.is_contiguous() else leaf.source.flatten()[:1]
+    step = max(flat.numel() // 4, 1)
+    content: bytes = flat[::step][:4].double().cpu().numpy().tobytes()
+    return content
+
+
+def _divide(leaves: Sequence[Leaf], ranks: Sequence[int], rank: int) -> set[str]:
+    """The names that ``rank`` writes: each rank about as many bytes. The same on every rank."""
+    load = dict.fromkeys(ranks, 0)
+    mine = set()
+    for leaf in sorted(leaves, key=lambda leaf: (-leaf.nbytes, leaf.name)):
+        least = min(ranks, key=lambda one: (load[one], one))
+        load[least] += leaf.nbytes
+        if least == rank:
+            mine.add(leaf.name)
+    return mine
+
+
+class SnapshotMemory:
+    """The memory for one snapshot, reused for the next. Used from one thread at a time."""
+
+    def __init__(self) -> None:
+        self._map: Any = None
+        self._descriptor = -1
+        self._name = ""
+        self._pinned = False
+        self._slots: tuple[Slot, ...] = ()
+        self._layout: Layout | None = None
+        self._targets: dict[str, Any] = {}
+        self._stream: Any = None
+
+    def take(
+        self,
+        captured: Captured,
+        snapshot: str,
+        rank: int,
+        ranks: Sequence[int],
+        groups: Mapping[str, Sequence[int]],
+    ) -> Snapshot:
+        """Copy this rank's part of a state.
+
+        Args:
+            captured: the state.
+            snapshot: the snapshot's name, the same on all ranks.
+            rank: this one.
+            ranks: those that take part.
+            groups: entry → the ranks whose shared tensors are the same.
+
+        Raises:
+            StorageError: there is not enough memory for a copy.
+        """
+        began = time.perf_counter()
+        leaves = self._own(captured, rank, groups)
+        slots = tuple(Slot(leaf.name, leaf.dtype, leaf.shape, leaf.nbytes) for leaf in leaves)
+        on_gpu = any(leaf.is_torch and leaf.source.is_cuda for leaf in leaves)
+        if self._layout is None or slots != self._slots:
+            layout = lay_out(slots, {"format": "pt"})
+            self._reserve(layout.size, on_gpu)
+            self._slots, self._layout, self._targets = slots, layout, {}
+            self._map[: len(layout.header)] = layout.header
+        event = self._copy(leaves, on_gpu)
+        chunks = {leaf.name: leaf.chunk for leaf in leaves if leaf.chunk is not None}
+        index = {
+            "version": VERSION,
+            "snapshot": snapshot,
+            "rank": rank,
+            "ranks": list(ranks),
+            "entries": captured.entries,
+            "kinds": captured.kinds,
+            "groups": {entry: list(group) for entry, group in groups.items()},
+            "chunks": chunks,
+        }
+        text = json.dumps(index, ensure_ascii=False, separators=(",", ":")).encode()
+        place = None if self._descriptor < 0 else (self._descriptor, self._name)
+        seconds = time.perf_counter() - began
+        return Snapshot(text, self._layout, self._map, event, seconds, place)
+
+    def close(self) -> None:
+        """Release the memory; views of it stay valid."""
+        self._targets = {}
+        self._layout = None
+        if self._pinned:
+            with suppress(Exception):  # the process of a GPU that has failed
+                self._cudart().cudaHostUnregister(self._address())
+            self._pinned = False
+        self._map = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _own(
+        self, captured: Captured, rank: int, groups: Mapping[str, Sequence[int]]
+    ) -> list[Leaf]:
+        """What this rank writes, of what it has."""
+        others: set[str] = set()
+        for entry, ranks in groups.items():
+            names = captured.shared.get(entry, frozenset())
+            if len(ranks) > 1 and names:
+                others |= names - _divide([captured.leaves[n] for n in names], ranks, rank)
+        return [
+            leaf
+            for leaf in captured.leaves.values()
+            if leaf.name not in others and not leaf.is_copy
+        ]
+
+    def _reserve(self, size: int, on_gpu: bool) -> None:
+        if self._map is not None and len(self._map) >= size and self._pinned == on_gpu:
+            return
+        self.close()
+        try:
+            self._descriptor, self._name = create_memory(size)
+            self._map = mmap.mmap(self._descriptor, size)
+        except OSError as error:
+            self.close()
+            raise StorageError(
+                f"There is no room in memory for a copy of the training state, {size / 2**20:.0f} "
+                f"MiB on this rank ({error.strerror or error}); free memory, raise the "
+                "container's limit, or report checkpoints that are directories."
+            ) from error
+        if on_gpu:
+            self._pin(size)
+
+    def _pin(self, size: int) -> None:
+        """Let the GPU write into the memory itself. Where it cannot, the copy is only slower."""
+        with suppress(Exception):
+            self._cudart().cudaHostRegister(self._address(), size, 0)
+        self._pinned = True
+
+    def _cudart(self) -> Any:
+        return sys.modules["torch"].cuda.cudart()
+
+    def _address(self) -> int:
+        torch: Any = sys.modules["torch"]
+        return int(torch.frombuffer(self._map, dtype=torch.uint8).data_ptr())
+
+    def _copy(self, leaves: Sequence[Leaf], on_gpu: bool) -> Any:
+        on_host = [leaf for leaf in leaves if not (leaf.is_torch and leaf.source.is_cuda)]
+        for leaf in on_host:
+            target = self._target(leaf)
+            if leaf.is_torch:
+                target.copy_(leaf.source)
+            elif leaf.nbytes:
+                target[...] = leaf.source
+        if not on_gpu:
+            return None
+        cuda = sys.modules["torch"].cuda
+        if self._stream is None:
+            self._stream = cuda.Stream()
+        current = cuda.current_stream()
+        self._stream.wait_stream(current)
+        with cuda.stream(self._stream):
+            for leaf in leaves:
+                if leaf.is_torch and leaf.source.is_cuda:
+                    self._target(leaf).copy_(leaf.source, non_blocking=True)
+            event = self._stream.record_event(cuda.Event(blocking=True))
+        # Whatever the function starts from here on waits for the copy, on the GPU. This thread
+        # does not.
+        current.wait_event(event)
+        return event
+
+    def _target(self, leaf: Leaf) -> Any:
+        target = self._targets.get(leaf.name)
+        if target is None:
+            assert self._layout is not None
+            place = self._layout.places[leaf.name]
+            if leaf.is_torch:
+                torch: Any = sys.modules["torch"]
+                dtype = torch_dtype(leaf.dtype)
+                count = place.nbytes // dtype.itemsize
+                if count:
+                    flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=place.start)
+                else:
+                    flat = torch.empty(0, dtype=dtype)
+            else:
+                import numpy as np
+
+                dtype = leaf.source.dtype
+                flat = np.frombuffer(self._map, dtype, leaf.source.size, place.start)
+            target = self._targets[leaf.name] = flat.reshape(leaf.shape)
+        return target

@@ -1,0 +1,265 @@
+"""train.State in whole runs: saved behind the loop, restored bit for bit, also from memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from lockstep import train
+from lockstep.errors import CheckpointError
+from lockstep.state_files import StoredState
+from lockstep.storage import local
+from lockstep.testing import verify_resume
+from lockstep.train import CheckpointConfig, Result, State
+from tests.integration.runs import failure, fit, trainer
+
+
+def walk(config: Mapping[str, Any]) -> None:
+    """A random walk: any state that is lost changes every row after it."""
+    rank = train.get_context().get_world_rank()
+    random.seed(rank)
+    np.random.seed(rank)
+    place = np.zeros(3)
+    state = State(place=place, step=0, path=[], generator=np.random.default_rng(rank))
+    state.restore()
+    for step in range(state.step, config.get("steps", 6)):
+        place += np.random.normal(size=3) + random.random() + state.generator.random()
+        state.step = step + 1
+        state.path.append(float(place[0]))
+        train.report({"place": place.sum(), "path": len(state.path)}, checkpoint=state)
+
+
+def rows_of(result: Result) -> list[float]:
+    frame = result.metrics_dataframe
+    assert frame is not None
+    return [float(value) for value in frame["place"]]
+
+
+def ranks_of(result: Result) -> tuple[int, ...]:
+    assert result.checkpoint is not None
+    assert result.checkpoint.storage is not None
+    return StoredState.read(result.checkpoint.storage).ranks
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_state_is_kept_and_read(workers: int) -> None:
+    result = fit(walk, workers=workers, config={"steps": 2})
+    assert result.checkpoint is not None
+    found = result.checkpoint.to_dict()
+    assert found["step"] == 2
+    assert len(found["path"]) == 2
+    assert found["place"].sum() == rows_of(result)[-1]
+    # Anyone can read it, without lockstep.
+    with result.checkpoint.as_directory() as directory:
+        tensors = load_file(Path(directory, "train_state/rank_0.safetensors"))
+        index = json.loads(Path(directory, "train_state/rank_0.json").read_text())
+    np.testing.assert_array_equal(tensors["place"], found["place"])
+    assert index["entries"]["step"] == 2
+    again = State(place=np.zeros(3), step=0, path=[], generator=np.random.default_rng())
+    assert again.restore(result.checkpoint)
+    assert again.step == 2
+
+
+@pytest.mark.parametrize("fault", ["kill", "raise"])
+def test_a_resumed_run_equals_one_that_was_not_interrupted(fault: Any) -> None:
+    report = verify_resume(trainer(walk, workers=2), fault=fault, tolerance=0.0)
+    assert report, str(report)
+
+
+def test_a_state_is_restored_by_another_number_of_workers() -> None:
+    first = fit(walk, workers=2, config={"steps": 3})
+    assert ranks_of(first) == (0, 1)
+
+    def go_on() -> None:
+        state = State(place=np.zeros(3), step=0, path=[], generator=np.random.default_rng())
+        assert state.restore(first.checkpoint)
+        train.report({"place": state.place.sum()}, checkpoint=state)
+
+    assert rows_of(fit(go_on, workers=3)) == rows_of(first)[-1:]
+
+
+def killed_while_writing(config: Mapping[str, Any]) -> None:
+    """Rank 1 dies when every copy is sealed, while nothing is written yet."""
+    context = train.get_context()
+    first = context.get_world_rank() == 1 and not os.path.exists(config["flag"])
+    state = State(values=np.arange(4.0), step=0)
+    restored = state.restore()
+    if not restored:
+        state.values += context.get_world_rank()
+    writing = threading.Event()
+
+    def held(path: str) -> None:
+        writing.set()
+        threading.Event().wait()
+
+    if not restored:
+        local._fsync = held
+    for step in range(state.step, 3):
+        state.step = step + 1
+        train.report({"step": step, "restored": restored}, checkpoint=state)
+        if not restored and step == 0:
+            writing.wait()  # what is flushed was sealed before
+            train.collective.barrier()
+            if first:
+                open(config["flag"], "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+    assert (state.values == np.arange(4.0) + context.get_world_rank()).all()
+
+
+def test_after_a_death_the_state_in_memory_is_used(tmp_path: Path) -> None:
+    config = {"flag": str(tmp_path / "flag")}
+    result = fit(killed_while_writing, config=config, max_failures=1, workers=2)
+    frame = result.metrics_dataframe
+    assert frame is not None
+    # Nothing of the first attempt was on storage: without the memory, step 0 would be there twice.
+    assert list(frame["step"]) == [0, 1, 2]
+    assert list(frame["restored"]) == [False, True, True]
+    kept = [checkpoint for checkpoint, _ in result.best_checkpoints]
+    assert len(kept) == 3
+    for checkpoint in kept:
+        assert checkpoint.to_dict()["values"][0] == 0.0
+
+
+def test_every_nth_report_and_the_last_state() -> None:
+    result = fit(walk, workers=2, config={"steps": 8}, checkpoint_config=CheckpointConfig(every=3))
+    steps = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]
+    assert sorted(steps) == [3, 6, 8]
+    assert result.checkpoint is not None
+    assert result.checkpoint.to_dict()["step"] == 8
+    assert len(rows_of(result)) == 8
+
+
+def test_the_state_at_which_a_run_is_stopped_is_kept() -> None:
+    result = fit(
+        walk,
+        workers=2,
+        config={"steps": 100},
+        stop={"path": 5},
+        checkpoint_config=CheckpointConfig(every=50),
+    )
+    assert result.checkpoint is not None
+    assert result.checkpoint.to_dict()["step"] == 5
+    assert result.best_checkpoints[-1][1]["path"] == 5
+
+
+def test_a_timed_interval_saves_the_last_state_only_if_the_run_is_shorter() -> None:
+    result = fit(walk, workers=1, checkpoint_config=CheckpointConfig(every="1h"))
+    assert [c.to_dict()["step"] for c, _ in result.best_checkpoints] == [6]
+
+
+def test_auto_saves_the_first_and_the_last() -> None:
+    result = fit(walk, workers=2, checkpoint_config=CheckpointConfig(every="auto"))
+    steps = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]
+    assert steps[0] == 1
+    assert steps[-1] == 6
+
+
+def no_room(config: Mapping[str, Any]) -> None:
+    state = State(values=np.zeros(10), step=0)
+    write = local._write_file
+    for step in range(4):
+        state.step = step + 1
+
+        def full(path: str, *rest: Any, step: int = step) -> None:
+            if "safetensors" in path and step in config["full"]:
+                raise OSError(28, os.strerror(28), path)
+            write(path, *rest)
+
+        setattr(local, "_write_file", full)  # noqa: B010
+        train.report({"step": step}, checkpoint=state)
+        train.get_all_reported_checkpoints()  # until the save is over
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    result = fit(no_room, config={"full": [1]}, workers=1)
+    steps = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]
+    assert steps == [1, 3, 4]
+    assert "could not save its state" in capfd.readouterr().err
+    assert not list(Path(result.path).glob(".staging/*"))
+
+
+def test_a_last_state_that_cannot_be_written_fails_the_run() -> None:
+    config = CheckpointConfig(every=100)
+
+    def full_at_the_end() -> None:
+        def full(path: str, *rest: Any) -> None:
+            raise OSError(28, os.strerror(28), path)
+
+        state = State(step=1)
+        train.report({}, checkpoint=state)
+        setattr(local, "_write_file", full)  # noqa: B010
+
+    error = failure(full_at_the_end, workers=1, checkpoint_config=config)
+    assert "No space left" in str(error)
+
+
+def test_a_checkpoint_of_something_else_is_refused() -> None:
+    def other() -> None:
+        train.report({}, checkpoint=train.Checkpoint.from_dict({"a": 1}))
+        State(step=1).restore()
+
+    assert "has no training state" in str(failure(other, workers=1))
+
+
+def test_ranks_that_report_different_kinds_are_refused() -> None:
+    def mixed() -> None:
+        if train.get_context().get_world_rank():
+            train.report({}, checkpoint=State(a=1))
+        else:
+            data = train.Checkpoint.from_dict({"a": 1})
+            train.report({}, checkpoint=data, checkpoint_upload_mode="async")  # type: ignore[arg-type]
+
+    assert "different kinds of objects" in str(failure(mixed))
+
+
+def test_a_rank_may_return_with_an_unsaved_state_that_others_do_not_have() -> None:
+    def only_rank_0() -> None:
+        state = State(step=7)
+        lead = train.get_context().get_world_rank() == 0
+        train.report({}, checkpoint=state if lead else None)
+
+    config = CheckpointConfig(every=100)
+    result = fit(only_rank_0, workers=2, checkpoint_config=config)
+    assert result.checkpoint is not None
+    assert result.checkpoint.to_dict()["step"] == 7
+    assert ranks_of(result) == (0,)
+
+
+def test_memory_that_has_changed_is_not_used(tmp_path: Path) -> None:
+    from lockstep.state_memory import checksum, create_memory, open_memory
+
+    descriptor, name = create_memory(4096)
+    try:
+        before = checksum(os.pread(descriptor, 4096, 0), 4096)
+        opened = open_memory(os.getpid(), descriptor, name, 4096)
+        os.pwrite(descriptor, b"x", 100)
+        assert checksum(os.pread(opened, 4096, 0), 4096) != before
+        with pytest.raises(OSError, match="is not"):
+            open_memory(os.getpid(), descriptor, "another", 4096)
+        os.close(opened)
+    finally:
+        os.close(descriptor)
+
+
+def test_files_of_different_snapshots_are_not_mixed(tmp_path: Path) -> None:
+    result = fit(walk, workers=2, config={"steps": 2})
+    assert result.checkpoint is not None
+    target = Path(result.checkpoint.to_directory(tmp_path / "copy"))
+    index = json.loads((target / "train_state/rank_1.json").read_text())
+    index["snapshot"] = "another"
+    (target / "train_state/rank_1.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="mixes files of different snapshots"):
+        train.Checkpoint(target).to_dict()
+    (target / "train_state/rank_1.json").unlink()
+    with pytest.raises(CheckpointError, match=r"rank_1\.json is missing"):
+        train.Checkpoint(target).to_dict()
