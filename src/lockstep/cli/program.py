@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
-from lockstep.cli import compare, doctor, env, logs, ls, plot, port, rm, run, show, stack, sync
+from lockstep.cli import compare, doctor, env, logs, ls, plot, port, rm, run, show, stack, sync, why
 from lockstep.console.text import clean
 from lockstep.errors import LockstepError
 
@@ -22,6 +22,7 @@ COMMANDS = (
     run.COMMAND,
     ls.COMMAND,
     show.COMMAND,
+    why.COMMAND,
     logs.COMMAND,
     plot.COMMAND,
     compare.COMMAND,

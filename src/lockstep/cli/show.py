@@ -22,6 +22,8 @@ from lockstep.cli.state import (
     trial_statuses,
 )
 from lockstep.console.text import metrics_line, plural
+from lockstep.ledger import read_ledger
+from lockstep.ledger.why import duration
 from lockstep.lookup import find_place, run_name
 from lockstep.metrics import first_of
 from lockstep.records import RunRecords, damage_named, existing_checkpoints, newest_run
@@ -61,6 +63,7 @@ def _show(options: Namespace) -> int:
                     {
                         **run_summary(place, records),
                         "config": records.run["config"],
+                        "goodput": dict(read_ledger(records).goodput),
                         "environment": environment_of(place),
                     }
                 )
@@ -83,12 +86,21 @@ def _run_facts(storage: Storage, records: RunRecords) -> Iterator[tuple[str, str
     yield "reports", str(records.rows)
     if records.last_report is not None:
         yield "metrics", metrics_line(last_metrics(records))
+        yield "time", _times(records)
     checkpoints = existing_checkpoints(storage, records.checkpoints)
     newest = f", the newest is {checkpoints[-1].name}" if checkpoints else ""
     yield "checkpoints", f"{len(checkpoints)}{newest}"
     yield from start_facts(storage)
     if (sentence := diagnosis(records)) is not None:
         yield "error", sentence
+
+
+def _times(records: RunRecords) -> str:
+    """Where the time went: the largest accounts. ``lockstep why`` has the rest."""
+    ledger = read_ledger(records)
+    largest = sorted(ledger.goodput.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{share:.0%} {name}" for name, share in largest[:4] if share >= 0.005)
+    return f"{duration(ledger.wall_s)}: {parts}"
 
 
 def _trials(

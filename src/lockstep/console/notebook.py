@@ -15,6 +15,7 @@ from lockstep.console.text import (
     clean_lines,
     facts,
     format_metrics,
+    times_text,
     without_controls,
 )
 
@@ -101,6 +102,8 @@ class NotebookDisplay(ProgressDisplay):
         rows = shown + ([("…", f"and {left:,} more")] if left else [])
         if status.best_value is not None:
             rows.append(("best", f"{clean(status.best_value[0])} {best_text(status.best_value)}"))
+        if status.times is not None:
+            rows.append(("time", times_text(status.times)))
         none = "none" if status.over else "none yet"
         rows.append(("checkpoint", clean(status.checkpoint) if status.checkpoint else none))
         rows.append(("run", clean(status.path)))

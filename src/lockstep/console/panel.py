@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.console.status import Progress, RunStatus
-from lockstep.console.text import MAX_METRICS, best_text, clean, facts, format_metrics, shorten
+from lockstep.console.text import (
+    MAX_METRICS,
+    best_text,
+    clean,
+    facts,
+    format_metrics,
+    shorten,
+    times_text,
+)
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions, RenderableType
@@ -31,8 +39,8 @@ _WIDTH = 76
 _WIDEST = 120
 _LABEL = len("checkpoint")
 _MAX_METRIC = 28
-# Borders, headline, two gaps, best, checkpoint, run directory, and the line of the cursor.
-_OTHER_ROWS = 10
+# Borders, headline, two gaps, best, time, checkpoint, run directory, and the line of the cursor.
+_OTHER_ROWS = 11
 
 
 def render_panel(
@@ -57,6 +65,8 @@ def render_panel(
     if status.best_value is not None:
         metric = shorten(clean(status.best_value[0]), _MAX_METRIC)
         places.add_row("best", Text(f"{metric} {best_text(status.best_value)}"))
+    if status.times is not None:
+        places.add_row("time", Text(times_text(status.times)))
     places.add_row("checkpoint", checkpoint)
     room = max(width - _LABEL - 8, 1)
     # A path that is broken in the middle cannot be copied: the display prints it in a line before.

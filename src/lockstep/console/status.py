@@ -30,6 +30,8 @@ class RunStatus:
         data_wait: the fraction of time that the slowest rank waited for data before the newest
             report; None without datasets.
         best_value: the best so far, as a metric, its value and the number of its report.
+        times: the shares of the time so far in which ranks computed, waited for data, and waited
+            for other ranks; None before the first report.
         total_reports, total_s: how many reports and seconds the stop condition allows.
     """
 
@@ -44,6 +46,7 @@ class RunStatus:
     path: str
     data_wait: float | None = None
     best_value: tuple[str, float, int] | None = None
+    times: tuple[float, float, float] | None = None
     total_reports: int | None = None
     total_s: float | None = None
 

@@ -26,6 +26,7 @@ __all__ = [
     "plural",
     "ranks_label",
     "shorten",
+    "times_text",
     "without_controls",
 ]
 
@@ -121,6 +122,15 @@ def best_text(best: tuple[str, float, int]) -> str:
     """Return the best value so far: ``0.12345 (report 7)``."""
     _, value, report = best
     return f"{format_value(value)} (report {report:,})"
+
+
+def times_text(times: tuple[float, float, float]) -> str:
+    """Return where the time went so far: ``71% computing, 12% waiting for data``."""
+    names = ("computing", "waiting for data", "waiting for other ranks")
+    named = zip(times, names, strict=True)
+    # What is left is starting, saving and reporting.
+    parts = [f"{share:.0%} {name}" for share, name in named if share >= 0.005]
+    return ", ".join(parts) or "0% computing"
 
 
 def metrics_line(metrics: Mapping[str, Any]) -> str:

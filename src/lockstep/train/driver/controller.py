@@ -249,6 +249,7 @@ class Controller:
             path=self._run.storage.uri,
             data_wait=self._run.data_wait,
             best_value=self._notifier.best,
+            times=self._run.times_so_far(),
             total_reports=self._planned[0],
             total_s=self._planned[1],
         )
@@ -461,6 +462,8 @@ class Controller:
     def _record(self, action: e.Record) -> None:
         # Journaled before anybody acts on the row, so that what was decided can be explained.
         row = self._run.record_report(action.reports, action.checkpoint)
+        if self._run.times.straggler is not None:
+            self._notifier.warn_once("straggler", self._run.times.take_note())
         reduces = action.reports[0].reduce is not None
         # The training function may change what it gets, and callbacks still have to see the row.
         self._reduced = copy.deepcopy(self._run.last_metrics) if reduces else None

@@ -20,6 +20,7 @@ from lockstep.environment import EnvironmentRecorder
 from lockstep.error_record import error_data
 from lockstep.errors import StorageError
 from lockstep.journal import Journal
+from lockstep.ledger.live import LiveTimes
 from lockstep.metrics import first_result, full_row, look_up
 from lockstep.records import RunRecords, existing_checkpoints, open_address, open_checkpoint
 from lockstep.result import Result
@@ -69,6 +70,7 @@ class Run:
         iteration: how many reports led to the current state; an attempt starts at its
             checkpoint's.
         last_metrics: what was reported last.
+        times: where the time of this attempt's reports went.
         data_wait: the largest share of time that a rank waited for data, at the last report.
         checkpoints: those that exist, oldest first.
         pending: a checkpoint that is being written while the next attempt starts from it.
@@ -142,6 +144,8 @@ class Run:
         self._attempt_rows = 0
         self._total_before = 0.0
         self._last_report = 0.0
+        self.times = LiveTimes(0)
+        self._times_before = (0.0, 0.0, 0.0)
         self._tail: dict[int, tuple[float, dict[str, float]]] = {}
         self._all_returned: float | None = None
 
@@ -284,6 +288,8 @@ class Run:
         self._total_before = 0.0 if newest is None else newest.trained_s
         self._attempt_rows = 0
         self._tail, self._all_returned = {}, None
+        self._times_before = self._all_times()
+        self.times = LiveTimes(len(workers))
         self._attempt_started = self._last_report = time.perf_counter()
         self._attempt = self._journal.append(
             "attempt",
@@ -357,10 +363,13 @@ class Run:
         if lead.data is not None:
             also["data_wait"] = [report.data.waited for report in reports if report.data]
             self.data_wait = max(also["data_wait"])
+        busy = [report.busy for report in reports]
+        waits = None
         for report in reports:
             if report.waits:
-                also["waits"] = [report.waits or {} for report in reports]
+                waits = also["waits"] = [report.waits or {} for report in reports]
                 break
+        self.times.add(busy, waits, now - self._last_report)
         record = self._journal.append(
             "report",
             index=self.rows,
@@ -374,7 +383,7 @@ class Run:
             worker_time_this_iter=lead.time_this_iter,
             checkpoint=checkpoint and (_location(reports) or checkpoint),
             ranks=[report.metrics for report in reports],
-            busy=[report.busy for report in reports],
+            busy=busy,
             **also,
         )
         self._last_report = now
@@ -383,6 +392,18 @@ class Run:
             # An asynchronous checkpoint is described later, when other rows have followed.
             self._checkpoint_rows[checkpoint] = row
         return row
+
+    def _all_times(self) -> tuple[float, float, float]:
+        before, times = self._times_before, self.times
+        return before[0] + times.computed, before[1] + times.data, before[2] + times.ranks
+
+    def times_so_far(self) -> tuple[float, float, float] | None:
+        """The shares of this driver's time that ranks computed, waited for data, and for ranks."""
+        elapsed = self.elapsed_s
+        if not self._attempt_rows or elapsed <= 0:
+            return None
+        computed, data, ranks = self._all_times()
+        return computed / elapsed, data / elapsed, ranks / elapsed
 
     def record_logs(self, rank: int, rows: list[str]) -> None:
         """Journal ``train.log()`` rows."""

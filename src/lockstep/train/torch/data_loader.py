@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.train import api
 from lockstep.train.torch import amp, reproducibility
 from lockstep.train.torch.nested import move, tensors_in
+from lockstep.train.worker import session as sessions
 from lockstep.train.worker.torch_device import get_device
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ class PreparedLoader:
         sampler = self.sampler  # type: ignore[attr-defined]
         if isinstance(sampler, _Epochs):
             sampler.advance()
-        batches: Iterator[Any] = super().__iter__()  # type: ignore[misc]
+        batches = _timed(super().__iter__())  # type: ignore[misc]
         device = self._lockstep_device
         if device is None:
             return batches
@@ -177,6 +179,19 @@ def _mixed(mixin: type, base: type) -> type[Any]:
 
 
 _END = object()
+
+
+def _timed(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches; the time that the training function waits for them is in the ledger."""
+    session = sessions.current()
+    while True:
+        came = time.perf_counter()
+        batch = next(batches, _END)
+        if session is not None:
+            session.waited("data", time.perf_counter() - came)
+        if batch is _END:
+            return
+        yield batch
 
 
 def _prefetch_to_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:

@@ -1,0 +1,94 @@
+"""What a driver adds up while a run runs: a few numbers a report, for the panel and a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+__all__ = ["LiveTimes"]
+
+STRAGGLER_SHARE = 0.05
+"""A rank that costs more than this share of the time is worth a warning."""
+OFTEN_LAST = 0.6
+"""A rank that is last less often than at this share of the reports is not slower than others."""
+STRAGGLER_REPORTS = 20
+STRAGGLER_S = 1.0
+"""Before so many reports and seconds, a slow rank may be a coincidence."""
+
+
+class LiveTimes:
+    """The times of an attempt so far. ``add`` is called thousands of times a second.
+
+    Attributes:
+        seconds: the wall time of the reports so far.
+        computed, data, ranks: what of it a rank computed, waited for data, and for other ranks,
+            on average.
+        straggler: the rank that all others wait for, once it costs enough to be told.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.seconds = self.computed = self.data = self.ranks = 0.0
+        self.straggler: int | None = None
+        self._told = False
+        self._size = size
+        self._reports = 0
+        self._cost = [0.0] * size
+        self._last = [0] * size
+
+    def add(
+        self,
+        busy: Sequence[float],
+        waits: Sequence[Mapping[str, float]] | None,
+        seconds: float,
+    ) -> None:
+        """A report: how long each rank was busy since the last one, and what it waited for."""
+        self.seconds += seconds
+        self._reports += 1
+        size = self._size
+        total = sum(busy)
+        if waits is not None:
+            for wait in waits:
+                total -= sum(wait.values())
+                self.data += wait.get("data", 0.0) / size
+                self.ranks += wait.get("ranks", 0.0) / size
+            own = [
+                mine - wait.get("ranks", 0.0) - wait.get("communication", 0.0)
+                for mine, wait in zip(busy, waits, strict=True)
+            ]
+        else:
+            own = list(busy)
+        self.computed += total / size
+        if size == 1:
+            return
+        self.ranks += max(busy) - sum(busy) / size
+        last = max(own)
+        rank = own.index(last)
+        own.sort()
+        self._cost[rank] += last - own[-2]
+        self._last[rank] += 1
+        cost = self._cost[rank]
+        if (
+            cost > STRAGGLER_S
+            and self._reports >= STRAGGLER_REPORTS
+            and cost > STRAGGLER_SHARE * self.seconds
+            and self._last[rank] >= OFTEN_LAST * self._reports
+            and not self._told
+        ):
+            self.straggler = rank
+
+    def take_note(self) -> str:
+        """The sentence about the straggler, with its evidence. There is one for an attempt."""
+        rank = self.straggler
+        assert rank is not None
+        self.straggler, self._told = None, True
+        often = self._last[rank] / self._reports
+        late = self._cost[rank] / self._last[rank]
+        share = self._cost[rank] / self.seconds
+        return (
+            f"Rank {rank} arrives last at {often:.0%} of {self._reports:,} reports, "
+            f"{_duration(late)} after the others: that costs {share:.0%} of the time so far. "
+            "Look at its machine and its data; lockstep why says more."
+        )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
