@@ -46,7 +46,7 @@ LAZY_FILES = {
     "torch.distributed": ("pipe", "pipe"),
     "pyarrow._csv": ("pipe", "pipe"),
 }
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 30.0
 LOAD_OF_THE_SUITE = 1.5
 """The load per processor that the suite itself makes, about."""
 
