@@ -21,6 +21,7 @@ QUESTIONS = (
     "startup",
     "reporting",
     "checkpointing",
+    "state",
     "recovery",
     "ddp",
     "memory",
