@@ -13,6 +13,7 @@
             return_value.bin                        what rank 0 returned, if it is plain data
             progress.csv  result.json  params.json
             environment.json                        versions, git commit, command line, hardware
+            resources.jsonl                         memory and CPU of each rank, every few seconds
             undelivered_<tracker>_<number>.jsonl    rows that a tracker did not get
             logs/rank_0.log …                       the output of each rank
             .journal.jsonl.lock                     while a driver is at work
@@ -63,6 +64,8 @@ PARAMS_FILE = "params.json"
 RETURN_FILE = "return_value.bin"
 """What rank 0's function returned, in the form of ``checkpoint_plain``."""
 ENVIRONMENT_FILE = "environment.json"
+RESOURCES_FILE = "resources.jsonl"
+"""Samples of what each rank uses, one JSON object a line: see ``train/driver/resources``."""
 LOG_DIRECTORY = "logs"
 OBJECT_DIRECTORY = "objects"
 TRACE_DIRECTORY = "pytorch_profiler"
@@ -103,6 +106,7 @@ OWN_NAMES = frozenset(
         OBJECT_DIRECTORY,
         PARAMS_FILE,
         PROGRESS_FILE,
+        RESOURCES_FILE,
         RESULT_FILE,
         RETURN_FILE,
         TRAINER_FILE,

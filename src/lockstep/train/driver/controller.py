@@ -15,7 +15,7 @@ import copy
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from lockstep.engine.base import (
     EngineEvent,
     Posted,
     WorkerExited,
+    WorkerInfo,
     WorkerMessage,
     WorkerPreempted,
 )
@@ -53,6 +54,7 @@ from lockstep.train.driver.notes import (
 )
 from lockstep.train.driver.notifier import RunNotifier
 from lockstep.train.driver.pace import Pace
+from lockstep.train.driver.resources import FIRST_S, append_sample, sample_interval
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.save_plan import differing_files, share_groups
 from lockstep.train.driver.state import RunState, transition
@@ -131,6 +133,7 @@ class Controller:
         self._unwatch_capacity: Callable[[], None] = lambda: None
         self._group: WorkerGroup | None = None
         self._output: OutputRouter | None = None
+        self._workers: Sequence[WorkerInfo] = ()
         self.ended = False
         """The run is over, and so is its work on storage."""
         # Performing an action may cause events. They wait here until the actions of the current
@@ -172,6 +175,8 @@ class Controller:
         self._display.start(self.status())
         self._draw()
         self._watch_for_hangs()
+        if not self._engine.in_this_process:
+            self._later(FIRST_S, self._sample_resources)
         if self.state.scaling.elastic:
             self._unwatch_capacity = self._engine.watch_capacity(
                 self._loop,
@@ -415,6 +420,7 @@ class Controller:
 
     def _launch_workers(self, action: e.LaunchWorkers) -> None:
         run = self._run
+        self._workers = action.workers
         run.begin_attempt(
             self.state.attempt, action.workers, time.perf_counter() - self._started_at
         )
@@ -754,6 +760,15 @@ class Controller:
             detail = "; ".join(dict.fromkeys(filter(None, problems)))
             self._feed(stuck._replace(detail=detail))
         self._later(self._hangs.interval_s, self._watch_for_hangs)
+
+    def _sample_resources(self) -> None:
+        if self.state.phase.ended:
+            return
+        wait = FIRST_S
+        if self.state.phase is e.Phase.RUNNING:
+            append_sample(self._run.directory, self.state.attempt, self._workers, time.time())
+            wait = sample_interval(self._run.elapsed_s)
+        self._later(wait, self._sample_resources)
 
     def _report_stalled(self, stalled: Stalled) -> None:
         name, doing = stalled.name, stalled_note(stalled, self._run.storage.uri)

@@ -145,6 +145,7 @@ class RunNotifier:
     ) -> None:
         iteration, rows = numbers
         self._best.update(rows, metrics)
+        self._run.best = self._best.best
         opened = None
         if checkpoint is not None:
             opened = self._run.open_reported(reports, checkpoint)

@@ -75,6 +75,7 @@ class Run:
         checkpoints: those that exist, oldest first.
         pending: a checkpoint that is being written while the next attempt starts from it.
         returned: what rank 0's function has returned, in the attempt that is the last so far.
+        best: the best value of the metric that its panel follows, in what was delivered.
         is_protected: whether another trial will start from a checkpoint, so it must stay.
         metadata: what ``get_metadata()`` of the run's checkpoints has, JSON values by name.
     """
@@ -88,6 +89,7 @@ class Run:
         self.metadata: Mapping[str, Any] = {}
         self.returned: Returned | None = None
         self.pending: CheckpointRecord | None = None
+        self.best: tuple[str, float, int] | None = None
         self._unfinished_stages: set[str] = set()
         # A restored run may find snapshots of the driver before.
         self._has_saved = restored
@@ -526,9 +528,10 @@ class Run:
         except StorageError as error:
             failed = error
         returned = self._keep_returned() if state == "finished" else {}
-        self._journal.append(
-            "end", state=state, time=time.time(), **returned, **self._after_last_report()
-        )
+        # Of a restored run it is unknown: an earlier driver's rows may have been better.
+        best = {} if self.restored or self.best is None else {"best": self.best}
+        after = self._after_last_report()
+        self._journal.append("end", state=state, time=time.time(), **returned, **after, **best)
         if flush:
             self._journal.flush()
         return failed

@@ -1,0 +1,79 @@
+"""Samples of what each rank uses, beside the journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep import train
+from lockstep.engine.base import WorkerInfo
+from lockstep.run_layout import RESOURCES_FILE
+from lockstep.train.driver.resources import append_sample, sample_interval
+from tests.integration.runs import fit
+
+
+def until_sampled(config: dict[str, str]) -> None:
+    """Busy until the driver has written a sample."""
+    rank = train.get_context().get_world_rank()
+    file = None
+    for _ in range(60_000):
+        file = next(Path(config["root"]).glob(f"*/*/{RESOURCES_FILE}"), None)
+        if file is not None:
+            break
+        sum(range(10_000))
+        time.sleep(0.001)
+    train.report({"found": file is not None, "rank": rank})
+
+
+def test_a_run_is_sampled(tmp_path: Path) -> None:
+    result = fit(
+        until_sampled, config={"root": str(tmp_path)}, storage_path=str(tmp_path), workers=2
+    )
+    assert result.metrics["found"]
+    sample = json.loads((Path(result.path) / RESOURCES_FILE).read_text().splitlines()[0])
+    assert sample["attempt"] == 1
+    assert all(memory > 1 << 20 for memory in sample["memory"])
+    assert all(seconds >= 0 for seconds in sample["cpu"])
+    # Each report says who came when, for the same dashboard.
+    journal = (Path(result.path) / "journal.jsonl").read_text()
+    late = [json.loads(line)["late"] for line in journal.splitlines() if '"report"' in line]
+    assert [min(ranks) for ranks in late] == [0.0]
+    assert [len(ranks) for ranks in late] == [2]
+
+
+def test_a_rank_that_is_gone_or_elsewhere_has_no_numbers(tmp_path: Path) -> None:
+    here = os.uname().nodename
+    workers = [
+        WorkerInfo(0, os.getpid(), here, ""),
+        WorkerInfo(1, 2**22 + 1, here, ""),
+        WorkerInfo(2, os.getpid(), "elsewhere", ""),
+    ]
+    append_sample(str(tmp_path), 1, workers, 1.0)
+    (line,) = (tmp_path / RESOURCES_FILE).read_text().splitlines()
+    sample = json.loads(line)
+    assert sample["cpu"][1:] == sample["memory"][1:] == [None, None]
+    append_sample(str(tmp_path), 1, workers[1:], 2.0)
+    append_sample(str(tmp_path / "nowhere"), 1, workers, 3.0)
+    assert len((tmp_path / RESOURCES_FILE).read_text().splitlines()) == 1
+
+
+def test_a_long_run_has_a_bounded_number_of_samples() -> None:
+    assert sample_interval(3600) == 5.0
+    samples, elapsed = 0, 0.0
+    while elapsed < 30 * 86400:
+        elapsed += sample_interval(elapsed)
+        samples += 1
+    assert samples < 50_000
+
+
+@pytest.mark.gpu
+def test_gpus_are_sampled(tmp_path: Path) -> None:
+    append_sample(str(tmp_path), 1, [WorkerInfo(0, os.getpid(), os.uname().nodename, "")], 1.0)
+    (gpu, *_) = json.loads((tmp_path / RESOURCES_FILE).read_text())["gpu"]
+    busy, used, total = gpu
+    assert 0 <= busy <= 100
+    assert 0 < used < total
