@@ -147,14 +147,14 @@ class TuneLoop:
         # A run that is being uploaded has no outcome yet: _apply_outcome looks at `stopped` then.
         running = self._running.get(trial.trial_id) or self._finisher.uploading.get(trial.trial_id)
         if running is not None:
-            running.stopped = True
+            running.stopped = running.by_scheduler = True
         elif not trial.over:
             self.calls.trial_removed(trial)
             # Callbacks heard of the start of a paused trial, and must hear of its end.
             paused = trial.status == "PAUSED"
             trial.status = "TERMINATED"
             snapshot = trial.snapshot()
-            self._trial_over(trial, "TERMINATED")
+            self._trial_over(trial, "TERMINATED", by_scheduler=True)
             if trial.begun:
                 self._finisher.finish(trial)
             if paused:
@@ -342,7 +342,7 @@ class TuneLoop:
             self._trial_failed(trial, running.why_failed())
         elif outcome == "TERMINATED":
             self.calls.trial_completed(trial)
-            self._trial_over(trial, "TERMINATED")
+            self._trial_over(trial, "TERMINATED", by_scheduler=running.by_scheduler)
         else:
             trial.status = "PAUSED" if outcome == "PAUSED" else "PENDING"
             self._experiment.record_status(trial)
@@ -361,8 +361,8 @@ class TuneLoop:
         if self._run_config.failure_config.fail_fast:
             self.ending.fail_fast(trial)
 
-    def _trial_over(self, trial: Trial, status: Any) -> None:
-        self._queue.close(trial, status)
+    def _trial_over(self, trial: Trial, status: Any, *, by_scheduler: bool = False) -> None:
+        self._queue.close(trial, status, by_scheduler=by_scheduler)
         self._release_donor(trial)
 
     def _release_donor(self, trial: Trial) -> None:

@@ -46,6 +46,7 @@ class ReportDecision:
         if isinstance(condition, Stopper) and call_condition(condition.stop_all):
             self._ending.stop_trials("the stop condition of the experiment is reached")
         # ``stopped`` may also have been set by the calls above.
+        running.by_scheduler |= decision == TrialScheduler.STOP and not stop
         running.stopped = running.stopped or stop or decision == TrialScheduler.STOP
         running.pausing = decision == TrialScheduler.PAUSE
         return running.stopped or ("pause" if running.pausing else False)

@@ -44,6 +44,8 @@ class RunningTrial:
     stop_condition: StopCondition | None = None
     stopped: bool = False
     """The trial ends at its next report: a condition, the scheduler or the budget."""
+    by_scheduler: bool = False
+    """It is the scheduler that ends the trial."""
     pausing: bool = False
     """The trial pauses at its next report."""
     resumed_from: int | None = None

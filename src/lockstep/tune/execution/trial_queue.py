@@ -72,11 +72,13 @@ class TrialQueue:
         elif config is not None:
             self._add(index, config)
 
-    def close(self, trial: Trial, status: Any) -> None:
-        """Record a trial's final status."""
+    def close(self, trial: Trial, status: Any, *, by_scheduler: bool = False) -> None:
+        """Record a trial's final status, and whether the scheduler has ended the trial."""
         trial.status = status
         self.unfinished.pop(trial.trial_id, None)
-        more = {} if trial.error is None else {"error": trial.error}
+        more: dict[str, Any] = {} if trial.error is None else {"error": trial.error}
+        if by_scheduler:
+            more["by"] = "scheduler"
         self._experiment.record_status(trial, **more)
         self._progress.trial_over(trial)
 

@@ -6,7 +6,8 @@ The journal has one JSON object a line:
     ----------    ----------------------------------    -------------------------------------------
     experiment    the experiment was created            name, ids, seed, what is searched
     trial         a trial was added                     its number, config and directory
-    status        a trial's status changed              the status; why the trial failed
+    status        a trial's status changed              the status; why the trial failed, or
+                                                        that the scheduler has ended it
     exploit       a scheduler replaced a config         the config; another trial's checkpoint
     restore       another driver resumed the experiment
     end           the driver ended                      "finished" or "interrupted"
