@@ -73,6 +73,8 @@ LAYERS = [
     "air",
     "testing",
     "porting",
+    "observe",
+    "ui",
     "cli",
     "exceptions",
 ]
@@ -232,8 +234,8 @@ ENVIRONMENT_WRITERS = {
 
 # Files that open a port: each for a framework that has no other way to connect its processes; one
 # for the nodes of a cluster and one for the ranks of such a framework, which must prove a secret;
-# and the command that checks, for a moment
-# and on loopback, whether frameworks could.
+# the dashboard, with a token; and the command that checks, for a moment and on loopback, whether
+# frameworks could.
 LISTENERS = {
     "cli/doctor.py",
     "engine/links.py",
@@ -242,6 +244,7 @@ LISTENERS = {
     "train/meeting.py",
     "train/tensorflow/backend.py",
     "train/torch/backend.py",
+    "ui/server.py",
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

@@ -44,6 +44,9 @@ _DELAY_S = 0.25
 """How long after the start of a run, so that the workers start first."""
 _CLOSE_S = 0.5
 """How long the end of a run waits for git, where the run was shorter than that."""
+_MAX_TEXT = 256 << 10
+"""How much of git's answer is kept."""
+_LEFT_OUT = "\n… (the rest is left out)"
 _SECRET = re.compile(r"secret|token|passw|key|credential|signature", re.I)
 _OPTION = re.compile(r"(--?[^=]*)(=)?", re.S)
 
@@ -97,10 +100,14 @@ class EnvironmentRecorder:
         """The commit of the script's repository, and whether tracked files differ from it."""
         text = self._ask(where, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
         if text is None:
-            return {"commit": None, "dirty": None} if self._closing else None
+            unknown = {"commit": None, "dirty": None, "diff": None}
+            return unknown if self._closing else None
         lines = text.splitlines()
         commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid ")), None)
-        return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
+        dirty = any(not line.startswith("#") for line in lines)
+        # Without programs that a repository's settings name for this.
+        diff = self._ask(where, "diff", "--no-ext-diff", "--no-textconv", "HEAD") if dirty else ""
+        return {"commit": commit, "dirty": dirty, "diff": redact(f"{diff}\n") if diff else diff}
 
     def _ask(self, where: str, *arguments: str) -> str | None:
         # Without what a repository's own settings would start.
@@ -118,10 +125,15 @@ class EnvironmentRecorder:
             except OSError:
                 return None
         with self._git as git:
-            text = git.communicate()[0].decode("utf-8", "replace").strip()
+            # Not more than is kept: a diff of generated files may have gigabytes.
+            assert git.stdout is not None
+            text = git.stdout.read(_MAX_TEXT).decode("utf-8", "replace").strip("\n")
+            if git.stdout.read(1):
+                git.kill()
+                text += _LEFT_OUT
         with self._lock:
             self._git = None
-        return text if git.returncode == 0 else None
+        return text if git.returncode == 0 or text.endswith(_LEFT_OUT) else None
 
 
 def _working_directory() -> str | None:

@@ -16,6 +16,7 @@ __all__ = [
     "chooses_debugger",
     "cuda_visible_devices",
     "engine_name",
+    "is_completing",
     "legacy_keras",
     "library_variable",
     "omp_threads",
@@ -23,6 +24,7 @@ __all__ = [
     "ray_names",
     "ray_names_environment",
     "results_root",
+    "shell",
     "start_timeout_seconds",
     "stop_grace_seconds",
     "sync_seconds",
@@ -98,6 +100,16 @@ def sync_seconds() -> float:
 def chooses_debugger() -> bool:
     """``PYTHONBREAKPOINT``: whether ``breakpoint()`` calls something else than pdb, or nothing."""
     return os.environ.get("PYTHONBREAKPOINT", "") not in ("", "pdb.set_trace")
+
+
+def is_completing() -> bool:
+    """``_ARGCOMPLETE``: whether a shell asks the ``lockstep`` command what could follow."""
+    return "_ARGCOMPLETE" in os.environ
+
+
+def shell() -> str:
+    """``SHELL``: the user's shell; empty if it is not known."""
+    return os.environ.get("SHELL", "")
 
 
 def cuda_visible_devices() -> str | None:

@@ -25,6 +25,7 @@ from lockstep.engine.attach import ATTACH_SIGNAL, StackRequest, is_worker, start
 from lockstep.errors import EngineError
 from lockstep.journal import Journal
 from lockstep.lock import Lock
+from lockstep.observe import stacks
 from lockstep.records import newest_run
 from lockstep.run_layout import ENVIRONMENT_FILE
 from lockstep.storage import open_storage
@@ -208,7 +209,7 @@ def test_a_rank_that_cannot_answer_is_named(
         stacks_of(str(run))
         workers = newest_attempt(run)["workers"]
         assert isinstance(workers, list)
-        monkeypatch.setattr(stack, "ANSWER_S", 1.5)
+        monkeypatch.setattr(stacks, "ANSWER_S", 1.5)
         os.kill(workers[1]["pid"], signal.SIGSTOP)
         assert cli.main(["stack", str(run)]) == 1
         out, err = capsys.readouterr()

@@ -57,7 +57,7 @@ def test_a_script_in_a_repository(
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "x")
     if dirty:
-        script.write_text(SCRIPT + "\n")
+        script.write_text(SCRIPT + "# s3://ada:hunter2@bucket/x\n")
     out = str(tmp_path / "out")
     subprocess.run(
         # The end of so short a run waits for git only for a moment.
@@ -70,7 +70,9 @@ def test_a_script_in_a_repository(
     assert cli.main(["env", f"{out}/noted", "--json"]) == 0
     text = capsys.readouterr().out
     found = json.loads(text)
-    assert found["git"] == {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": dirty}
+    head, diff = git(tmp_path, "rev-parse", "HEAD"), found["git"].pop("diff")
+    assert found["git"] == {"commit": head, "dirty": dirty}
+    assert ("\n+# s3://" in diff) is dirty
     assert found["command"][1:] == [str(script), out, "--api-key", "…"]
     assert found["directory"] == "/"
     assert "hunter2" not in text
@@ -78,6 +80,9 @@ def test_a_script_in_a_repository(
     shown = capsys.readouterr().out
     assert f"git:         {found['git']['commit']}, " in shown
     assert f"{found['cpus']} CPUs" in shown
+    assert ("not committed: 1 file, +1 -0 lines" in shown) is dirty
+    assert cli.main(["env", f"{out}/noted", "--diff"]) == 0
+    assert capsys.readouterr().out == diff
     assert cli.main(["show", f"{out}/noted"]) == 0
     assert f"git:         {found['git']['commit']}, " in capsys.readouterr().out
 

@@ -140,3 +140,19 @@ def test_help_has_examples(command: Command, capsys: pytest.CaptureFixture[str])
     assert f"\nexamples:\n  lockstep {command.name}" in text
     assert "exit codes:" in text
     assert ("--json" in text) == command.has_json  # a script's arguments are its own
+
+
+def test_the_best_of_an_ended_run_is_found_without_parsing_its_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = fit(losses, workers=1, storage_path=str(tmp_path))
+    journal = Path(result.path) / "journal.jsonl"
+    # Rows that cannot be parsed, except the last one, which is shown.
+    lines = journal.read_bytes().split(b"\n")
+    rows = [n for n, line in enumerate(lines) if line.startswith(b'{"event":"report"')]
+    for number in rows[:-1]:
+        lines[number] = lines[number][:-1]
+    journal.write_bytes(b"\n".join(lines))
+    assert cli.main(["ls", str(tmp_path), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert one["best"] == {"metric": "loss", "value": 0.25, "report": 2}

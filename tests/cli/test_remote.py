@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,10 @@ def talk(config: dict[str, float]) -> None:
     train.report({"loss": config["lr"]})
 
 
-def test_every_command_on_an_object_store(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_on_an_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # in a repository, env would show what was changed there
     with serve() as port:
         root = s3_uri(port, new_bucket())
         for name, lr in (("a", 1.0), ("b", 2.0)):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep import settings
+from lockstep.lookup import own_directories
+from lockstep.storage import open_storage
 
-__all__ = ["Command", "add_run"]
+__all__ = ["Command", "add_run", "run_names"]
 
 
 class Command(NamedTuple):
@@ -27,7 +29,7 @@ class Command(NamedTuple):
 
 def add_run(parser: ArgumentParser, name: str = "run", *, nargs: str | None = None) -> None:
     """An argument that names a run or an experiment."""
-    parser.add_argument(
+    argument = parser.add_argument(
         name,
         metavar="RUN" if name == "run" else name.upper(),
         nargs=nargs,
@@ -35,3 +37,17 @@ def add_run(parser: ArgumentParser, name: str = "run", *, nargs: str | None = No
         f"({settings.results_root()}), its name, its trial id, or a piece of its name that only "
         "it has; -1 is the newest run, -2 the one before",
     )
+    vars(argument)["completer"] = run_names  # where argcomplete looks for it
+
+
+def run_names(prefix: str, **_: Any) -> list[str]:
+    """For the tab key: the experiments, runs or directories that a word may become."""
+    if prefix.startswith((".", "/", "~")):
+        from argcomplete.completers import DirectoriesCompleter
+
+        return list(DirectoriesCompleter()(prefix))
+    experiments = list(own_directories(open_storage(settings.results_root())))
+    names = [name for name, _ in experiments if name.startswith(prefix)]
+    if names or not prefix:
+        return names
+    return [run for _, place in experiments for run in place.listdir() if run.startswith(prefix)]

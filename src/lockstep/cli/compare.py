@@ -6,12 +6,12 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from lockstep.cli.command import Command, add_run
-from lockstep.cli.env import environment_of
 from lockstep.cli.output import print_json, print_table
-from lockstep.cli.state import best_of, last_metrics, run_summary
 from lockstep.console.text import format_value
 from lockstep.lookup import find_run
 from lockstep.metrics import flatten
+from lockstep.observe.environment import environment_of
+from lockstep.observe.state import best_of, last_metrics, run_summary
 from lockstep.records import RunRecords, damage_named
 
 __all__ = ["COMMAND"]

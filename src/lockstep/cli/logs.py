@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from lockstep.cli.command import Command, add_run
-from lockstep.cli.state import may_run, spool_of
 from lockstep.console.text import clean, without_controls
 from lockstep.lookup import find_run
+from lockstep.observe.state import may_run, spool_of
 from lockstep.records import RunRecords, damage_named
 from lockstep.run_layout import LOG_DIRECTORY, log_file
 from lockstep.storage import Storage, open_storage

@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 from lockstep import settings
-from lockstep.cli.command import Command
+from lockstep.cli.command import Command, run_names
 from lockstep.cli.output import print_json, print_table, short_time
-from lockstep.cli.state import experiment_summary, is_running, run_summary
 from lockstep.console.text import format_value, shorten
 from lockstep.errors import LockstepError, StorageError
 from lockstep.lookup import find_place, own_directories, own_spools
 from lockstep.metrics import look_up
+from lockstep.observe.state import experiment_summary, is_running, run_summary
 from lockstep.records import RunRecords, damage_named
 from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage, open_storage
@@ -33,13 +33,14 @@ _SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
+    place = parser.add_argument(
         "place",
         metavar="PATH",
         nargs="?",
         help="a directory, a URI, or a name as the other commands accept it; by default the "
         f"results root ({settings.results_root()})",
     )
+    vars(place)["completer"] = run_names
     parser.add_argument("--failed", action="store_true", help="only those that failed")
     parser.add_argument("--running", action="store_true", help="only those that run now")
     parser.add_argument(

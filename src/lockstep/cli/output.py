@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lockstep.console.text import clean
 
-__all__ = ["date", "print_facts", "print_json", "print_table", "short_time"]
+__all__ = ["print_facts", "print_json", "print_table", "short_time"]
 
 
 def print_json(value: Any) -> None:
@@ -39,7 +38,7 @@ def print_table(
 
     A row with one cell is a remark about the row above it.
     """
-    lines = [head, *([clean(cell) for cell in row] for row in rows)]
+    lines = [[clean(cell) for cell in row] for row in (head, *rows)]
     full = [line for line in lines if len(line) > 1]
     widths = [max(len(line[column]) for line in full) for column in range(len(head))]
     right = set(numbers)
@@ -62,8 +61,3 @@ def short_time(seconds: float) -> str:
         if seconds < limit:
             return f"{max(int(seconds / divisor), 0)} {unit}"
     return f"{int(seconds / 86400)} d"
-
-
-def date(when: float) -> str:
-    """``2026-01-31 12:00:00``, in local time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))

@@ -12,7 +12,23 @@ import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
-from lockstep.cli import compare, doctor, env, logs, ls, plot, port, rm, run, show, stack, sync, why
+from lockstep.cli import (
+    compare,
+    completion,
+    doctor,
+    env,
+    logs,
+    ls,
+    plot,
+    port,
+    rm,
+    run,
+    show,
+    stack,
+    sync,
+    ui,
+    why,
+)
 from lockstep.console.text import clean
 from lockstep.errors import LockstepError
 
@@ -28,10 +44,12 @@ COMMANDS = (
     compare.COMMAND,
     env.COMMAND,
     stack.COMMAND,
+    ui.COMMAND,
     sync.COMMAND,
     port.COMMAND,
     doctor.COMMAND,
     rm.COMMAND,
+    completion.COMMAND,
 )
 
 _EXIT_CODES = """exit codes:
@@ -41,7 +59,9 @@ _EXIT_CODES = """exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    completion.complete(parser)
+    options = parser.parse_args(arguments)
     try:
         code: int = options.call(options)
         sys.stdout.flush()

@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lockstep.cli.command import Command, add_run
-from lockstep.cli.env import environment_of, start_facts
-from lockstep.cli.output import date, print_facts, print_json
-from lockstep.cli.state import (
+from lockstep.cli.output import print_facts, print_json
+from lockstep.console.text import date, metrics_line, plural
+from lockstep.ledger import read_ledger
+from lockstep.ledger.why import duration
+from lockstep.lookup import find_place, run_name
+from lockstep.metrics import first_of
+from lockstep.observe.environment import environment_of, start_facts
+from lockstep.observe.state import (
     best_trial,
     diagnosis,
     experiment_state,
@@ -21,11 +26,6 @@ from lockstep.cli.state import (
     run_summary,
     trial_statuses,
 )
-from lockstep.console.text import metrics_line, plural
-from lockstep.ledger import read_ledger
-from lockstep.ledger.why import duration
-from lockstep.lookup import find_place, run_name
-from lockstep.metrics import first_of
 from lockstep.records import RunRecords, damage_named, existing_checkpoints, newest_run
 from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lockstep.console.dashboard import dashboard_command
 from lockstep.console.display import Display, SilentDisplay, choose_surface, write_line
 from lockstep.console.notebook import NotebookDisplay
 from lockstep.console.panel import framed, headline
@@ -29,7 +30,7 @@ __all__ = ["ExperimentStatus", "TrialLine", "make_experiment_display"]
 
 _WIDTH = 100
 _COLUMNS = 4
-_OTHER_ROWS = 9
+_OTHER_ROWS = 10
 _NAME = 20
 _PARAMETERS = 44
 
@@ -143,6 +144,8 @@ class _NotebookTable(NotebookDisplay):
         if status.best is not None:
             rows.append((f"best ({status.objective})", _describe(status.best)))
         rows.append(("experiment", clean(status.path)))
+        if not status.over:
+            rows.append(("watch", dashboard_command(clean(status.path))))
         return " · ".join(_facts(progress)), rows
 
 
@@ -170,6 +173,11 @@ class _LiveTable(TerminalDisplay):
         place.append("experiment  ", style="dim")
         place.append(clean(status.path))
         body.append(place)
+        if not last:
+            watch = Text(no_wrap=True, overflow="ellipsis")
+            watch.append("watch       ", style="dim")
+            watch.append(dashboard_command(clean(status.path)))
+            body.append(watch)
         return framed(body, status, width, last=last)
 
 

@@ -7,6 +7,7 @@ import math
 import threading
 from typing import Any
 
+from lockstep.console.dashboard import dashboard_address, dashboard_command
 from lockstep.console.display import Level, ProgressDisplay, write_line
 from lockstep.console.status import Progress, RunStatus
 from lockstep.console.text import (
@@ -38,6 +39,7 @@ class NotebookDisplay(ProgressDisplay):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._handle: Any = None
+        self._address: str | None = None
         self._drawn: RunStatus | None = None
         self._drawn_at = -math.inf
         self._lock = threading.Lock()
@@ -48,6 +50,7 @@ class NotebookDisplay(ProgressDisplay):
 
         display: Any = IPython.display.display
         self._progress = Progress(status, self._clock)
+        self._address = dashboard_address(status.path)
         self._handle = display(self._bundle(), raw=True, display_id=True)
 
     def refresh(self) -> None:
@@ -90,9 +93,11 @@ class NotebookDisplay(ProgressDisplay):
         status = self._progress.status
         self._drawn, self._drawn_at = status, self._clock()
         about, rows = self._facts(self._progress)
+        # The last table is what a notebook saves: without the link, whose address has a token.
+        address = None if status.over else self._address
         return {
             "text/plain": _plain_text(clean(status.name), status.state, about, rows),
-            "text/html": _html(clean(status.name), status.state, about, rows),
+            "text/html": _html(clean(status.name), status.state, about, rows, address),
         }
 
     def _facts(self, progress: Progress) -> tuple[str, list[tuple[str, str]]]:
@@ -107,6 +112,8 @@ class NotebookDisplay(ProgressDisplay):
         none = "none" if status.over else "none yet"
         rows.append(("checkpoint", clean(status.checkpoint) if status.checkpoint else none))
         rows.append(("run", clean(status.path)))
+        if not status.over:
+            rows.append(("watch", dashboard_command(clean(status.path))))
         return about, rows
 
 
@@ -116,7 +123,9 @@ def _plain_text(name: str, state: str, about: str, rows: list[tuple[str, str]]) 
     return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
 
 
-def _html(name: str, state: str, about: str, rows: list[tuple[str, str]]) -> str:
+def _html(
+    name: str, state: str, about: str, rows: list[tuple[str, str]], address: str | None
+) -> str:
     colour = _COLOURS.get(state, "#c90")
     cell = "padding:1px 16px 1px 0;text-align:left;background:none"
     body = "".join(
@@ -124,9 +133,14 @@ def _html(name: str, state: str, about: str, rows: list[tuple[str, str]]) -> str
         f'<td style="{cell};font-family:monospace">{html.escape(value)}</td></tr>'
         for label, value in rows
     )
+    link = ""
+    if address is not None:  # with a token: for nobody else
+        rel = 'target="_blank" rel="noopener noreferrer"'
+        link = f' · <a href="{html.escape(address)}" {rel}>dashboard</a>'
+    what = f'<b style="color:{colour}">{html.escape(state)}</b> · {html.escape(about)}{link}'
     return (
         f'<div style="border-left:3px solid {colour};padding:2px 12px">'
         f"<div><b>{html.escape(name)}</b></div>"
-        f'<div><b style="color:{colour}">{html.escape(state)}</b> · {html.escape(about)}</div>'
+        f"<div>{what}</div>"
         f'<table style="border:none;margin:4px 0 0 0">{body}</table></div>'
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from lockstep.console.dashboard import dashboard_command
 from lockstep.console.status import Progress, RunStatus
 from lockstep.console.text import (
     MAX_METRICS,
@@ -39,8 +40,8 @@ _WIDTH = 76
 _WIDEST = 120
 _LABEL = len("checkpoint")
 _MAX_METRIC = 28
-# Borders, headline, two gaps, best, time, checkpoint, run directory, and the line of the cursor.
-_OTHER_ROWS = 11
+# Borders, headline, two gaps, best, time, checkpoint, directory, how to watch, the cursor's line.
+_OTHER_ROWS = 12
 
 
 def render_panel(
@@ -71,6 +72,11 @@ def render_panel(
     room = max(width - _LABEL - 8, 1)
     # A path that is broken in the middle cannot be copied: the display prints it in a line before.
     places.add_row("run", Text(path if len(path) <= room else "…" + path[len(path) - room + 1 :]))
+
+    if not status.over:
+        # A path that does not fit is beside it already, and in the first line above the panel.
+        command = dashboard_command(path)
+        places.add_row("watch", Text(command if len(command) <= room else "lockstep ui"))
 
     folded = (len(checkpoint) - 1) // room
     rows = max(size.height - _OTHER_ROWS - folded, 1)

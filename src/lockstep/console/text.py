@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+import time
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ __all__ = [
     "best_text",
     "clean",
     "clean_lines",
+    "date",
     "encodable",
     "facts",
     "format_elapsed",
@@ -208,3 +210,8 @@ def facts(progress: Progress) -> list[str]:
     if status.data_wait is not None and status.reports:
         parts.append(f"{status.data_wait:.0%} waiting for data")
     return parts
+
+
+def date(when: float) -> str:
+    """``2026-01-31 12:00:00``, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))

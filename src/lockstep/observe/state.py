@@ -1,11 +1,11 @@
-"""What commands say of a run or an experiment: its state, workers, metrics and failure."""
+"""What is said of a run or an experiment: its state, workers, metrics and failure."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.config import CheckpointConfig, RunConfig
 from lockstep.engine.attach import is_worker
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockstep.tune.experiment.records import ExperimentRecords
 
 __all__ = [
+    "RunFacts",
     "best_of",
     "best_trial",
     "diagnosis",
@@ -42,19 +43,33 @@ __all__ = [
 ]
 
 
-def newest_attempt(records: RunRecords) -> dict[str, Any] | None:
+class RunFacts(Protocol):
+    """What these functions need of a run: ``RunRecords``, or a journal that is followed."""
+
+    run: dict[str, Any]
+    attempts: dict[int, dict[str, Any]]
+    failure: dict[str, Any] | None
+    end: dict[str, Any] | None
+
+    @property
+    def state(self) -> str:
+        """How the run ended; ``"unfinished"`` if the driver died or still runs."""
+        ...
+
+
+def newest_attempt(records: RunFacts) -> dict[str, Any] | None:
     """The record of the last start of the workers; None before the first."""
     return records.attempts[max(records.attempts)] if records.attempts else None
 
 
-def spool_of(records: RunRecords) -> str | None:
+def spool_of(records: RunFacts) -> str | None:
     """The directory of a remote run's driver, if it is on this machine and this user's own."""
     directory = str(records.run.get("directory", ""))
     journal = os.path.join(directory, JOURNAL_FILE)
     return directory if is_own_directory(directory) and os.path.exists(journal) else None
 
 
-def hosts_of(records: RunRecords) -> str:
+def hosts_of(records: RunFacts) -> str:
     """The machines of the newest attempt's workers, for a sentence."""
     workers = (newest_attempt(records) or {}).get("workers", [])
     return ", ".join(sorted({str(worker["hostname"]) for worker in workers})) or "an unknown host"
@@ -70,7 +85,7 @@ def started_of(worker: dict[str, Any]) -> int:
     return int(worker.get("started", 0))
 
 
-def run_state(storage: Storage, records: RunRecords) -> str:
+def run_state(storage: Storage, records: RunFacts) -> str:
     """``running``, ``finished``, … and, after ``; ``, what there is to say of the state."""
     if records.end is not None:
         return records.state
@@ -112,7 +127,7 @@ def experiment_state(records: ExperimentRecords) -> str:
     return records.state + _advice(storage, f"Tuner.restore({storage.uri!r}).fit()")
 
 
-def may_run(storage: Storage, records: RunRecords) -> bool:
+def may_run(storage: Storage, records: RunFacts) -> bool:
     """Whether a run has a driver now, or may have one on another machine."""
     state, _, note = run_state(storage, records).partition("; ")
     return state in ("running", "starting") or note.startswith("whether it runs")
@@ -123,7 +138,7 @@ def is_running(summary: dict[str, Any]) -> bool:
     return summary["state"] in ("running", "starting")
 
 
-def diagnosis(records: RunRecords) -> str | None:
+def diagnosis(records: RunFacts) -> str | None:
     """The sentence that says why the newest failed attempt failed; None if the run finished."""
     failure = records.failure
     if failure is None or records.state == "finished":
@@ -140,7 +155,14 @@ def last_metrics(run: RunRecords | None) -> dict[str, Any]:
 
 
 def best_of(records: RunRecords) -> Best | None:
-    """The best value of the run's metric, as the panel chooses the metric."""
+    """The best value of the run's metric, as the panel chooses the metric.
+
+    The end of a run records it. Only of a run that has not ended, or was restored, every row is
+    parsed.
+    """
+    if records.end is not None and (kept := records.end.get("best")) is not None:
+        metric, value, report = kept
+        return Best(str(metric), float(value), int(report))
     scored = CheckpointConfig(**records.run["checkpoint_config"])
     best = BestSoFar(RunConfig(checkpoint_config=scored))
     for report in records.reports():

@@ -1,0 +1,208 @@
+// What every page uses: the view library, texts for numbers and times, the theme.
+import { h, render, Fragment } from "./vendor/preact.js";
+import { useState, useEffect, useRef, useMemo, useCallback } from "./vendor/hooks.js";
+import htm from "./vendor/htm.js";
+
+export const html = htm.bind(h);
+export { h, render, Fragment, useState, useEffect, useRef, useMemo, useCallback };
+
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);
+  if (Number.isInteger(value) && Math.abs(value) < 1e15) return value.toLocaleString("en-US");
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(3);
+  return String(Number(value.toPrecision(5)));
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
+  return `${unit ? value.toPrecision(3) : value} ${units[unit]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
+  if (seconds < 1) return `${Number((seconds * 1000).toPrecision(2))} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 6000) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 172800) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${Math.floor(seconds / 86400)} d`;
+}
+
+export const age = (time) => (time ? duration(Math.max(Date.now() / 1000 - time, 0)) : "–");
+
+export function date(time) {
+  return time ? new Date(time * 1000).toLocaleString("sv-SE") : "–";
+}
+
+export const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+export const LINES = 12;
+export const colour = (index) => cssColour(`--line-${(index % 8) + 1}`);
+export function cssColour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+// ------------------------------------------------------------------------------- preferences
+
+const stored = (key, otherwise) => {
+  try { return JSON.parse(localStorage.getItem(`lockstep.${key}`)) ?? otherwise; } catch { return otherwise; }
+};
+
+export function usePreference(key, otherwise) {
+  const [value, setValue] = useState(() => stored(key, otherwise));
+  return [value, (next) => {
+    setValue(next);
+    try { localStorage.setItem(`lockstep.${key}`, JSON.stringify(next)); } catch { /* private mode */ }
+  }];
+}
+
+export function applyTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  window.dispatchEvent(new Event("themechange"));
+}
+
+export function useThemeVersion() {
+  const [version, setVersion] = useState(0);
+  useEffect(() => {
+    const changed = () => setVersion((v) => v + 1);
+    const media = matchMedia("(prefers-color-scheme: dark)");
+    window.addEventListener("themechange", changed);
+    media.addEventListener("change", changed);
+    return () => {
+      window.removeEventListener("themechange", changed);
+      media.removeEventListener("change", changed);
+    };
+  }, []);
+  return version;
+}
+
+// ----------------------------------------------------------------------------------- address
+
+export function route() {
+  const [path, query] = location.hash.replace(/^#/, "").split("?");
+  return { parts: path.split("/").filter(Boolean).map(decodeURIComponent), query: new URLSearchParams(query) };
+}
+
+export const to = {
+  runs: () => "#/",
+  run: (id) => `#/run/${encodeURIComponent(id)}`,
+  workers: (id) => `#/run/${encodeURIComponent(id)}/workers`,
+  experiment: (id) => `#/experiment/${encodeURIComponent(id)}`,
+  compare: (ids) => `#/compare?${ids.map((id) => `id=${encodeURIComponent(id)}`).join("&")}`,
+};
+
+// -------------------------------------------------------------------------------------- live
+
+// Messages of the server for one view. Closed while nobody looks, so that many tabs are no load.
+export function useEvents(query, onMessage, deps) {
+  const [state, setState] = useState("connecting");
+  const latest = useRef(onMessage);
+  latest.current = onMessage;
+  useEffect(() => {
+    let source = null;
+    const open = () => {
+      if (source || document.hidden) return;
+      setState("connecting");
+      source = new EventSource(`/api/events?${query}`);
+      source.onopen = () => { latest.current({ type: "open" }); setState("live"); };
+      source.onerror = () => setState(source && source.readyState === 2 ? "refused" : "lost");
+      source.onmessage = (event) => latest.current(JSON.parse(event.data));
+    };
+    const close = () => { if (source) source.close(); source = null; };
+    const look = () => (document.hidden ? close() : open());
+    open();
+    document.addEventListener("visibilitychange", look);
+    return () => { document.removeEventListener("visibilitychange", look); close(); };
+  }, deps ?? [query]);
+  useEffect(() => {
+    window.dispatchEvent(new CustomEvent("connection", { detail: state }));
+  }, [state]);
+  return state;
+}
+
+export async function get(path, values) {
+  const response = await fetch(`${path}?${new URLSearchParams(values)}`);
+  if (!response.ok) throw new Error(`${response.status}: ${(await response.text()).trim()}`);
+  return response;
+}
+
+// ------------------------------------------------------------------------------ small pieces
+
+const STATES = {
+  running: "good", starting: "info", finished: "done", failed: "bad", damaged: "bad",
+  unfinished: "warn", interrupted: "warn", preempted: "warn",
+  RUNNING: "good", TERMINATED: "done", ERROR: "bad", PENDING: "info", PAUSED: "warn",
+};
+
+export function State({ state }) {
+  return html`<span class=${`state ${STATES[state] ?? "info"}`}>${state}</span>`;
+}
+
+export function Copy({ text, label, what, kind = "quiet" }) {
+  const [done, setDone] = useState("");
+  const copy = async () => {
+    try {
+      const value = typeof text === "function" ? await text() : text;
+      await writeText(value);
+      setDone("Copied");
+    } catch (error) {
+      setDone(`Not copied: ${error.message}`);
+    }
+    setTimeout(() => setDone(""), 2500);
+  };
+  return html`<button type="button" class=${kind} onClick=${copy} title=${what ?? ""}>${label ?? "Copy"}</button
+    ><span class="said" role="status">${done}</span>`;
+}
+
+async function writeText(text) {
+  if (navigator.clipboard) {
+    try { await navigator.clipboard.writeText(text); return; } catch { /* not allowed: the old way */ }
+  }
+  const area = document.createElement("textarea");
+  area.value = text;
+  area.className = "offscreen";
+  document.body.append(area);
+  area.select();
+  const ok = document.execCommand("copy");
+  area.remove();
+  if (!ok) throw new Error("the browser does not allow it");
+}
+
+const SPENT = [
+  ["training", "training"], ["data", "waiting for data"], ["waiting", "waiting for the slowest rank"],
+  ["starting", "starting workers"], ["other", "saving, restarting and other"],
+];
+
+export function Spent({ spent, wide }) {
+  const total = SPENT.reduce((sum, [key]) => sum + (spent?.[key] ?? 0), 0);
+  if (!total) return html`<span class="muted">–</span>`;
+  const parts = SPENT.filter(([key]) => spent[key] > 0).map(([key, label]) => ({
+    key, label, share: spent[key] / total, seconds: spent[key],
+  }));
+  const text = parts.map((p) => `${p.label} ${Math.round(p.share * 100)} %`).join(", ");
+  return html`<span class=${wide ? "spent wide" : "spent"} role="img" aria-label=${text} title=${text}>
+      ${parts.map((p) => html`<i key=${p.key} class=${p.key} style=${{ flexGrow: p.share }}></i>`)}
+    </span>
+    ${wide && html`<ul class="legend">${parts.map((p) => html`<li key=${p.key}><i class=${`key ${p.key}`}></i>${p.label}
+      <b>${duration(p.seconds)}</b> <span class="muted">${Math.round(p.share * 100)} %</span></li>`)}</ul>`}`;
+}
+
+export function Empty({ title, children }) {
+  return html`<div class="empty"><h2>${title}</h2><div>${children}</div></div>`;
+}
+
+export function Reading({ share }) {
+  return share === null || share === undefined ? null
+    : html`<p class="reading" role="status"><progress max="1" value=${share} aria-label="Reading the journal"></progress>
+      Reading the journal: ${Math.round(share * 100)} %</p>`;
+}
+
+export function Facts({ facts }) {
+  return html`<dl class="facts">${facts.map(([label, value], i) => html`<${Fragment} key=${i}><dt>${label}</dt><dd>${value}</dd><//>`)}</dl>`;
+}

@@ -1,0 +1,485 @@
+"""The reader of the dashboard: journals are followed, thinned and kept in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.storage import open_storage
+from lockstep.ui.follow import Follower
+from lockstep.ui.library import Library
+from lockstep.ui.logs import LogTail, log_ranks, search_log
+from lockstep.ui.model import RunModel
+from lockstep.ui.places import Place, Root
+from lockstep.ui.search import SearchModel
+from lockstep.ui.series import Series, thin
+from lockstep.ui.views import CompareView, RunsView, RunView, SearchView, diagnosis_text, zoomed
+from tests.ui.journals import MadeRun, held, made_experiment
+
+
+def root_of(path: Path) -> Root:
+    return Root(open_storage(str(path)), str(path))
+
+
+def read_all(library: Library) -> None:
+    """Everything that the library's thread would do until there is nothing more to read."""
+    while library._round():
+        pass
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> MadeRun:
+    return MadeRun(tmp_path)
+
+
+def model_of(run: MadeRun, *, full: bool = True) -> RunModel:
+    place = root_of(run.path.parents[1]).place.child(run.path.parent.name).child(run.path.name)
+    model = RunModel(place, full=full)
+    while model.follow() and model.follower.behind:
+        pass
+    return model
+
+
+# ---------------------------------------------------------------------------------- following
+
+
+def test_a_line_is_read_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    follower = Follower(root_of(tmp_path).place, "lines")
+    assert follower.more() == []
+    file.write_bytes(b"one\ntw")
+    assert follower.more() == [b"one"]
+    assert follower.more() == []
+    with file.open("ab") as more:
+        more.write(b"o\nthree\n")
+    assert follower.more() == [b"two", b"three"]
+    assert (follower.read, follower.behind) == (14, False)
+
+
+def test_half_a_line_that_a_new_driver_cuts_off_is_never_seen(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"one\nhal")
+    follower = Follower(root_of(tmp_path).place, "lines")
+    assert follower.more() == [b"one"]
+    os.truncate(file, 4)
+    assert follower.more() == []
+    with file.open("ab") as more:
+        more.write(b"two\n")
+    assert follower.more() == [b"two"]
+
+
+def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"one\ntwo\n")
+    follower = Follower(root_of(tmp_path).place, "lines")
+    follower.more()
+    (tmp_path / "new").write_bytes(b"other\nlines\n")
+    os.replace(tmp_path / "new", file)
+    assert follower.more() is None
+
+
+def test_a_journal_grows_and_is_not_read_again(
+    run: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.report({"loss": 1.0})
+    model = model_of(run)
+    starts: list[int] = []
+    read = Place.read
+
+    def noted(self: Place, name: str, start: int = 0, *more: Any) -> bytes:
+        starts.append(start)
+        return read(self, name, start, *more)
+
+    monkeypatch.setattr(Place, "read", noted)
+    size = (run.path / "journal.jsonl").stat().st_size
+    run.report({"loss": 0.5})
+    assert model.follow()
+    assert starts == [size]
+    assert list(model.metrics["loss"].values) == [1.0, 0.5]
+    assert not model.follow()
+
+
+# ---------------------------------------------------------------------------------- thinning
+
+
+def test_a_long_series_keeps_its_extremes_in_bounded_memory() -> None:
+    series = Series(1024)
+    for step in range(100_000):
+        series.add(step, float(step), math.sin(step / 1000))
+    series.add(100_000, 0.0, 77.0)
+    for step in range(100_001, 200_000):
+        series.add(step, float(step), math.sin(step / 1000))
+    assert series.count == 200_000
+    assert len(series.values) < 1024
+    assert max(series.values) == 77.0
+    assert series.steps[series.values.index(77.0)] == 100_000
+    assert list(series.steps) == sorted(series.steps)
+    assert series.steps[-1] == 199_999
+
+
+def test_a_chart_has_the_extremes_of_each_part_and_both_ends() -> None:
+    series = Series(1 << 20)
+    for step in range(50_000):
+        series.add(step, step * 2.0, 9.0 if step == 31_337 else step % 7)
+    shown = thin(series, 500)
+    assert 200 < len(shown["steps"]) <= 504
+    assert 9.0 in shown["values"]
+    assert (shown["steps"][0], shown["steps"][-1]) == (0.0, 49_999.0)
+    part = thin(series, 500, by_time=True, low=62_600.0, high=62_700.0)
+    assert part["values"].count(9.0) == 1
+    assert part["steps"][0] == 31_299.0  # one beyond the edge
+    assert len(part["steps"]) == 53
+
+
+def test_what_is_not_finite_is_a_gap() -> None:
+    series = Series(64)
+    for step, value in enumerate([1.0, math.nan, math.inf, 2.0]):
+        series.add(step, 0.0, value)
+    assert thin(series, 100)["values"] == [1.0, None, None, 2.0]
+    for step in range(4, 200):
+        series.add(step, 0.0, math.nan if step == 100 else 1.0)
+    assert any(map(math.isnan, series.values))
+
+
+@pytest.mark.parametrize("value", [0.0, -3.5])
+def test_equal_values_keep_the_length_of_the_line(value: float) -> None:
+    series = Series(64)
+    for step in range(1000):
+        series.add(step, 0.0, value)
+    assert (series.steps[0], series.steps[-1]) == (0.0, 999.0)
+    assert set(series.values) == {value}
+
+
+def test_new_points_are_told_from_those_that_were_sent() -> None:
+    series = Series(8)
+    for step in range(5):
+        series.add(step, 0.0, step)
+    more = series.since(3)
+    assert more is not None
+    assert list(more[0]) == [3.0, 4.0]
+    for step in range(5, 9):
+        series.add(step, 0.0, step)
+    assert series.since(3) is None
+    assert series.since(99) is None
+
+
+# -------------------------------------------------------------------------------------- models
+
+
+def test_a_run_with_everything(run: MadeRun, tmp_path: Path) -> None:
+    run.ranks = 2
+    run.report({"loss": 1.0, "val": {"acc": 0.5}, "note": "x", "flag": True}, busy=[0.5, 0.75])
+    run.event("log", rank=1, attempt=1, rows=[{"step": 3, "time": 1.0, "metrics": {"grad": 2.0}}])
+    run.event("log", rank=0, attempt=1, rows=[{"step": 3, "time": 1.0, "metrics": {"grad": 1.0}}])
+    run.report({"loss": math.nan, "val": {"acc": 0.75}}, busy=[1.0, 0.5], waits=[{"data": 0.5}, {}])
+    run.event("checkpoint", id=0, name="checkpoint_000000", index=1, score=None, uploaded=True)
+    run.event("checkpoint", id=1, name="checkpoint_000001", index=2, score=1.0, uploaded=True)
+    run.event("delete", id=0, name="checkpoint_000000")
+    model = model_of(run)
+    assert sorted(model.metrics) == ["loss", "val/acc"]
+    assert list(model.metrics["val/acc"].values) == [0.5, 0.75]
+    assert list(model.logs["grad"].values) == [1.0]
+    assert [list(s.values) for s in model.ranks["grad"]] == [[1.0], [2.0]]
+    assert [seconds for _, _, seconds in model.late.columns] == [[0.0, 0.25], [0.5, 0.0]]
+    assert model.spent.waiting == pytest.approx(0.125 + 0.25)
+    assert model.spent.data == pytest.approx(0.25)
+    assert list(model.checkpoints) == [1]
+    assert model.deleted == 1
+    assert model.state == "unfinished"
+    run.end("failed", best=["val/acc", 0.75, 2])
+    model.follow()
+    assert model.state == "failed"
+    assert model.best is not None
+    assert model.best.value == 0.75
+    run.event("restore", restored=5.0, config={}, checkpoint_config={})
+    model.follow()
+    assert model.state == "unfinished"
+
+
+def test_the_picture_of_late_ranks_is_bounded(run: MadeRun) -> None:
+    model = model_of(run)
+    for index in range(1, 100_001):
+        model.late.add(float(index), [0.0, 1.0 if index == 50_000 else 0.5])
+    assert len(model.late.columns) < 512
+    assert sum(sum(seconds) for _, _, seconds in model.late.columns) == pytest.approx(50_000.5)
+    assert (model.late.columns[0][0], model.late.columns[-1][1]) == (1.0, 100_000.0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"not json at all",
+        b"[1, 2]",
+        b'{"event":"report","index":"x"}',
+        b'{"event":"attempt"}',
+        b'{"event":"run","version":99}',
+        b'{"event":"log","rank":0,"rows":7}',
+    ],
+)
+def test_a_damaged_line_is_one_sentence(run: MadeRun, line: bytes) -> None:
+    run.report({"loss": 1.0})
+    with (run.path / "journal.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    model = model_of(run)
+    assert model.damage is not None
+    assert "journal.jsonl" in model.damage
+    assert list(model.metrics["loss"].values) == [1.0]
+
+
+def test_samples_become_memory_and_load(run: MadeRun) -> None:
+    samples = [
+        {"time": 10.0, "attempt": 1, "cpu": [1.0], "memory": [100], "gpu": [[50, 10, 20]]},
+        {"time": 12.0, "attempt": 1, "cpu": [2.0], "memory": [200], "gpu": [[60, 11, 20]]},
+        {"time": 14.0, "attempt": 2, "cpu": [0.5], "memory": [None]},
+    ]
+    text = "".join(json.dumps(sample) + "\n" for sample in samples)
+    (run.path / "resources.jsonl").write_text(text)
+    model = model_of(run)
+    assert model.samples is not None
+    assert [list(s.values) for s in model.samples.memory] == [[100.0, 200.0]]
+    assert [list(s.values) for s in model.samples.cpu] == [[50.0]]
+    assert [list(s.values) for s in model.samples.gpu] == [[50.0, 60.0]]
+    assert model.samples.gpu_total == [20.0]
+
+
+def test_trials_come_from_the_experiment_and_their_runs(tmp_path: Path) -> None:
+    made_experiment(tmp_path, 6)
+    library = Library([root_of(tmp_path)])
+    read_all(library)
+    (search,) = library.searches.values()
+    assert isinstance(search, SearchModel)
+    assert len(search.trials) == 6
+    assert library.runs == {}
+    best = search.best()
+    assert best is not None
+    assert search.score(best) == min(filter(None, map(search.score, search.trials.values())))
+    view = SearchView(library, "0:search")
+    (message,) = view.news()
+    assert [t["by"] for t in message["trials"]] == ["scheduler", None, None] * 2
+    assert message["experiment"]["stopped"] == 2
+    assert message["experiment"]["best"]["trial"] == best.trial_id
+    assert list(view.news()) == []
+
+
+# --------------------------------------------------------------------------------------- views
+
+
+def test_what_is_reported_is_pushed_once(tmp_path: Path, run: MadeRun) -> None:
+    run.report({"loss": 1.0})
+    library = Library([root_of(tmp_path)])
+    read_all(library)
+    runs, page = RunsView(library), RunView(library, run.id)
+    (message,) = runs.news()
+    (row,) = message["rows"]
+    assert (row["id"], row["reports"], row["metrics"]) == (run.id, 1, {"loss": 1.0})
+    head, lines = page.news()
+    assert head["details"]["config"] == {"train_loop_config": {"lr": 0.1}}
+    assert lines["lines"]["report:loss"]["values"] == [1.0]
+    assert list(runs.news()) == list(page.news()) == []
+    run.report({"loss": 0.5})
+    called: list[int] = []
+    with library.listening(lambda: called.append(1)):
+        while not (messages := list(runs.news())):
+            library._round()
+    assert called
+    assert messages[0]["rows"][0]["reports"] == 2
+    while len(news := list(page.news())) < 2:
+        library._round()
+    head, lines = news
+    assert "details" not in head
+    assert lines["lines"]["report:loss"] == {
+        "add": True,
+        "steps": [2.0],
+        "times": [lines["lines"]["report:loss"]["times"][0]],
+        "values": [0.5],
+    }
+
+
+def test_a_run_that_was_deleted_leaves_the_table(tmp_path: Path, run: MadeRun) -> None:
+    library = Library([root_of(tmp_path)])
+    read_all(library)
+    view = RunsView(library)
+    list(view.news())
+    library.runs.clear()
+    (message,) = view.news()
+    assert message["gone"] == [run.id]
+
+
+def test_every_message_is_json_that_a_browser_reads(tmp_path: Path, run: MadeRun) -> None:
+    run.report({"loss": math.inf, "a": -math.inf, "b": math.nan, "\ud800": 1.0})
+    run.event(
+        "failure",
+        attempt=1,
+        message="bad",
+        errors=[{"rank": 0, "error": {"text": "T\n"}}],
+        retry=False,
+        time=math.nan,
+    )
+    run.end("failed", best=["loss", math.inf, 1])
+    library = Library([root_of(tmp_path)])
+    read_all(library)
+    views = [RunsView(library), RunView(library, run.id), CompareView(library, [run.id, "0:x"])]
+    for view in views:
+        for message in view.news():
+            json.dumps(message, allow_nan=False).encode()
+
+
+def test_zoom_and_ranks(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path, ranks=3)
+    run.rows_of([float(n) for n in range(5000)])
+    library = Library([root_of(tmp_path)])
+    read_all(library)
+    options: dict[str, Any] = {"by_time": False, "low": 100.0, "high": 110.0}
+    (line,) = zoomed(library, run.id, "report:loss", ranks=False, **options) or []
+    assert line["steps"] == [float(n) for n in range(99, 112)]
+    ranks = zoomed(library, run.id, "report:loss", ranks=True, **options) or []
+    assert [one["rank"] for one in ranks] == [0, 1, 2]
+    assert zoomed(library, "0:nothing", "report:loss", ranks=False, **options) is None
+    assert zoomed(library, run.id, "report:other", ranks=False, **options) == []
+
+
+def test_the_diagnosis_has_what_a_colleague_asks_for(tmp_path: Path, run: MadeRun) -> None:
+    run.report({"loss": 1.5})
+    error = {"type": "ValueError", "message": "nan", "text": "Traceback …\nValueError: nan\n"}
+    run.event(
+        "failure",
+        attempt=1,
+        message="Rank 0 failed with ValueError: nan.",
+        errors=[{"rank": 0, "error": error}],
+        retry=False,
+        time=2.0,
+    )
+    run.end("failed")
+    (run.path / "logs").mkdir()
+    (run.path / "logs" / "rank_0.log").write_text("epoch 1\n\x1b[2Jsee\rlast words\n")
+    library = Library([root_of(tmp_path)])
+    read_all(library)
+    text = diagnosis_text(library, run.id)
+    assert text is not None
+    for part in ("state:      failed", "loss=1.5", "ValueError: nan", "last words", run.path.name):
+        assert part in text
+    assert "\x1b" not in text
+    assert diagnosis_text(library, "0:nothing") is None
+
+
+def test_a_running_run_is_told_from_one_whose_driver_died(tmp_path: Path, run: MadeRun) -> None:
+    library = Library([root_of(tmp_path)])
+    journal = held(run)
+    read_all(library)
+    (message,) = RunsView(library).news()
+    assert message["rows"][0]["state"] == "running"
+    journal.close()
+    library.states.clear()
+    (message,) = RunsView(library).news()
+    assert message["rows"][0]["state"] == "unfinished"
+
+
+# ---------------------------------------------------------------------------------------- logs
+
+
+def test_logs_are_tailed_and_searched(run: MadeRun) -> None:
+    place = model_of(run).place
+    assert log_ranks(place) == []
+    folder = run.path / "logs"
+    folder.mkdir()
+    (folder / "rank_0.log").write_bytes(b"x" * 200_000 + b"\nfirst\n\x1b[31mred\x1b[0m\nha")
+    (folder / "other.txt").write_text("")
+    assert log_ranks(place) == [0]
+    tail = LogTail(place, 0)
+    assert tail.more() == ["first", "red"]
+    with (folder / "rank_0.log").open("ab") as file:
+        file.write(b"lf\n")
+    assert tail.more() == ["half"]
+    assert tail.more() == []
+    assert search_log(place, 0, "RED") == ([(3, "red")], False)
+    assert search_log(place, 7, "red") == ([], False)
+
+
+# ----------------------------------------------------------------------------------- the roots
+
+
+def test_no_link_leads_out_of_a_root(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    secret = MadeRun(outside, "hidden")
+    (outside / "secret.txt").write_text("secret\n")
+    root = tmp_path / "root"
+    run = MadeRun(root)
+    (root / "link").symlink_to(outside / "hidden")
+    (run.path / "logs").mkdir()
+    (run.path / "logs" / "rank_0.log").symlink_to(outside / "secret.txt")
+    (run.path / "environment.json").symlink_to(outside / "secret.txt")
+    (root / "made" / "trial").symlink_to(secret.path)
+    library = Library([root_of(root)])
+    read_all(library)
+    assert list(library.runs) == [run.id]
+    place = library.runs[run.id].place
+    assert log_ranks(place) == []
+    assert LogTail(place, 0).more() == []
+    assert search_log(place, 0, "secret") == ([], False)
+    with pytest.raises(OSError, match="symbolic links"):
+        place.read("environment.json")
+    (run.path / "folder").symlink_to(outside)
+    with pytest.raises(PermissionError, match="is not a file below"):
+        place.child("folder").read("secret.txt")
+    os.mkfifo(run.path / "pipe")
+    with pytest.raises(OSError, match="not a file below"):
+        place.read("pipe")
+
+
+def test_an_experiment_that_names_a_directory_elsewhere_shows_nothing_of_it(
+    tmp_path: Path,
+) -> None:
+    outside = MadeRun(tmp_path / "outside", "hidden")
+    outside.report({"loss": 1.0})
+    place = made_experiment(tmp_path / "root", 1)
+    journal = place / "experiment.jsonl"
+    (trial,) = place.glob("objective_*")
+    text = journal.read_text()
+    for name in (f"../../outside/hidden/{outside.path.name}", str(outside.path)):
+        journal.write_text(text.replace(trial.name, name))
+        library = Library([root_of(tmp_path / "root")])
+        read_all(library)
+        (search,) = library.searches.values()
+        assert search.damage is not None
+        assert "is not the name of a trial's directory" in search.damage
+        assert not search.trials
+
+
+def test_a_trial_that_is_a_link_out_of_the_root_is_not_read(tmp_path: Path) -> None:
+    outside = MadeRun(tmp_path / "outside", "hidden")
+    outside.report({"loss": 1.0})
+    place = made_experiment(tmp_path / "root", 1)
+    (trial,) = place.glob("objective_*")
+    trial.rename(tmp_path / "old")
+    trial.symlink_to(outside.path)
+    library = Library([root_of(tmp_path / "root")])
+    read_all(library)
+    (search,) = library.searches.values()
+    assert [one.model for one in search.trials.values()] == [None]
+
+
+def test_remote_journals_are_read_from_where_they_were(tmp_path: Path) -> None:
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    run = MadeRun(tmp_path / "bucket")
+    run.report({"loss": 1.0})
+    filesystem = SubTreeFileSystem(str(tmp_path / "bucket"), LocalFileSystem())
+    root = Root(open_storage("made", filesystem), "made")
+    assert not root.storage.is_local
+    library = Library([root])
+    read_all(library)
+    (model,) = library.runs.values()
+    assert list(model.metrics["loss"].values) == [1.0]
+    # What follows is in segments, as on a store that cannot append.
+    size = (run.path / "journal.jsonl").stat().st_size
+    line = b'{"event":"end","state":"finished","time":5.0}\n'
+    segments = run.path / ".journal.jsonl.segments"
+    segments.mkdir()
+    (segments / f"{size:015d}-{size + len(line):015d}").write_bytes(line)
+    assert model.follow()
+    assert model.state == "finished"
