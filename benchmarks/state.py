@@ -109,6 +109,7 @@ def sync(config: dict[str, Any]) -> None:
 def savers(config: dict[str, Any], model: Any, optimizer: Any) -> dict[str, Callable[[], Any]]:
     """Each way to save; what it returns is waited for before the next one, where that can be."""
     import torch
+    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
 
     from lockstep import train
@@ -120,6 +121,7 @@ def savers(config: dict[str, Any], model: Any, optimizer: Any) -> dict[str, Call
     pin = config["device"] != "cpu"
     targets = [torch.empty(t.shape, dtype=t.dtype, pin_memory=pin) for t in tensors]
     content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    group = dist.new_group(backend="gloo")  # which an asynchronous save needs
 
     def copy() -> None:
         for target, tensor in zip(targets, tensors, strict=True):
@@ -152,7 +154,7 @@ def savers(config: dict[str, Any], model: Any, optimizer: Any) -> dict[str, Call
 
     def dcp_async(**options: Any) -> Callable[[], None]:
         path = fresh("async")
-        future: Any = dcp.async_save(content, checkpoint_id=path, **options)
+        future: Any = dcp.async_save(content, checkpoint_id=path, process_group=group, **options)
 
         def finish() -> None:
             getattr(future, "upload_completion", future).result()

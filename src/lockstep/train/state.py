@@ -262,15 +262,8 @@ def _tree(stored: StoredState, rank: int, name: str, value: Any, node: Any) -> A
     specs = dict(_specs(name, value))
 
     def shard(leaf: str, shape: tuple[int, ...]) -> Any:
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
         spec = _spec_for(specs, leaf, shape)
-        if spec is None:
-            return None
-        local, offset = compute_local_shape_and_global_offset(
-            shape, spec.device_mesh, spec.placements
-        )
-        return tuple(local), tuple(offset)
+        return None if spec is None else _part_of(spec)
 
     tree = stored.decode(rank, name, node, shard)
     return _divide_again(tree, specs, name)
@@ -313,6 +306,16 @@ def _spec_for(specs: Mapping[str, Any], leaf: str, shape: tuple[int, ...]) -> An
     return spec if spec is not None and tuple(spec.shape) == shape else None
 
 
+def _part_of(spec: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of this rank's part of a divided tensor, and where it begins."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        spec.shape, spec.device_mesh, spec.placements
+    )
+    return tuple(shape), tuple(offset)
+
+
 def _divide_again(tree: Any, specs: Mapping[str, Any], path: str) -> Any:
     """The same tree with this rank's parts as divided tensors."""
     if isinstance(tree, dict):
@@ -330,7 +333,10 @@ def _divide_again(tree: Any, specs: Mapping[str, Any], path: str) -> Any:
     from torch.distributed.tensor import DTensor
 
     local = spec.to_local()
-    if tuple(tree.shape) != tuple(local.shape):
+    if tree.shape == spec.shape:  # saved as a whole
+        sizes, begins = _part_of(spec)
+        tree = tree[tuple(slice(at, at + n) for at, n in zip(begins, sizes, strict=True))]
+    if tree.shape != local.shape:
         return tree  # another model: the check says so
     return DTensor.from_local(
         tree.to(local.device),
