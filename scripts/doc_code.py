@@ -168,7 +168,7 @@ def _run_lockstep(arguments: list[str]) -> str:
 
 def _check_extras(line: str, where: str) -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    for extra in re.findall(r"[\w-]+", "".join(re.findall(r"lockstep-train\[([^\]]*)\]", line))):
+    for extra in re.findall(r"[\w-]+", ",".join(re.findall(r"lockstep-train\[([^\]]*)\]", line))):
         if not re.search(rf"^{extra} = \[", text, re.MULTILINE):
             raise PageError(f"{where}: lockstep-train has no extra {extra!r}.")
 
@@ -186,17 +186,19 @@ def difference(block: Block, printed: str) -> str | None:
     got = _lines(printed)
     if not any(line.startswith("[lockstep]") for line in wanted):
         got = [line for line in got if not line.startswith("[lockstep]")]
-    pattern = "\n".join(re.escape(line).replace("…", ".*") for line in wanted)
     # A line that is only … stands for any number of lines.
-    pattern = re.sub(r"(?m)^\.\*$\n?", "(?:.*\n)*?", pattern)
-    if re.fullmatch(pattern, "\n".join(got)):
+    pattern = "".join(
+        r"(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n"
+        for line in wanted
+    )
+    if re.fullmatch(pattern, "".join(f"{line}\n" for line in got)):
         return None
     return "the page shows:\n" + "\n".join(wanted) + "\nbut this was printed:\n" + "\n".join(got)
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of an output without what depends on how fast the machine is."""
-    lines = (line.rstrip() for line in text.strip("\n").splitlines())
+    """The lines of an output without what depends on widths and on the machine's speed."""
+    lines = (re.sub(r" +", " ", line.rstrip()) for line in text.strip("\n").splitlines())
     return [line for line in lines if line and not PROGRESS.match(line)]
 
 
@@ -221,8 +223,8 @@ def renew(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for block, printed in reversed(shown):
         if difference(block, printed):
-            kept = "\n".join(line for line in _lines(printed))
-            text = text[: block.span[0]] + kept + "\n" + text[block.span[1] :]
+            kept = [line for line in printed.splitlines() if not PROGRESS.match(line)]
+            text = text[: block.span[0]] + "\n".join(kept) + "\n" + text[block.span[1] :]
     page.write_text(text, encoding="utf-8")
 
 

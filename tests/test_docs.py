@@ -58,8 +58,8 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
 
 
 def test_links_are_found() -> None:
-    assert "docs/guide.md" in links_of(ROOT / "README.md")
-    assert "where-a-run-is" in anchors_of(ROOT / "docs" / "guide.md")
+    assert "docs/tutorial.md" in links_of(ROOT / "README.md")
+    assert "where-a-run-is" in anchors_of(ROOT / "docs" / "reference" / "results.md")
 
 
 def test_every_decision_is_in_the_index_once() -> None:
