@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,7 @@ __all__ = [
     "is_own_directory",
     "own_directories",
     "own_spools",
+    "parent_of",
     "run_name",
 ]
 
@@ -154,6 +155,38 @@ def _spools(text: str) -> Iterator[Storage]:
         trial_id = str(run.get("trial_id"))
         if text in (run.get("experiment_name"), run_name(run), trial_id, trial_id[:5]):
             yield storage
+
+
+def parent_of(run: Storage, header: dict[str, Any]) -> Storage | None:
+    """The run that the one in ``run`` was forked from; None if it is no fork.
+
+    Args:
+        run: the fork's directory.
+        header: the first record of its journal.
+
+    Raises:
+        FileNotFoundError: the parent's directory is gone.
+    """
+    parent = header.get("parent")
+    if parent is None:
+        return None
+    places: list[Callable[[], Storage]] = []
+    if "relative" in parent:
+        path = os.path.normpath(os.path.join(run.root, str(parent["relative"])))
+        places.append(lambda: open_storage(path, None if run.is_local else run.filesystem))
+    places.append(lambda: open_storage(str(parent["path"])))
+    for place in places:
+        with suppress(LockstepError, OSError, ValueError):
+            found = place()
+            if _trial_id(found) == parent["trial_id"]:
+                return found
+    raise FileNotFoundError(
+        f"{run.uri} was forked from {parent['path']}, which is gone or is another run now."
+    )
+
+
+def _trial_id(run: Storage) -> str | None:
+    return str(RunRecords(run).run["trial_id"]) if run.exists(JOURNAL_FILE) else None
 
 
 def run_name(run: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from lockstep.error_record import unpack_error, with_live
 from lockstep.errors import LockstepError, StorageError
 from lockstep.journal import parse_line
 from lockstep.ledger import Goodput, read_ledger
-from lockstep.lookup import find_run
+from lockstep.lookup import find_run, parent_of
 from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
 from lockstep.records import (
     RunRecords,
@@ -54,6 +54,7 @@ class Result:
             ``"unfinished"`` if the driver died or still runs.
         attempts: one dict for each time the workers were started: when, on which processes.
         goodput: the share of each account in the run's time, such as ``compute`` and ``data``.
+        parent: the run that this one was forked from, a ``Result``.
         resizes: one dict for each change of the number of workers: in which attempt, from, to.
     """
 
@@ -82,6 +83,7 @@ class Result:
             self.metrics = records.row(report)
             if "done" not in self.reported_metrics:
                 self.metrics["done"] = self.state == "finished"
+        self._header = records.run
         self._kept_return: dict[str, Any] | None = (records.end or {}).get("returned")
         self._failures: list[dict[str, Any]] = []
         if self.state == "failed" and records.failure is not None:
@@ -122,6 +124,22 @@ class Result:
     def path(self) -> str:
         """The run's directory (a path on ``filesystem``)."""
         return self._storage.root
+
+    @property
+    def parent(self) -> Result | None:
+        """The run that this one was forked from; None if it is no fork.
+
+        Raises:
+            FileNotFoundError: the parent's directory is gone.
+        """
+        storage = parent_of(self._storage, self._header)
+        return None if storage is None else Result(storage)
+
+    @property
+    def forked_at(self) -> int | None:
+        """The ``training_iteration`` of the parent at which this run was forked; None: no fork."""
+        parent = self._header.get("parent")
+        return None if parent is None else int(parent["step"])
 
     @property
     def log_dir(self) -> Path:
@@ -240,6 +258,27 @@ class Result:
                 rows.append({**row, **shares})
             frame = pd.DataFrame(rows)
         return frame[[*own, *(name for name in frame.columns if name not in own)]]
+
+    @property
+    def history_dataframe(self) -> pd.DataFrame:
+        """``metrics_dataframe`` and, of a fork, the rows of its parents up to the fork before it.
+
+        The column ``trial_id`` says whose row it is.
+
+        Raises:
+            FileNotFoundError: the directory of a parent is gone.
+        """
+        import pandas as pd
+
+        parent = self.parent
+        if parent is None:
+            return self.metrics_dataframe
+        own = parent.metrics_dataframe
+        until = int(self._header["parent"]["reports"])
+        before = parent.history_dataframe
+        shared = before.iloc[: len(before) - len(own) + until]
+        frames = [frame for frame in (shared, self.metrics_dataframe) if len(frame)]
+        return pd.concat(frames, ignore_index=True) if frames else self.metrics_dataframe
 
     @cached_property
     def rank_dataframe(self) -> pd.DataFrame:

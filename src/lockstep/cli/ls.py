@@ -43,6 +43,7 @@ def _arguments(parser: ArgumentParser) -> None:
     vars(place)["completer"] = run_names
     parser.add_argument("--failed", action="store_true", help="only those that failed")
     parser.add_argument("--running", action="store_true", help="only those that run now")
+    parser.add_argument("--tree", action="store_true", help="forks below their parents")
     parser.add_argument(
         "--sort", choices=sorted(_SORTS), default="age", help="by default the newest first"
     )
@@ -67,6 +68,8 @@ def _ls(options: Namespace) -> int:
         if _wanted(one, options)
     ]
     found.sort(key=_SORTS[options.sort])
+    if options.tree:
+        found = _as_tree(found)
     if options.json:
         print_json(found)
     elif found:
@@ -75,6 +78,24 @@ def _ls(options: Namespace) -> int:
         kind = "failed " if options.failed else "running " if options.running else ""
         print(f"There is no {kind}run in {where}.")
     return 0
+
+
+def _as_tree(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Forks after their parents, in the order that there is; ``depth`` says how deep."""
+    known = {one["trial_id"] for one in found if "trial_id" in one}
+    children: dict[str | None, list[dict[str, Any]]] = {}
+    for one in found:
+        parent = (one.get("parent") or {}).get("trial_id")
+        # A fork whose parent is not listed here is a root.
+        children.setdefault(parent if parent in known else None, []).append(one)
+
+    def below(trial_id: str | None, depth: int) -> Iterator[dict[str, Any]]:
+        for one in children.pop(trial_id, ()):
+            yield {**one, "depth": depth}
+            if "trial_id" in one:
+                yield from below(one["trial_id"], depth + 1)
+
+    return list(below(None, 0))
 
 
 def _wanted(summary: dict[str, Any], options: Namespace) -> bool:
@@ -146,10 +167,7 @@ def _print(found: list[dict[str, Any]]) -> None:
         rows.append(
             [
                 one["state"],
-                shorten(
-                    f"{one['experiment']} {one['name']}" if "experiment" in one else one["name"],
-                    _MAX_NAME,
-                ),
+                shorten(_title(one), _MAX_NAME),
                 short_time(time.time() - one["started"]) if one["started"] else "",
                 _workers(one),
                 str(one["reports"]),
@@ -164,6 +182,13 @@ def _print(found: list[dict[str, Any]]) -> None:
         rows,
         numbers=("AGE", "REPORTS"),
     )
+
+
+def _title(one: dict[str, Any]) -> str:
+    name = f"{one['experiment']} {one['name']}" if "experiment" in one else one["name"]
+    if not one.get("depth"):
+        return str(name)
+    return f"{'  ' * (one['depth'] - 1)}└ @{one['parent']['step']} {name}"
 
 
 def _workers(one: dict[str, Any]) -> str:
@@ -195,6 +220,7 @@ COMMAND = Command(
     (
         "lockstep ls                        everything below the results root, newest first",
         "lockstep ls --failed               what failed, and why",
+        "lockstep ls --tree                 forks below the runs that they were forked from",
         "lockstep ls mnist                  the runs or trials of one experiment",
         "lockstep ls s3://bucket/results    somewhere else",
         "lockstep ls --running --json       for a script",

@@ -11,9 +11,10 @@ from lockstep.checks import is_number
 from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean, format_value
-from lockstep.lookup import find_run, run_name
+from lockstep.lookup import find_run, parent_of, run_name
 from lockstep.metrics import flatten, look_up
 from lockstep.records import RunRecords, damage_named, reported_metrics
+from lockstep.storage import Storage
 
 __all__ = ["COMMAND", "chart"]
 
@@ -39,9 +40,11 @@ def _plot(options: Namespace) -> int:
         storage = find_run(text, pieces=True)
         with damage_named(f"what {storage.uri} records"):
             records = RunRecords(storage)
-            points = list(_reported(records, options.metric)) or list(
-                _logged(records, options.metric)
-            )
+            points = list(_reported(records, options.metric))
+            if points:
+                points = [*_of_parents(storage, records, options.metric), *points]
+            else:
+                points = list(_logged(records, options.metric))
             if not points:
                 raise ValueError(
                     f"{run_name(records.run)} has no number {options.metric!r}; it has "
@@ -68,11 +71,29 @@ def _plot(options: Namespace) -> int:
     return 0
 
 
-def _reported(records: RunRecords, metric: str) -> Iterator[tuple[float, float]]:
+def _reported(
+    records: RunRecords, metric: str, until: float = math.inf
+) -> Iterator[tuple[float, float]]:
     for report in records.reports():
+        if report["index"] > until:
+            return
         value = look_up(reported_metrics(report), metric)
         if is_number(value):
             yield float(report["iteration"]), float(value)
+
+
+def _of_parents(storage: Storage, records: RunRecords, metric: str) -> Points:
+    """The points of a fork's parents up to where it was forked, as far as they are there."""
+    try:
+        parent = parent_of(storage, records.run)
+    except FileNotFoundError:
+        return []
+    if parent is None:
+        return []
+    theirs = RunRecords(parent)
+    until = records.run["parent"]["reports"]
+    own = list(_reported(theirs, metric, until))
+    return [*_of_parents(parent, theirs, metric), *own]
 
 
 def _logged(records: RunRecords, metric: str) -> Iterator[tuple[float, float]]:

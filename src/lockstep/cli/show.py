@@ -76,6 +76,8 @@ def _run_facts(storage: Storage, records: RunRecords) -> Iterator[tuple[str, str
     yield "run", f"{run_name(records.run)} in {records.run['experiment_name']}"
     yield "state", run_state(storage, records)
     yield "path", storage.uri
+    if (parent := records.run.get("parent")) is not None:
+        yield "parent", f"{parent['path']} at step {parent['step']}"
     if attempt := newest_attempt(records):
         size = plural(len(attempt["workers"]), "worker")
         last = "" if len(records.attempts) == 1 else "the last one "

@@ -190,6 +190,8 @@ def run_summary(storage: Storage, records: RunRecords) -> dict[str, Any]:
         "metrics": last_metrics(records),
         "best": best and best._asdict(),
         "diagnosis": diagnosis(records),
+        "trial_id": str(records.run["trial_id"]),
+        "parent": records.run.get("parent"),
     }
 
 

@@ -68,6 +68,7 @@ from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import RunState
 from lockstep.train.function import config_like, takes_config
 from lockstep.train.protocol import WORKER_ENTRY, Faults, WorkerSetup
+from lockstep.train.record.fork import Fork, choose_fork
 from lockstep.train.record.run import Run, experiment_storage
 from lockstep.train.record.saved_trainer import (
     is_saved,
@@ -349,6 +350,7 @@ class DataParallelTrainer(BaseTrainer):
         self._restored_from: Storage | None = None
         self._changed = False
         self._kept_sources: Mapping[str, str] | None = None
+        self._fork: Fork | None = None
 
     @property
     def sources(self) -> Mapping[str, str]:
@@ -399,6 +401,8 @@ class DataParallelTrainer(BaseTrainer):
             if run.restored:
                 complete_tables(run.directory, RunRecords(run.storage))
             try:
+                if self._fork is not None:
+                    self._copy_fork(self._fork, run)
                 plan = self.plan_run(payload, run)
                 # A restored run without changes has its trainer on storage already.
                 if not self._restored_from or self._changed:
@@ -547,6 +551,73 @@ class DataParallelTrainer(BaseTrainer):
         trainer._kept_sources = sources
         return trainer
 
+    @classmethod
+    def fork(
+        cls,
+        path: str | os.PathLike[str],
+        storage_filesystem: pyarrow.fs.FileSystem | None = None,
+        *,
+        step: int | None = None,
+        name: str | None = None,
+        train_loop_config: Mapping[str, Any] | None = None,
+        train_loop_per_worker: Callable[..., Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A trainer for a new run that starts from a checkpoint of an earlier one, its parent.
+
+        ``fit`` copies the checkpoint into the new run, which counts on from there, and in the
+        middle of an epoch continues there. The parent is not changed, and may be running.
+        ``Result.parent`` of the new run is the parent. This executes code that is kept in the
+        directory: fork only what you trust.
+
+        Args:
+            path: the parent's directory, or an experiment's (its newest run).
+            storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
+            step: the ``training_iteration`` of the checkpoint; by default the newest one.
+            name: of the new run's experiment; by default it lies beside the parent.
+            train_loop_config: values instead of, or beside, those of the parent's.
+            train_loop_per_worker, scaling_config, datasets: as in ``restore``.
+            run_config: instead of the parent's, with another place if it has one.
+
+        Raises:
+            FileNotFoundError: there is no run, or nothing to fork it with.
+            ValueError: there is no checkpoint at this step; names those there are.
+        """
+        storage = run_storage(path, storage_filesystem)
+        origin = choose_fork(storage, step)
+        given = {
+            "train_loop_per_worker": train_loop_per_worker,
+            "scaling_config": scaling_config,
+            "run_config": run_config,
+            "datasets": datasets,
+        }
+        changes = {key: value for key, value in given.items() if value is not None}
+        kept = saved_trainer(storage, changes)
+        config = kept["train_loop_config"]
+        if train_loop_config is not None:
+            if not isinstance(train_loop_config, Mapping):
+                raise TypeError(f"fork(train_loop_config={train_loop_config!r}): expected a dict.")
+            config = config_like(config, {**config, **train_loop_config})
+        if run_config is None:
+            if "run_config" not in kept:
+                raise ValueError(
+                    f"fork({storage.uri!r}): the run's RunConfig(stop=…) could not be pickled; "
+                    "give run_config to fork()."
+                )
+            placed = origin.placed(kept["run_config"], name)
+        else:
+            _checked(run_config, RunConfig, "run_config")
+            placed = run_config if name is None else replace(run_config, name=name)
+        trainer = cls.__new__(cls)
+        arguments = {**kept, **changes, "train_loop_config": config, "run_config": placed}
+        DataParallelTrainer.__init__(trainer, **arguments)
+        trainer._fork = origin
+        if train_loop_per_worker is None:
+            trainer._kept_sources = saved_sources(storage)
+        return trainer
+
     def as_trainable(self) -> DataParallelTrainer:
         """The trainer: ``Tuner`` and ``tune.run`` take it as it is. For scripts that have this."""
         return super().as_trainable() if self._has_loop else self
@@ -559,7 +630,7 @@ class DataParallelTrainer(BaseTrainer):
     @property
     def trainer_name(self) -> str:
         """Internal: what runs and errors call this trainer."""
-        return type(self).__name__
+        return type(self).__name__ if self._fork is None else self._fork.trainer_name
 
     def with_changes(self, **changes: Any) -> Self:
         """A copy with other values of these attributes, such as ``run_config``: a run of its own.
@@ -569,7 +640,8 @@ class DataParallelTrainer(BaseTrainer):
         """
         # Shallow: Tune makes one for each trial, and datasets may be large.
         copied = copy.copy(self)
-        for name, value in {**changes, "_restored_from": None, "_changed": False}.items():
+        own = {"_restored_from": None, "_changed": False, "_fork": None}
+        for name, value in {**changes, **own}.items():
             if name not in vars(self):
                 raise TypeError(f"{type(self).__name__}.with_changes({name}=…): no such attribute.")
             setattr(copied, name, value)
@@ -611,17 +683,30 @@ class DataParallelTrainer(BaseTrainer):
         config = {"train_loop_config": describable(self.train_loop_config)}
         earlier = self._restored_from or self._run_to_resume()
         if earlier is None:
-            run = Run.create(self.trainer_name, self.run_config, config)
+            parent = None if self._fork is None else self._fork.record
+            run = Run.create(self.trainer_name, self.run_config, config, parent=parent)
         elif self._restored_from and not self._changed and RunRecords(earlier).state == "finished":
             return Result(earlier)
         else:
             run = Run.reopen(earlier, self.run_config, config)
         return run
 
+    def _copy_fork(self, fork: Fork, run: Run) -> None:
+        try:
+            fork.copy_into(run)
+        except LockstepError:
+            run.end(Phase.FAILED.value)
+            raise
+
     def _passed_over(self) -> Iterator[str]:
         """Tells of an unfinished run of the same name that could be resumed and will not be."""
         name = self.run_config.name
-        if self._restored_from is not None or self.run_config.resume != "never" or name is None:
+        if (
+            self._fork is not None
+            or self._restored_from is not None
+            or self.run_config.resume != "never"
+            or name is None
+        ):
             return
         with suppress(FileNotFoundError, LockstepError):  # what is wrong there is not this run's
             experiment = experiment_storage(self.run_config, name)
@@ -693,9 +778,17 @@ class DataParallelTrainer(BaseTrainer):
 
     def _changed_code(self) -> Iterator[str]:
         """Warns that the function's file was edited since the run was started."""
-        if self._restored_from is None or self._kept_sources is None:
+        if self._kept_sources is None:
             return
-        call = self._restore_call(self._restored_from)
+        if self._fork is not None:
+            name = name_of(self.train_loop_per_worker) or "…"
+            call = (
+                f"{self.trainer_name}.fork({self._fork.parent.uri!r}, train_loop_per_worker={name})"
+            )
+        elif self._restored_from is not None:
+            call = self._restore_call(self._restored_from)
+        else:
+            return
         note = changed_note(self._kept_sources, self.train_loop_per_worker, call)
         if note is not None:
             yield note

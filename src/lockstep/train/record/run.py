@@ -191,10 +191,12 @@ class Run:
         run_config: RunConfig,
         config: Mapping[str, Any],
         place: RunPlace | None = None,
+        parent: Callable[[Storage], dict[str, Any]] | None = None,
     ) -> Run:
         """A new run, at ``place`` or in a directory of its own.
 
-        At a ``place`` the experiment's lease protects the run.
+        At a ``place`` the experiment's lease protects the run. ``parent``: what the journal of a
+        run in that directory says of the run that it was forked from.
         """
         now = time.time()
         leased = place is None
@@ -212,6 +214,7 @@ class Run:
             "config": dict(config),
             "checkpoint_config": asdict(run_config.checkpoint_config),
             "time": now,
+            **({} if parent is None else {"parent": parent(place.storage)}),
         }
         return cls(place.storage, header, restored=False, leased=leased)
 
