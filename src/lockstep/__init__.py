@@ -131,7 +131,8 @@ def init(
     Args:
         engine: ``"local"`` (the default): processes on this machine; ``"ray"``: on a Ray cluster.
         runtime_env: ``{"env_vars": {"NAME": "value"}}``: set in every worker before your modules
-            are imported there.
+            are imported there. With the engine ``"ray"`` also what ``ray.init`` takes there, such
+            as ``working_dir``, ``py_modules`` or ``pip``.
         num_cpus, num_gpus: how much of this machine elastic runs may use. A call with more, during
             a run, lets the run grow.
         address: with the engine ``"ray"``: the cluster, ``"auto"`` or ``"HOST:PORT"``; without it

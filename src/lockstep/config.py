@@ -86,6 +86,9 @@ def _check_int(config: object, name: str, least: int, why: str) -> None:
     check_field_int(type(config).__name__, name, getattr(config, name), least, why)
 
 
+PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
 def _is_searched(value: object) -> bool:
     grid = isinstance(value, Mapping) and set(value) == {"grid_search"}
     return grid or hasattr(value, "sample")
@@ -103,21 +106,28 @@ class ScalingConfig:
         use_gpu: give each worker a GPU of its own.
         resources_per_worker: e.g. ``{"CPU": 2, "GPU": 1}``. ``GPU`` needs ``use_gpu=True``; ``CPU``
             sets the worker's thread count. ``{"GPU": 0.5}`` puts two workers on each GPU; how much
-            of its memory each takes is up to them.
-        trainer_resources, placement_strategy, accelerator_type, _max_cpu_fraction_per_node,
-            label_selector, use_tpu, topology, elastic_resize_monitor_interval_s: accepted for
-            scripts that have them. They do nothing, with a warning: all workers are on one
-            machine, without TPUs, and elastic runs see at once that there is more room.
+            of its memory each takes is up to them. On a Ray cluster also the cluster's own
+            resources, such as ``{"fast_disk": 1}``.
+        placement_strategy: on a Ray cluster, how workers are spread over nodes: ``"PACK"``,
+            ``"SPREAD"``, ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
+        accelerator_type: on a Ray cluster, the type of GPU that nodes must have, such as
+            ``"A100"``.
+        label_selector: on a Ray cluster, the labels that nodes must have: a dict for all workers,
+            or a list of dicts, one for each. On one machine these three do nothing, with a warning.
+        trainer_resources, _max_cpu_fraction_per_node, use_tpu, topology,
+            elastic_resize_monitor_interval_s: accepted for scripts that have them. They do
+            nothing, with a warning: the trainer is this process, there are no TPUs, and elastic
+            runs see at once that there is more room.
     """
 
     num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     resources_per_worker: Mapping[str, float] | None = None
     trainer_resources: InitVar[Any] = None
-    placement_strategy: InitVar[Any] = None
-    accelerator_type: InitVar[Any] = None
+    placement_strategy: str = "PACK"
+    accelerator_type: str | None = None
     _max_cpu_fraction_per_node: InitVar[Any] = None
-    label_selector: InitVar[Any] = None
+    label_selector: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
     use_tpu: InitVar[Any] = None
     topology: InitVar[Any] = None
     elastic_resize_monitor_interval_s: InitVar[Any] = None
@@ -125,20 +135,14 @@ class ScalingConfig:
     def __post_init__(
         self,
         trainer_resources: Any,
-        placement_strategy: Any,
-        accelerator_type: Any,
         cpu_fraction: Any,
-        label_selector: Any,
         use_tpu: Any,
         topology: Any,
         interval_s: Any,
     ) -> None:
         for name, value, nothing, why in (
             ("trainer_resources", trainer_resources, {"CPU": 0}, "the trainer is this process"),
-            ("placement_strategy", placement_strategy, "PACK", "all workers are on this machine"),
-            ("accelerator_type", accelerator_type, "", "workers get the GPUs that are here"),
             ("_max_cpu_fraction_per_node", cpu_fraction, 1.0, "workers read their data themselves"),
-            ("label_selector", label_selector, {}, "all workers are on this machine"),
             ("use_tpu", use_tpu, False, "lockstep trains on CPUs and GPUs"),
             ("topology", topology, "", "lockstep trains on CPUs and GPUs"),
             ("elastic_resize_monitor_interval_s", interval_s, 60.0, "a change is noticed at once"),
@@ -161,17 +165,16 @@ class ScalingConfig:
             _check_int(self, "num_workers", 0, why)
         if not isinstance(self.use_gpu, bool):
             raise _invalid(self, "use_gpu", "expected True or False.", TypeError)
+        self._check_placement()
         if self.resources_per_worker is None:
             return
         if not isinstance(self.resources_per_worker, Mapping):
             text = "expected a dict, such as {'CPU': 2}."
             raise _invalid(self, "resources_per_worker", text, TypeError)
         for name, amount in self.resources_per_worker.items():
-            if name not in ("CPU", "GPU"):
-                raise ValueError(
-                    f"ScalingConfig(resources_per_worker={{{name!r}: …}}): unknown resource; "
-                    "this engine knows 'CPU' and 'GPU'."
-                )
+            if not isinstance(name, str):
+                text = f"the name {name!r} is no string."
+                raise _invalid(self, "resources_per_worker", text, TypeError)
             if not is_number(amount) or not 0 <= amount < math.inf:
                 raise ValueError(
                     f"ScalingConfig(resources_per_worker={{{name!r}: {amount!r}}}): "
@@ -187,6 +190,38 @@ class ScalingConfig:
                 f"ScalingConfig(resources_per_worker={{'GPU': {gpus}}}): "
                 "expected an integer, or a part of one GPU."
             )
+
+    def _check_placement(self) -> None:
+        if self.placement_strategy is None:  # Ray takes it, too
+            object.__setattr__(self, "placement_strategy", "PACK")
+        if self.placement_strategy not in PLACEMENT_STRATEGIES:
+            text = f"choose one of {', '.join(PLACEMENT_STRATEGIES)}."
+            raise _invalid(self, "placement_strategy", text)
+        if self.accelerator_type is not None and not isinstance(self.accelerator_type, str):
+            text = "expected a name, such as 'A100'."
+            raise _invalid(self, "accelerator_type", text, TypeError)
+        for one in self.label_selectors:
+            strings = isinstance(one, Mapping) and [*one, *one.values()]
+            if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
+                text = "expected a dict of labels, such as {'zone': 'a'}, or a list of dicts."
+                raise _invalid(self, "label_selector", text, TypeError)
+        if len(self.label_selectors) > 1 and self.sizes != (len(self.label_selectors),) * 2:
+            text = "a list has one dict for each worker, and num_workers is fixed then."
+            raise _invalid(self, "label_selector", text)
+
+    @property
+    def label_selectors(self) -> tuple[Mapping[str, str], ...]:
+        """The labels of nodes: none, one mapping for all workers, or one for each."""
+        chosen = self.label_selector
+        if not chosen:
+            return ()
+        return (chosen,) if isinstance(chosen, Mapping) else tuple(chosen)
+
+    @property
+    def other_resources(self) -> dict[str, float]:
+        """What each worker gets besides CPUs and GPUs."""
+        own = self.resources_per_worker or {}
+        return {name: own[name] for name in own if name not in ("CPU", "GPU")}
 
     @property
     def is_searched(self) -> bool:

@@ -24,7 +24,12 @@ class Runtime:
     num_gpus: int | None = None
     address: str | None = None
     """The Ray cluster of the engine ``ray``; None: Ray's own default."""
+    runtime_env: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What the engine ``ray`` passes to ``ray.init``: everything but ``env_vars``."""
 
+
+SHIPPING = frozenset({"ray"})
+"""The engines that send packages and files to the workers' machines."""
 
 _configured: Runtime | None = None
 _watchers: list[Callable[[], None]] = []
@@ -43,14 +48,19 @@ def configure(
         if count is not None and (not is_int(count) or count < 0):
             raise ValueError(f"init({name}={count!r}): expected an integer, 0 or more.")
     runtime_env = {} if runtime_env is None else runtime_env
-    env_vars = checked_env_vars(runtime_env, "init(runtime_env=")
     before = current()  # arguments that are not given keep their value
+    shipped: Mapping[str, Any] = {}
+    if (engine or before.engine) in SHIPPING and isinstance(runtime_env, Mapping):
+        shipped = {name: value for name, value in runtime_env.items() if name != "env_vars"}
+        runtime_env = {name: runtime_env[name] for name in runtime_env if name not in shipped}
+    env_vars = checked_env_vars(runtime_env, "init(runtime_env=")
     _configured = Runtime(
         engine or before.engine,
         env_vars if "env_vars" in runtime_env else before.env_vars,
         before.num_cpus if num_cpus is None else num_cpus,
         before.num_gpus if num_gpus is None else num_gpus,
         before.address if address is None else address,
+        shipped or before.runtime_env,
     )
     for changed in list(_watchers):  # a copy: a watcher may cancel itself
         changed()

@@ -14,6 +14,7 @@ __all__ = [
     "callback_flush_seconds",
     "child_environment",
     "chooses_debugger",
+    "cluster_wait_seconds",
     "cuda_visible_devices",
     "engine_name",
     "is_completing",
@@ -80,6 +81,11 @@ def stop_grace_seconds() -> float:
 def start_timeout_seconds() -> float:
     """``LOCKSTEP_START_TIMEOUT_S``: how long workers may take to start; imports may take long."""
     return _seconds("LOCKSTEP_START_TIMEOUT_S", 600.0)
+
+
+def cluster_wait_seconds() -> float:
+    """``LOCKSTEP_CLUSTER_WAIT_S``: how long a run may wait for nodes that have not joined yet."""
+    return _seconds("LOCKSTEP_CLUSTER_WAIT_S", 0.0)
 
 
 def preemption_grace_seconds() -> float:

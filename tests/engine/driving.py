@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.engine import Engine, GroupSpec
-from lockstep.engine.base import EngineEvent, Posted, WorkerExited, WorkerMessage
+from lockstep.engine.base import (
+    EngineEvent,
+    EngineNotice,
+    Posted,
+    WorkerExited,
+    WorkerMessage,
+    WorkerPreempted,
+)
 from lockstep.engine.loop import EventLoop
 
 PATIENCE_S = 20.0
@@ -24,6 +31,8 @@ class Driven:
         self.messages: list[list[Any]] = [[] for _ in range(spec.size)]
         self.exits: dict[int, WorkerExited] = {}
         self.output = [b""] * spec.size
+        self.notices: list[str] = []
+        self.preempted: list[WorkerPreempted] = []
         self.group = engine.start(spec, loop, self._event, self)
 
     def until(self, done: Callable[[], bool]) -> None:
@@ -58,6 +67,10 @@ class Driven:
         if isinstance(event, WorkerExited):
             assert event.rank not in self.exits
             self.exits[event.rank] = event
+        elif isinstance(event, EngineNotice):
+            self.notices.append(event.text)
+        elif isinstance(event, WorkerPreempted):
+            self.preempted.append(event)
         elif isinstance(event, WorkerMessage):
             assert event.rank not in self.exits
             message = event.message

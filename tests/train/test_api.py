@@ -187,7 +187,6 @@ def test_deleting_the_storage_under_a_run_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "argument"),
     [
-        (ScalingConfig, {"label_selector": {"zone": "a"}}),
         (ScalingConfig, {"use_tpu": True}),
         (ScalingConfig, {"topology": "4x4"}),
         (ScalingConfig, {"elastic_resize_monitor_interval_s": 5.0}),

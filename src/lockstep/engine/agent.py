@@ -9,8 +9,9 @@ worker group, with what only the workers' own machine can do or know:
     driver ◀── Output, Ended, Lost ────────────────── agent
     driver ── Written ──────────────────────────────▶ agent     the output has been dealt with
 
-The agent's lifeline is a connection that carries nothing. When it closes, the driver is gone, and
-the agent ends with everything it has started.
+The agent's lifeline carries heartbeats (``heartbeats.py``). When it closes, the driver is gone, and
+the agent ends with everything it has started. When the process that has started the agent ends (on
+Ray: the node's raylet), the node is lost: the agent says so, and ends.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 import threading
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,7 +33,8 @@ from typing import Any, NamedTuple
 from lockstep import __version__, settings
 from lockstep.engine.base import GroupSpec, Node
 from lockstep.engine.forkserver import DumpStacks, Ended, Interrupt, Kill, Spawn
-from lockstep.engine.links import link_to
+from lockstep.engine.heartbeats import ORPHANED, PING, PONG
+from lockstep.engine.links import link_to, open_port, reaches
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.processes import STACK_SIGNAL, current_directory, kill_family
 from lockstep.engine.resources import worker_environment
@@ -46,12 +50,18 @@ __all__ = [
     "Share",
     "Written",
     "control_role",
+    "module_differences",
+    "module_sums",
+    "own_modules",
     "version_difference",
     "versions",
 ]
 
 UNWRITTEN = 4 << 20
 """How many bytes of output may be on their way to the driver; then workers wait in ``print``."""
+
+UNHEARD_MS = 30_000
+"""How long an answer to the driver may stay unacknowledged; then the driver is gone."""
 
 _COMPARED = ("torch", "tensorflow", "cloudpickle")
 _SET_BY_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
@@ -120,6 +130,58 @@ def version_difference(address: str, theirs: Mapping[str, str], mine: Mapping[st
     return ""
 
 
+def own_modules() -> dict[str, int]:
+    """The user's own modules that this process has imported, with a check sum of each file.
+
+    What is installed is compared by version; what is not has no version.
+    """
+    folders = ("stdlib", "purelib", "platlib")
+    installed = tuple({sysconfig.get_path(name) + os.sep for name in folders})
+    package = str(Path(__file__).parent.parent) + os.sep
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name == "__main__" or not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        if not file.startswith((*installed, package)) and (check := _check_sum(file)) is not None:
+            found[name] = check
+    return found
+
+
+def module_sums(names: Iterable[str]) -> dict[str, int]:
+    """Check sums of these modules as they would be imported here; without those that are not."""
+    found: dict[str, int] = {}
+    for name in names:
+        inner = name.replace(".", os.sep)
+        for folder in import_path():
+            for file in (f"{inner}.py", os.path.join(inner, "__init__.py")):
+                check = _check_sum(os.path.join(folder, file))
+                if check is not None:
+                    found.setdefault(name, check)
+    return found
+
+
+def module_differences(
+    address: str, theirs: Mapping[str, int], mine: Mapping[str, int]
+) -> list[str]:
+    """The modules that a node has in another version than the driver, in one sentence."""
+    differing = sorted(name for name in theirs if theirs[name] != mine[name])
+    if not differing:
+        return []
+    shown = ", ".join(differing[:5]) + (", …" if len(differing) > 5 else "")
+    return [
+        f"Node {address} has other files than the driver for the module(s) {shown}: copy yours "
+        "there, or send them with lockstep.init(runtime_env={'working_dir': '.'})"
+    ]
+
+
+def _check_sum(file: str) -> int | None:
+    try:
+        return zlib.crc32(Path(file).read_bytes())
+    except OSError:
+        return None
+
+
 def control_role(index: int) -> int:
     """The role of an agent's connection for a group; a worker's is its rank."""
     return -1 - index
@@ -139,7 +201,11 @@ class Agent:
         self._loop = EventLoop()
         self._lifeline = link_to(address, secret, role)
         self._lifeline.setblocking(False)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # An answer that nobody acknowledges: the driver's machine is gone.
+            self._lifeline.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
         self._loop.watch(self._lifeline.fileno(), self._lifeline_readable)
+        self._follow_parent()
         threading.Thread(
             target=lambda: self._loop.run_until(lambda: False), name="lockstep-agent", daemon=True
         ).start()
@@ -161,9 +227,34 @@ class Agent:
         group = _NodeGroup(self._loop, server, release, session, control, pipes)
         self._loop.call_soon(group.begin)
 
+    def open_port(self, host: str) -> tuple[str, int]:
+        """Open a port that other nodes try to reach, until ``close_port``."""
+        self._port, address = open_port(host)
+        return address
+
+    def close_port(self) -> None:
+        """Close the port of ``open_port``."""
+        self._port.close()
+
+    def reaches(self, address: tuple[str, int]) -> str:
+        """Why a port of another node cannot be reached from here; empty if it can."""
+        return reaches(address)
+
     def close(self) -> None:
         """End everything that this agent has started."""
         self._pool.close()
+
+    def _follow_parent(self) -> None:
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                parent = os.pidfd_open(os.getppid())
+                self._loop.watch(parent, self._orphaned)
+
+    def _orphaned(self) -> None:
+        with contextlib.suppress(OSError):
+            self._lifeline.send(ORPHANED)
+        self.close()
+        os._exit(0)
 
     def _spawn(
         self, share: Share, workers: list[socket.socket], undo: contextlib.ExitStack
@@ -199,10 +290,12 @@ class Agent:
         with contextlib.suppress(BlockingIOError):
             data = b""
             with contextlib.suppress(ConnectionError, TimeoutError):
-                data = self._lifeline.recv(1)
+                data = self._lifeline.recv(1 << 12)
             if not data:
                 self.close()
                 os._exit(0)
+            if PING in data:
+                self._lifeline.send(PONG)
 
 
 class _NodeGroup:

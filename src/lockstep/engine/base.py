@@ -8,7 +8,8 @@ function, ``entry(channel)``, and then carries messages both ways:
     WorkerGroup.send(rank, m) ──────────────▶ channel.receive() -> m
     emit(WorkerMessage(rank, m)) ◀─────────── channel.send(m) / channel.post(m)
     emit(WorkerExited(rank, …)) ◀──────────── the process ends, however it ends
-    emit(WorkerPreempted(rank)) ◀──────────── a notice to end soon (a SIGTERM)
+    emit(WorkerPreempted(rank)) ◀──────────── a notice to end soon (a SIGTERM; a node that goes)
+    emit(EngineNotice(text)) ◀─ the engine    what the user should know, such as what it waits for
     WorkerGroup.interrupt() ────────────────▶ KeyboardInterrupt in entry's thread
     WorkerGroup.dump_stacks(rank) ──────────▶ its threads' stacks, into its output
     WorkerGroup.kill() ─────────────────────▶ gone, with every process it started
@@ -30,6 +31,7 @@ __all__ = [
     "Channel",
     "Engine",
     "EngineEvent",
+    "EngineNotice",
     "GroupSpec",
     "Node",
     "OutputSink",
@@ -64,6 +66,12 @@ class GroupSpec:
     """An integer, or a part of one GPU, which the worker shares with others."""
     gpus: tuple[str, ...] | None = None
     """The devices of these workers, worker by worker; None: all visible ones, divided."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """What else each worker reserves on its node, by the cluster's own names."""
+    placement_strategy: str = "PACK"
+    """How workers are spread over nodes: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD."""
+    label_selectors: tuple[Mapping[str, str], ...] = ()
+    """The labels that nodes must have: none, one for all workers, or one for each."""
     title: str = "lockstep"
     """What the workers' processes are called, followed by their rank."""
 
@@ -110,9 +118,17 @@ class WorkerPreempted(NamedTuple):
     """A worker got a notice to end soon. The worker continues until it is stopped."""
 
     rank: int
+    deadline: float | None = None
+    """When its machine goes, in seconds since the epoch; None: that was not said."""
 
 
-EngineEvent = WorkerMessage | WorkerExited | WorkerPreempted
+class EngineNotice(NamedTuple):
+    """What the user should know now, such as what the group waits for. Changes nothing."""
+
+    text: str
+
+
+EngineEvent = WorkerMessage | WorkerExited | WorkerPreempted | EngineNotice
 
 
 class Posted(NamedTuple):
@@ -175,6 +191,11 @@ class WorkerGroup(ABC):
         """Why a worker does not answer, in a few words, if the engine can see it; else empty."""
         return ""
 
+    @property
+    def waits_for_room(self) -> bool:
+        """The workers are not started yet because others have what they need; that is no hang."""
+        return False
+
     @abstractmethod
     def kill(self) -> None:
         """End every worker now, with all processes it has started."""
@@ -222,6 +243,10 @@ class Engine(ABC):
     @abstractmethod
     def capacity(self, spec: GroupSpec) -> int:
         """How many workers like ``spec``'s fit, the workers of its own group included."""
+
+    @abstractmethod
+    def resources(self) -> tuple[float, tuple[str, ...]]:
+        """The CPUs and the GPUs that trials may share, in all."""
 
     @abstractmethod
     def watch_capacity(self, loop: EventLoop, changed: Callable[[], None]) -> Callable[[], None]:

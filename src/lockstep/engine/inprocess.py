@@ -32,7 +32,7 @@ from lockstep.engine.base import (
 )
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.processes import current_directory
-from lockstep.engine.resources import check_fits
+from lockstep.engine.resources import check_fits, shared_resources
 from lockstep.errors import InsufficientResourcesError
 
 __all__ = ["InProcessEngine"]
@@ -57,6 +57,10 @@ class InProcessEngine(Engine):
     def capacity(self, spec: GroupSpec) -> int:
         """See :class:`Engine`."""
         return 1
+
+    def resources(self) -> tuple[float, tuple[str, ...]]:
+        """See :class:`Engine`."""
+        return shared_resources()
 
     def watch_capacity(self, loop: EventLoop, changed: Callable[[], None]) -> Callable[[], None]:
         """See :class:`Engine`."""

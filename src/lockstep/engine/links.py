@@ -22,10 +22,12 @@ from collections.abc import Callable
 from lockstep.engine.loop import EventLoop, Timer
 from lockstep.errors import EngineError
 
-__all__ = ["LinkListener", "link_to"]
+__all__ = ["LinkListener", "greets", "link_to", "open_port", "reaches"]
 
 PROOF_S = 20.0
 """How long the proof of a secret may take."""
+REACH_S = 5.0
+"""How long a node may take to accept a connection."""
 
 _NONCE = 32
 _PROOF = 32
@@ -70,6 +72,33 @@ def link_to(address: tuple[str, int], secret: bytes, role: int) -> socket.socket
     except BaseException:
         sock.close()
         raise
+
+
+def reaches(address: tuple[str, int], seconds: float = REACH_S) -> str:
+    """Why nothing accepts a connection at ``address``; empty if something does."""
+    try:
+        socket.create_connection(address, timeout=seconds).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def greets(address: tuple[str, int], seconds: float = REACH_S) -> bool:
+    """Whether a service at ``address`` speaks first, as gRPC's do.
+
+    A process that is stopped, or that is about to end, may still accept a connection.
+    """
+    try:
+        with socket.create_connection(address, timeout=seconds) as sock:
+            return bool(sock.recv(1))
+    except OSError:
+        return False
+
+
+def open_port(host: str) -> tuple[socket.socket, tuple[str, int]]:
+    """A free port of ``host`` that accepts connections, and answers nothing."""
+    port = socket.create_server((host, 0), backlog=_BACKLOG)
+    return port, port.getsockname()[:2]
 
 
 class LinkListener:

@@ -21,16 +21,14 @@ from lockstep.engine.base import (
     OutputSink,
     WorkerExited,
     WorkerGroup,
-    WorkerMessage,
-    WorkerPreempted,
 )
+from lockstep.engine.connected import ConnectedGroup
 from lockstep.engine.forkserver import (
     DumpStacks,
     Ended,
     Interrupt,
     Kill,
     Spawn,
-    Started,
 )
 from lockstep.engine.loop import EventLoop, Timer
 from lockstep.engine.output_pump import OutputPump
@@ -43,15 +41,11 @@ from lockstep.engine.processes import (
 from lockstep.engine.resources import (
     check_fits,
     room_for,
+    shared_resources,
     worker_environment,
 )
 from lockstep.engine.servers import ForkServer, ServerPool, import_path
-from lockstep.engine.wire import (
-    Connection,
-    Terminating,
-    make_frame,
-    send_with_files,
-)
+from lockstep.engine.wire import Connection, make_frame, send_with_files
 from lockstep.errors import EngineError
 
 __all__ = ["LocalEngine"]
@@ -79,6 +73,10 @@ class LocalEngine(Engine):
     def capacity(self, spec: GroupSpec) -> int:
         """See :class:`Engine`."""
         return room_for(spec)
+
+    def resources(self) -> tuple[float, tuple[str, ...]]:
+        """See :class:`Engine`."""
+        return shared_resources()
 
     def watch_capacity(self, loop: EventLoop, changed: Callable[[], None]) -> Callable[[], None]:
         """See :class:`Engine`."""
@@ -118,7 +116,7 @@ class LocalEngine(Engine):
         atexit.unregister(self.close)
 
 
-class _LocalGroup(WorkerGroup):
+class _LocalGroup(ConnectedGroup):
     def __init__(
         self,
         spec: GroupSpec,
@@ -128,19 +126,13 @@ class _LocalGroup(WorkerGroup):
         server: ForkServer,
         release: Callable[[], None],
     ) -> None:
+        super().__init__(spec.size, loop, emit)
         self._release = release
-        self._loop = loop
-        self._emit = emit
         self._server = server
-        self._alive = set(range(spec.size))
-        self._pids: dict[int, int] = {}
         self._ending: set[int] = set()  # closed their connection, or were killed
         self._ended_since: dict[int, float] = {}
         self._killed = False
         self._check: Timer | None = None
-        self._workers: list[Connection] = []
-        self._garbage: dict[int, str] = {}
-        self._packed: tuple[Any, bytes] = (object(), b"")
         pipes: list[int] = []
         payload = make_frame(spec.payload)
         # Any failure below closes what was opened so far, and ends the workers started so far.
@@ -175,7 +167,7 @@ class _LocalGroup(WorkerGroup):
                         os.close(write_end)  # or the pipe would never report its end
                 connection.send_frame(payload)
                 pipes.append(read_end)
-                self._workers.append(connection)
+                self._workers[rank] = connection
             self._output = OutputPump(pipes, output, loop)
             undo.pop_all()
         self._session = Connection(
@@ -183,10 +175,7 @@ class _LocalGroup(WorkerGroup):
         )
 
     def send(self, rank: int, message: Any) -> None:
-        # The same answer goes to every rank, one after the other: it is pickled once.
-        if message is not self._packed[0]:
-            self._packed = (message, make_frame(message))
-        self._workers[rank].send_frame(self._packed[1])
+        self._workers[rank].send_frame(self._frame(message))
 
     def interrupt(self) -> None:
         if self._server.stopped():
@@ -229,35 +218,21 @@ class _LocalGroup(WorkerGroup):
         if self._check is not None:
             self._check.cancel()
         if self._alive and self._server.stopped():
-            for rank in self._alive & self._pids.keys():
-                kill_family(self._pids[rank])
+            for pid in self._pids_of(self._alive).values():
+                kill_family(pid)
         self._alive.clear()
         self._session.close()  # the server then kills the workers of this session
-        for connection in self._workers:
+        for connection in self._workers.values():
             connection.close()
         self._output.close()
         release, self._release = self._release, lambda: None
         release()
 
-    def _forward(self, rank: int) -> Callable[[Any], None]:
-        emit = self._emit
-
-        def forward(message: Any) -> None:
-            # type(), not isinstance: every report passes here.
-            if type(message) is Started:
-                self._pids[rank] = message.pid
-            elif type(message) is Terminating:
-                emit(WorkerPreempted(rank))
-            else:
-                emit(WorkerMessage(rank, message))
-
-        return forward
-
     def _signal(self, ranks: set[int], number: int) -> None:
         """What the server would do. It is stopped, so it reaps nobody: the numbers are valid."""
-        for rank in ranks & self._pids.keys():
+        for pid in self._pids_of(ranks).values():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pids[rank], number)
+                os.kill(pid, number)
 
     def _expect_end(self, rank: int) -> None:
         self._ending.add(rank)
@@ -297,36 +272,16 @@ class _LocalGroup(WorkerGroup):
             self._workers[rank].hang_up()
             self._emit(WorkerExited(rank, exitcode, detail))
 
-    def _abandon_unstarted(self, exitcode: int) -> None:
-        """Report workers that the server has not forked yet as ended, instead of waiting.
-
-        The server may import for a minute. A worker that is forked later finds its socket closed,
-        and ends.
-        """
-        for rank in sorted(self._alive):
-            self._workers[rank].drain()  # its Started message may have arrived just now
-            if rank in self._alive and rank not in self._pids:
-                self._alive.discard(rank)
-                self._workers[rank].hang_up()
-                self._emit(WorkerExited(rank, exitcode, "it had not been started yet"))
-
     def _ended(self, message: Ended) -> None:
         if message.rank not in self._alive:
             return
         # First the last messages of the worker: they may contain the reason.
         self._workers[message.rank].drain()
         self._alive.discard(message.rank)
-        if message.rank in self._garbage:
-            # The signal is this engine's own, and says nothing.
-            self._emit(WorkerExited(message.rank, None, self._garbage[message.rank]))
-        else:
-            self._emit(WorkerExited(*message))
+        self._emit(self._end_of(message))
 
     def _got_garbage(self, rank: int, what: str) -> None:
-        self._garbage[rank] = (
-            f"its connection to the driver carried {what}; a process that it forked may have "
-            "written to a file that is not its own"
-        )
+        self._note_garbage(rank, what)
         self._session.send(Kill(rank))
         self._expect_end(rank)
 

@@ -2,8 +2,8 @@
 
     driver ── placement group ──▶ Ray            which node has room for which worker
     driver ── actor, once a node ──▶ agent       stays warm; forks workers (``agent.py``)
-    driver ◀─ a connection a node ─▶ agent       what only the workers' own machine can do or know
-    driver ◀─ a connection a rank ─▶ worker      the messages, as on one machine
+    driver ◀─ a lifeline a node ──▶ agent        heartbeats (``heartbeats.py``)
+    driver ◀─ a connection a node and group, one a rank ──▶   (``remote_group.py``)
 
 The secret of a group's connections travels in Ray's own calls only. The only file that imports Ray.
 """
@@ -13,60 +13,60 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import math
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from lockstep import ray_names, runtime, settings
 from lockstep.engine.agent import (
     Agent,
-    Lost,
-    Order,
-    Output,
     Share,
-    Written,
-    control_role,
+    module_differences,
+    module_sums,
+    own_modules,
     version_difference,
     versions,
 )
-from lockstep.engine.base import (
-    Engine,
-    EngineEvent,
-    GroupSpec,
-    Node,
-    OutputSink,
-    WorkerExited,
-    WorkerGroup,
-    WorkerMessage,
-    WorkerPreempted,
+from lockstep.engine.base import Engine, EngineEvent, GroupSpec, Node, OutputSink, WorkerGroup
+from lockstep.engine.cluster import (
+    ClusterNode,
+    Placement,
+    bundle_of,
+    describe_nodes,
+    describe_request,
+    ranks_by_node,
+    room_on,
+    selectors_of,
 )
-from lockstep.engine.forkserver import DumpStacks, Ended, Interrupt, Kill, Started
-from lockstep.engine.links import LinkListener
-from lockstep.engine.loop import EventLoop, Timer
-from lockstep.engine.output_pump import OutputPump
-from lockstep.engine.processes import current_directory
-from lockstep.engine.wire import Connection, Terminating, make_frame
+from lockstep.engine.heartbeats import FENCE_S, LOOK_S, SUSPECT_S, Heartbeats, Loss
+from lockstep.engine.links import LinkListener, greets
+from lockstep.engine.loop import EventLoop
+from lockstep.engine.remote_group import HeadGone, News, NodeGoing, NodeGone, RemoteGroup
 from lockstep.errors import EngineError, InsufficientResourcesError
 from lockstep.jobs import JobThread
 
 __all__ = ["AgentActor", "RayEngine"]
 
-LAST_WORDS_S = 2.0
-"""How long an ended worker's last messages may take to arrive after the news of its end."""
-
-CAPACITY_CHECK_S = 1.0
+LOOK_AGAIN_S = 1.0
+"""How often the cluster's nodes are looked at."""
+SETTLE_S = 0.5
+"""How long Ray may take to count what was reserved or given back."""
+RAY_KNOWS_S = 75.0
+"""How long Ray may take to see that a node is gone."""
+SHORT_WAIT_S = 1.0
+"""A wait for room that is shorter is not worth a message."""
+NO_DEADLINE_S = 3600.0
+"""How long ranks may take to save on a node that is drained without a deadline."""
+HEAD_MISSED = 3
+"""After so many looks without an answer, the head is gone."""
 _AGENT_CALLS = 64
-_SMALLEST = 0.0001
-_ROUNDING = 1e-9
+_NODE_ID_LABEL = "ray.io/node-id"
 
 
 class AgentActor:
@@ -79,9 +79,25 @@ class AgentActor:
         """See :class:`Agent`."""
         self._agent.open_group(share, address, secret)
 
-    def versions(self) -> dict[str, str]:
-        """What is installed on this node."""
-        return versions()
+    def installed(self, modules: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
+        """What is installed on this node, and check sums of the driver's own modules here."""
+        return versions(), module_sums(modules)
+
+    def open_port(self, host: str) -> tuple[str, int]:
+        """See :class:`Agent`."""
+        return self._agent.open_port(host)
+
+    def close_port(self) -> None:
+        """See :class:`Agent`."""
+        self._agent.close_port()
+
+    def reaches(self, address: tuple[str, int]) -> str:
+        """See :class:`Agent`."""
+        return self._agent.reaches(address)
+
+    def answer(self) -> bool:
+        """The second probe of a node that does not answer on its lifeline."""
+        return True
 
     def close(self) -> None:
         """See :class:`Agent`."""
@@ -93,22 +109,6 @@ def _gpu_ids() -> list[str]:
     import ray
 
     return [str(gpu) for gpu in ray.get_gpu_ids()]
-
-
-@dataclass(frozen=True)
-class _Placement:
-    group: Any
-    """Ray's placement group."""
-    nodes: list[Node]
-    """Rank → node; the ranks of a node are next to each other."""
-    gpus: list[list[str]]
-    """Rank → its GPUs."""
-
-
-@dataclass
-class _AgentHandle:
-    actor: Any
-    lifeline: socket.socket
 
 
 class RayEngine(Engine):
@@ -128,43 +128,49 @@ class RayEngine(Engine):
             ) from error
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._agents: dict[str, _AgentHandle] = {}
+        self._starting = threading.Lock()
+        self._agents: dict[str, Any] = {}
+        """Node → its agent, a handle of an actor."""
+        self._losses: dict[str, str] = {}
+        """Node → how its last agent was lost."""
+        self._routes: set[tuple[str, str]] = set()
+        self._heartbeats: Heartbeats | None = None
+        self._nodes: _Nodes | None = None
+        self._followers: list[Callable[[News], None]] = []
         self._started_ray = False
-        self._host = ""
+        self._moved = False
+        self.host = ""
         self._releases = JobThread("lockstep-ray-release")
         atexit.register(self.close)
 
     def check(self, spec: GroupSpec) -> list[str]:
         """See :class:`Engine`."""
-        nodes = self._alive_nodes()
-        if spec.size > _room_on(nodes, spec):
-            raise InsufficientResourcesError(
-                f"{spec.size} worker(s) with {_amounts(_bundle(spec))} each do not fit on this Ray "
-                f"cluster, which has {_describe(nodes)}; lower num_workers or "
-                "resources_per_worker, or add nodes."
-            )
-        return []
+        nodes = self._known_nodes()
+        everything = [one._replace(free=one.total) for one in nodes.usable()]
+        if spec.size <= room_on(everything, spec) or settings.cluster_wait_seconds() > 0:
+            return []
+        if nodes.may_grow_to(spec):
+            return []
+        raise InsufficientResourcesError(
+            f"{describe_request(spec)} do not fit on this Ray cluster, which has "
+            f"{describe_nodes(everything, spec)}; lower num_workers or resources_per_worker, or "
+            "add nodes. If nodes will join later, LOCKSTEP_CLUSTER_WAIT_S=600 waits for them."
+        )
 
     def capacity(self, spec: GroupSpec) -> int:
-        """See :class:`Engine`."""
-        return _room_on(self._alive_nodes(), spec)
+        """See :class:`Engine`. What this driver itself has reserved counts as free."""
+        return room_on(self._known_nodes().usable(), spec)
 
     def watch_capacity(self, loop: EventLoop, changed: Callable[[], None]) -> Callable[[], None]:
         """See :class:`Engine`."""
-        ended = threading.Event()
-        known = {node["NodeID"] for node in self._alive_nodes()}
+        return self._known_nodes().watch(lambda: loop.call_soon(changed))
 
-        def follow() -> None:
-            nonlocal known
-            while not ended.wait(CAPACITY_CHECK_S):
-                with contextlib.suppress(Exception):  # Ray may be gone; the runs will see it
-                    now = {node["NodeID"] for node in self._alive_nodes()}
-                    if now != known and not ended.is_set():
-                        known = now
-                        loop.call_soon(changed)
-
-        threading.Thread(target=follow, name="lockstep-ray-nodes", daemon=True).start()
-        return ended.set
+    def resources(self) -> tuple[float, tuple[str, ...]]:
+        """See :class:`Engine`. Ray chooses the GPUs: their names are numbers only."""
+        usable = self._known_nodes().usable()
+        cpus = sum(one.free.get("CPU", 0.0) for one in usable)
+        gpus = int(sum(one.free.get("GPU", 0.0) for one in usable))
+        return cpus, tuple(map(str, range(gpus)))
 
     def start(
         self,
@@ -175,7 +181,7 @@ class RayEngine(Engine):
     ) -> WorkerGroup:
         """See :class:`Engine`."""
         self.connect()
-        return _RayGroup(spec, loop, emit, output, self, self._host)
+        return RemoteGroup(spec, loop, emit, output, self)
 
     def close(self) -> None:
         """See :class:`Engine`."""
@@ -185,119 +191,234 @@ class RayEngine(Engine):
         with self._lock:
             agents, self._agents = list(self._agents.values()), {}
             started_ray, self._started_ray = self._started_ray, False
+            nodes, self._nodes = self._nodes, None
+            heartbeats, self._heartbeats = self._heartbeats, None
         import ray
 
+        if nodes is not None:
+            nodes.close()
         # Without Ray, the agents see their lifelines close. A call would start a new Ray here.
         if ray.is_initialized():
             with contextlib.suppress(Exception):  # an agent may be gone already
-                ray.get([agent.actor.close.remote() for agent in agents], timeout=10)
+                ray.get([agent.close.remote() for agent in agents], timeout=10)
             for agent in agents:
                 with contextlib.suppress(Exception):
-                    ray.kill(agent.actor)
-        for agent in agents:
-            agent.lifeline.close()
+                    ray.kill(agent)
+        if heartbeats is not None:
+            heartbeats.close()
         self._releases.drain()
         if started_ray:
             ray.shutdown()
 
     # ----------------------------------------------------------------- for groups, in any thread
 
-    def place(self, spec: GroupSpec, is_cancelled: Callable[[], bool]) -> _Placement | None:
-        """Reserve what a group needs, however long that takes; None if it is cancelled."""
-        import ray
-        from ray.util import placement_group, placement_group_table
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    def follow(self, heard: Callable[[News], None]) -> Callable[[], None]:
+        """See :class:`Cluster`."""
+        with self._lock:
+            self._followers.append(heard)
+        for going in self._known_nodes().going():
+            heard(going)
+        return lambda: self._followers.remove(heard)
 
-        group = placement_group([_bundle(spec)] * spec.size, strategy="PACK")
+    def place(
+        self, spec: GroupSpec, waiting: Callable[[str], None], is_cancelled: Callable[[], bool]
+    ) -> Placement | None:
+        """See :class:`Cluster`."""
+        from ray.util import placement_group_table
+
+        nodes = self._known_nodes()
+        begun, told, limit_s = time.monotonic(), "", settings.cluster_wait_seconds()
+        group, avoided = self._reserve(spec)
         try:
-            while not group.wait(0.5):
+            while not group.wait(SHORT_WAIT_S):
                 if is_cancelled():
-                    self.release(group)
+                    self._remove(group)
                     return None
+                text, fits = self._why_waiting(spec, nodes)
+                if not fits and limit_s and time.monotonic() - begun > limit_s:
+                    raise EngineError(f"{text}, and none came in {limit_s:g} s")
+                if text != told:
+                    told = text
+                    waiting(text)
+                if nodes.avoided() != avoided:
+                    # Ray may be trying to reserve on a node that is lost.
+                    self._remove(group)
+                    group, avoided = self._reserve(spec)
             node_of = placement_group_table(group)["bundles_to_node_id"]
-            addresses = {n["NodeID"]: n["NodeManagerAddress"] for n in self._alive_nodes()}
-            # A node's ranks are next to each other; nodes in the order of their first bundle.
-            order = list(dict.fromkeys(node_of[index] for index in range(spec.size)))
-            bundles = sorted(
-                range(spec.size), key=lambda index: (order.index(node_of[index]), index)
-            )
-            nodes = [Node(node_of[index], addresses.get(node_of[index], "")) for index in bundles]
-            gpus: list[list[str]] = [[] for _ in bundles]
-            if spec.gpus_per_worker:
-                ask = [
-                    ray.remote(_gpu_ids)
-                    .options(
-                        num_cpus=0,
-                        num_gpus=spec.gpus_per_worker,
-                        scheduling_strategy=PlacementGroupSchedulingStrategy(
-                            group, placement_group_bundle_index=index
-                        ),
-                    )
-                    .remote()
-                    for index in bundles
-                ]
-                gpus = ray.get(ask)
+            places = [node_of[index] for index in range(spec.size)]
+            bundles = ranks_by_node(places)
+            placed = [Node(places[index], nodes.address(places[index])) for index in bundles]
+            gpus = self._gpus(group, spec, bundles)
         except BaseException:
-            self.release(group)
+            self._remove(group)
             raise
-        return _Placement(group, nodes, gpus)
+        nodes.reserved(group, places, bundle_of(spec))
+        return Placement(group, placed, gpus)
 
-    def release(self, group: Any) -> None:
-        """Give back a placement group. Never waits."""
-        from ray.util import remove_placement_group
+    def release(self, placement: Placement) -> None:
+        """See :class:`Cluster`."""
+        nodes = self._nodes
+        if nodes is not None:
+            nodes.given_back(placement.handle)
+        self._remove(placement.handle)
 
-        self._releases.submit(remove_placement_group, group)
+    def open_shares(
+        self, shares: Sequence[Share], address: tuple[str, int], secret: bytes
+    ) -> list[str]:
+        """See :class:`Cluster`."""
+        try:
+            waiting, notes = list(shares), list[str]()
+            for attempt in range(2):
+                notes += self._start_missing([share.node for share in waiting])
+                self._check_routes([share.node for share in shares])
+                waiting = self._open(waiting, address, secret, last=attempt == 1)
+                if not waiting:
+                    break
+            return notes
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(_short(error)) from error
 
-    def open_shares(self, shares: Sequence[Share], address: tuple[str, int], secret: bytes) -> None:
-        """Start each share on its node."""
+    def _open(
+        self, shares: Sequence[Share], address: tuple[str, int], secret: bytes, *, last: bool
+    ) -> list[Share]:
+        """Start shares; returns those whose agent had died before."""
         import ray
         from ray.exceptions import RayActorError
 
-        waiting = list(shares)
-        for attempt in range(2):
-            agents = self._agents_on([share.node for share in waiting])
-            calls = [
-                agents[share.node.id].actor.open_group.remote(share, address, secret)
-                for share in waiting
-            ]
-            failed = []
-            for share, call in zip(waiting, calls, strict=True):
+        with self._lock:
+            agents = {share.node.id: self._agents.get(share.node.id) for share in shares}
+        calls = {}
+        for share in shares:
+            agent = agents[share.node.id]
+            if agent is not None:
+                # Ray's own copy of the working directory is the agent's.
+                sent = share._replace(cwd=None) if self._moved else share
+                calls[agent.open_group.remote(sent, address, secret)] = share
+        failed = [share for share in shares if agents[share.node.id] is None]
+        while calls:
+            # A frozen agent never answers: it is lost when it is fenced.
+            done, _ = ray.wait(list(calls), num_returns=1, timeout=SHORT_WAIT_S)
+            for call in done:
+                share = calls.pop(call)
                 try:
                     ray.get(call)
                 except RayActorError as error:
                     # The agent has died since its last use. Start a new one, once.
-                    self._discard(share.node.id, agents[share.node.id])
-                    if attempt:
+                    self._discard(share.node, agents[share.node.id])
+                    if last:
                         raise EngineError(
-                            f"the agent on node {share.node.address} ended at once: {error}"
+                            f"the agent on node {share.node.address} ended at once: {_short(error)}"
                         ) from error
                     failed.append(share)
-            waiting = failed
-            if not waiting:
-                return
+            for call, share in list(calls.items()):
+                with self._lock:
+                    current = self._agents.get(share.node.id) is agents[share.node.id]
+                    loss = self._losses.get(share.node.id, "it is gone")
+                if not current:
+                    del calls[call]
+                    if last or share.node.id in self._known_nodes().avoided():
+                        raise EngineError(loss)
+                    failed.append(share)
+        return failed
 
-    def _discard(self, node_id: str, agent: _AgentHandle) -> None:
+    def _check_routes(self, nodes: Sequence[Node]) -> None:
+        """Make sure that every node reaches the first one, where the workers will meet.
+
+        Otherwise they would wait for each other until the framework's own time-out.
+        """
+        import ray
+
+        first, *others = list(dict.fromkeys(nodes))
+        new = [node for node in others if (node.id, first.id) not in self._routes]
         with self._lock:
-            if self._agents.get(node_id) is agent:
-                del self._agents[node_id]
-        agent.lifeline.close()
+            agents = {n.id: self._agents[n.id] for n in (first, *new) if n.id in self._agents}
+        if not new or len(agents) <= len(new):
+            return  # one is lost: the caller starts it again, or says so
+        meeting = agents[first.id]
+        address = ray.get(meeting.open_port.remote(first.address))
+        try:
+            why = ray.get([agents[node.id].reaches.remote(address) for node in new], timeout=60)
+        finally:
+            meeting.close_port.remote()
+        for node, text in zip(new, why, strict=True):
+            if text:
+                raise EngineError(
+                    f"node {node.address} cannot connect to node {first.address}, port "
+                    f"{address[1]} ({text}): the nodes of a cluster must reach each other on all "
+                    "ports; check routes and firewalls"
+                )
+        self._routes.update((node.id, first.id) for node in new)
 
-    def _agents_on(self, nodes: Sequence[Node]) -> dict[str, _AgentHandle]:
-        """The agents of these nodes, started where there is none yet."""
-        with self._lock:
-            missing = [node for node in nodes if node.id not in self._agents]
-            if missing:
-                self._agents.update(self._start_agents(missing))
-            return {node.id: self._agents[node.id] for node in nodes}
+    def _reserve(self, spec: GroupSpec) -> tuple[Any, frozenset[str]]:
+        from ray.util import placement_group
 
-    def _start_agents(self, nodes: Sequence[Node]) -> dict[str, _AgentHandle]:
+        avoided = self._known_nodes().avoided()
+        selectors = [dict(selector) for selector in selectors_of(spec)]
+        if avoided:
+            # Ray takes up to a minute to see that these are gone.
+            without = {_NODE_ID_LABEL: f"!in({','.join(sorted(avoided))})"}
+            selectors = [{**without, **selector} for selector in selectors]
+        group = placement_group(
+            [bundle_of(spec)] * spec.size,
+            strategy=spec.placement_strategy,
+            bundle_label_selector=selectors if any(selectors) else None,
+        )
+        return group, avoided
+
+    def _why_waiting(self, spec: GroupSpec, nodes: _Nodes) -> tuple[str, bool]:
+        usable = nodes.usable()
+        everything = [one._replace(free=one.total) for one in usable]
+        if spec.size > room_on(everything, spec):
+            text = f"{describe_request(spec)} need nodes that the Ray cluster does not have now"
+            return f"{text}; it has {describe_nodes(usable, spec)}", False
+        text = f"{describe_request(spec)} are not free on the Ray cluster yet"
+        return f"{text}; it has {describe_nodes(usable, spec)}; ray status shows who uses it", True
+
+    def _gpus(self, group: Any, spec: GroupSpec, bundles: Sequence[int]) -> list[list[str]]:
+        if not spec.gpus_per_worker:
+            return [[] for _ in bundles]
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        ask = [
+            ray.remote(_gpu_ids)
+            .options(
+                num_cpus=0,
+                num_gpus=spec.gpus_per_worker,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=index
+                ),
+            )
+            .remote()
+            for index in bundles
+        ]
+        found: list[list[str]] = ray.get(ask)
+        return found
+
+    def _remove(self, group: Any) -> None:
+        from ray.util import remove_placement_group
+
+        self._releases.submit(remove_placement_group, group)
+
+    # ------------------------------------------------------------------------------------ agents
+
+    def _start_missing(self, nodes: Sequence[Node]) -> list[str]:
+        """Start the agents of these nodes where there is none yet; returns what differs there."""
+        with self._starting:
+            missing = [node for node in dict.fromkeys(nodes) if node.id not in self._agents]
+            return self._start_agents(missing) if missing else []
+
+    def _start_agents(self, nodes: Sequence[Node]) -> list[str]:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         secret = secrets.token_bytes(32)
         lifelines: dict[int, socket.socket] = {}
+        mine = own_modules()
         with contextlib.closing(EventLoop()) as loop:
-            listener = LinkListener(self._host, secret, loop, lifelines.__setitem__)
+            listener = LinkListener(self.host, secret, loop, lifelines.__setitem__)
             actors = [
                 ray.remote(AgentActor)
                 .options(
@@ -308,7 +429,7 @@ class RayEngine(Engine):
                 .remote(listener.address, secret, index)
                 for index, node in enumerate(nodes)
             ]
-            ready = [actor.versions.remote() for actor in actors]
+            ready = [actor.installed.remote(list(mine)) for actor in actors]
             deadline = time.monotonic() + settings.start_timeout_seconds()
             try:
                 while len(lifelines) < len(nodes):
@@ -319,9 +440,11 @@ class RayEngine(Engine):
                         _raise_early(node, reference)
                     if time.monotonic() > deadline:
                         raise EngineError(_late_agents(nodes, lifelines))
-                for node, theirs in zip(nodes, ray.get(ready), strict=True):
+                notes = []
+                for node, (theirs, sums) in zip(nodes, ray.get(ready), strict=True):
                     if difference := version_difference(node.address, theirs, versions()):
                         raise EngineError(difference)
+                    notes += module_differences(node.address, sums, mine)
             except BaseException:
                 for actor in actors:
                     ray.kill(actor)
@@ -330,16 +453,49 @@ class RayEngine(Engine):
                 raise
             finally:
                 listener.close()
-        return {
-            node.id: _AgentHandle(actor, lifelines[index])
-            for index, (node, actor) in enumerate(zip(nodes, actors, strict=True))
-        }
+        known = self._known_nodes()
+        with self._lock:
+            heartbeats = self._heartbeats = self._heartbeats or Heartbeats(self._agent_lost)
+            self._agents.update({n.id: actor for n, actor in zip(nodes, actors, strict=True)})
+        for index, (node, actor) in enumerate(zip(nodes, actors, strict=True)):
+            look = partial(greets, known.service(node.id), LOOK_S)
+            heartbeats.add(node, lifelines[index], look, partial(_ask, actor))
+        return notes
 
-    def _alive_nodes(self) -> list[dict[str, Any]]:
+    def _discard(self, node: Node, agent: Any) -> None:
+        with self._lock:
+            if self._agents.get(node.id) is not agent:
+                return
+            del self._agents[node.id]
+        if self._heartbeats is not None:
+            self._heartbeats.forget(node)
+
+    def _agent_lost(self, loss: Loss) -> None:
+        """Called in the thread of the heartbeats."""
+        with self._lock:
+            agent = self._agents.pop(loss.node.id, None)
+            self._losses[loss.node.id] = loss.detail
+            nodes = self._nodes
+        if loss.whole_node and nodes is not None:
+            # Before the group hears of it, which asks for the capacity then.
+            nodes.lose(loss.node.id)
+            if loss.fenced:
+                readmit = partial(_when_back, agent, partial(nodes.readmit, loss.node.id))
+                threading.Thread(target=readmit, name="lockstep-probe", daemon=True).start()
+        self._tell(NodeGone(loss.node.id, loss.detail))
+
+    def _tell(self, news: News) -> None:
+        for heard in list(self._followers):
+            heard(news)
+
+    # --------------------------------------------------------------------------------------- Ray
+
+    def _known_nodes(self) -> _Nodes:
         self.connect()
-        import ray
-
-        return [node for node in ray.nodes() if node["Alive"]]
+        with self._lock:
+            if self._nodes is None:
+                self._nodes = _Nodes(self._tell)
+            return self._nodes
 
     def connect(self) -> None:
         """Use the Ray that is initialised here, or else connect to the cluster."""
@@ -351,6 +507,9 @@ class RayEngine(Engine):
                 "does not survive a fork: start a new process instead."
             )
         with self._lock:
+            if self.host and ray.is_initialized():
+                return
+            runtime_env = dict(runtime.current().runtime_env)
             if not ray.is_initialized():
                 current = runtime.current()
                 address = current.address
@@ -366,6 +525,7 @@ class RayEngine(Engine):
                         log_to_driver=settings.ray_names(),
                         logging_level=logging.WARNING,
                         include_dashboard=None,
+                        runtime_env=runtime_env or None,
                         **limits,
                     )
                 except ConnectionError as error:
@@ -377,308 +537,217 @@ class RayEngine(Engine):
                 self._started_ray = True
             elif ray.util.client.ray.is_connected():
                 _refuse_client("ray://…")
-            self._host = ray.util.get_node_ip_address()
+            elif runtime_env:
+                raise EngineError(
+                    f"lockstep.init(runtime_env={{{next(iter(runtime_env))!r}: …}}) comes too "
+                    "late: this process has called ray.init() already; give it to ray.init()."
+                )
+            self.host = ray.util.get_node_ip_address()
+            self._moved = "working_dir" in (ray.get_runtime_context().runtime_env or {})
 
 
-class _RayGroup(WorkerGroup):
-    def __init__(
-        self,
-        spec: GroupSpec,
-        loop: EventLoop,
-        emit: Callable[[EngineEvent], None],
-        output: OutputSink,
-        engine: RayEngine,
-        host: str,
-    ) -> None:
-        self._spec = spec
-        self._loop = loop
-        self._emit = emit
-        self._engine = engine
-        self._secret = secrets.token_bytes(32)
-        self._alive = set(range(spec.size))
-        self._pids: dict[int, int] = {}
-        self._workers: dict[int, Connection] = {}
-        self._waiting = {rank: [make_frame(spec.payload)] for rank in range(spec.size)}
-        self._controls: dict[int, Connection] = {}
-        self._shares: list[Share] = []
-        self._ends: dict[int, Ended] = {}
-        self._garbage: dict[int, str] = {}
-        self._timers: list[Timer] = []
-        self._placement: _Placement | None = None
-        self._closed = False
-        self._lock = threading.Lock()  # the opening thread sets the placement
-        self._packed: tuple[Any, bytes] = (object(), b"")
-        self._listener = LinkListener(host, self._secret, loop, self._linked)
-        self._pump = OutputPump([], output, loop)
-        self._opening = threading.Thread(target=self._open, name="lockstep-ray-open", daemon=True)
-        self._opening.start()
+class _Nodes:
+    """The nodes of the cluster as Ray tells them, looked at once a second by a thread.
 
-    def send(self, rank: int, message: Any) -> None:
-        # The same answer goes to every rank, one after the other: it is pickled once.
-        if message is not self._packed[0]:
-            self._packed = (message, make_frame(message))
-        connection = self._workers.get(rank)
-        if connection is not None:
-            connection.send_frame(self._packed[1])
-        elif rank in self._waiting:
-            self._waiting[rank].append(self._packed[1])
+    Nobody waits for Ray here: after the first look everything is answered from what was seen last.
+    """
 
-    def interrupt(self) -> None:
-        self._order(Interrupt())
-        self._loop.call_soon(lambda: self._abandon_unstarted(130))
+    def __init__(self, tell: Callable[[News], None]) -> None:
+        import ray
 
-    def dump_stacks(self, rank: int) -> None:
-        if rank in self._alive:
-            self._order(DumpStacks(rank))
-
-    def problem(self, rank: int) -> str:
-        if rank not in self._alive or rank in self._pids:
-            return ""
-        if self._placement is None:
-            return (
-                f"{self._spec.size} × {_amounts(_bundle(self._spec))} are not free on the Ray "
-                "cluster yet; ray status shows who has them"
-            )
-        return f"node {self._placement.nodes[rank].address} may still be importing modules"
-
-    def kill(self) -> None:
-        self._order(Kill())
-        self._loop.call_soon(lambda: self._abandon_unstarted(-signal.SIGKILL))
-
-    def abandon(self) -> None:
-        self._order(Kill())
-        for rank in sorted(self._alive):
-            self._lose(rank, -signal.SIGKILL, "its end was not waited for")
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._watchers: list[Callable[[], None]] = []
+        self._lost: dict[str, float] = {}
+        """Node → when it was lost. Ray does not know yet."""
+        self._going: dict[str, float] = {}
+        """Node that is drained → when it goes."""
+        self._own: dict[str, tuple[Sequence[str], Mapping[str, float]]] = {}
+        """Placement group → its bundles' nodes, and what each bundle is."""
+        self._own_changed = 0.0
+        self._others: dict[str, dict[str, float]] = {}
+        """Node → what others use there."""
+        self._rows: dict[str, Any] = {}
+        self._head = _split(ray.get_runtime_context().gcs_address)
+        self._head_missing = 0
+        self._look()
+        threading.Thread(target=self._follow, name="lockstep-ray-nodes", daemon=True).start()
 
     def close(self) -> None:
+        self._ended.set()
+
+    def usable(self) -> list[ClusterNode]:
+        """The nodes that can be used."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._alive.clear()
-        self._waiting.clear()
-        self._listener.close()
-        for timer in self._timers:
-            timer.cancel()
-        for control in self._controls.values():
-            control.hang_up()  # the agent then ends the workers
-        for worker in self._workers.values():
-            worker.hang_up()
-        self._pump.close()
-        if self._placement is not None:
-            self._engine.release(self._placement.group)
+            return [
+                ClusterNode(
+                    Node(node_id, row["NodeManagerAddress"]),
+                    row["Resources"],
+                    {
+                        name: amount - self._others.get(node_id, {}).get(name, 0.0)
+                        for name, amount in row["Resources"].items()
+                    },
+                    row.get("Labels") or {},
+                )
+                for node_id, row in self._rows.items()
+                if node_id not in self._lost and node_id not in self._going
+            ]
 
-    # --------------------------------------------------------------------- in the opening thread
+    def avoided(self) -> frozenset[str]:
+        """Nodes that Ray takes for alive and that are lost."""
+        with self._lock:
+            return frozenset(self._lost.keys() & self._rows.keys())
 
-    def _open(self) -> None:
-        try:
-            placement = self._engine.place(self._spec, lambda: self._closed)
-            if placement is None:
-                return
-            shares = _shares(self._spec, placement)
-            with self._lock:
-                if self._closed:
-                    self._engine.release(placement.group)
-                    return
-                self._placement, self._shares = placement, shares
-            self._engine.open_shares(shares, self._listener.address, self._secret)
-        except Exception as error:
-            self._loop.call_soon(partial(self._not_opened, _short(error)))
+    def going(self) -> list[NodeGoing]:
+        with self._lock:
+            return [NodeGoing(node_id, when) for node_id, when in self._going.items()]
 
-    # ---------------------------------------------------------------------- on the loop's thread
+    def address(self, node_id: str) -> str:
+        return self.service(node_id)[0]
 
-    def _not_opened(self, text: str) -> None:
-        for rank in sorted(self._alive):
-            self._lose(rank, None, text)
+    def service(self, node_id: str) -> tuple[str, int]:
+        """Where the node's raylet listens."""
+        if node_id not in self._rows:
+            self._look()  # it has just come
+        row = self._rows.get(node_id, {})
+        return row.get("NodeManagerAddress", ""), row.get("NodeManagerPort", 0)
 
-    def _linked(self, role: int, sock: socket.socket) -> None:
-        """A caller has proven the secret: an agent, or one of its workers."""
-        if role < 0:
-            index = control_role(role)
-            gone = partial(self._agent_gone, index)
-            self._controls[index] = Connection(
-                sock, self._loop, partial(self._from_agent, index), gone, lambda _: gone()
-            )
-        elif role not in self._alive:
-            sock.close()  # the worker will see it, and end
-        else:
-            connection = Connection(
-                sock,
-                self._loop,
-                self._forward(role),
-                partial(self._worker_closed, role),
-                partial(self._got_garbage, role),
-            )
-            self._workers[role] = connection
-            for frame in self._waiting.pop(role):
-                connection.send_frame(frame)
+    def may_grow_to(self, spec: GroupSpec) -> bool:
+        """Whether an autoscaler could add what a group needs."""
+        from ray._private.state import state
 
-    def _forward(self, rank: int) -> Callable[[Any], None]:
-        emit = self._emit
+        with contextlib.suppress(Exception):  # not a part of Ray's public API
+            most = state.get_max_resources_from_cluster_config()
+            if most:
+                bundle = bundle_of(spec).items()
+                return all(most.get(name, 0) >= amount * spec.size for name, amount in bundle)
+        return False
 
-        def forward(message: Any) -> None:
-            # type(), not isinstance: every report passes here.
-            if type(message) is Started:
-                self._pids[rank] = message.pid
-            elif type(message) is Terminating:
-                emit(WorkerPreempted(rank))
-            else:
-                emit(WorkerMessage(rank, message))
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self._watchers.append(changed)
+        return lambda: self._watchers.remove(changed) if changed in self._watchers else None
 
-        return forward
+    def reserved(self, group: Any, places: Sequence[str], bundle: Mapping[str, float]) -> None:
+        with self._lock:
+            self._own[group.id.hex()] = (places, bundle)
+            self._own_changed = time.monotonic()
 
-    def _from_agent(self, index: int, message: Any) -> None:
-        if type(message) is Output:
-            count = len(message.data)
-            self._pump.feed(
-                message.rank,
-                message.data,
-                lambda: self._loop.call_soon(lambda: self._controls[index].send(Written(count))),
-            )
-        elif type(message) is Ended:
-            self._ended(message)
-        elif type(message) is Lost:
-            self._lose_share(index, message.detail)
+    def given_back(self, group: Any) -> None:
+        with self._lock:
+            self._own.pop(group.id.hex(), None)
+            self._own_changed = time.monotonic()
 
-    def _order(self, message: Interrupt | DumpStacks | Kill) -> None:
-        for share in self._shares:
-            control = self._controls.get(share.number)
-            if control is not None:
-                pids = {
-                    rank: self._pids[rank]
-                    for rank in share.ranks
-                    if rank in self._alive and rank in self._pids
+    def lose(self, node_id: str) -> None:
+        with self._lock:
+            self._lost[node_id] = time.monotonic()
+        self._changed()
+
+    def readmit(self, node_id: str) -> None:
+        with self._lock:
+            self._lost.pop(node_id, None)
+        self._changed()
+
+    # ----------------------------------------------------------------------------- in the thread
+
+    def _follow(self) -> None:
+        while not self._ended.wait(LOOK_AGAIN_S):
+            # A call would wait for a head that is gone, for a minute; then Ray ends this process.
+            if not greets(self._head, LOOK_S):
+                self._head_missing += 1
+                if self._head_missing == HEAD_MISSED:
+                    self._tell(HeadGone(_no_head(self._head)))
+                continue
+            self._head_missing = 0
+            with contextlib.suppress(Exception):  # Ray may have been shut down
+                before = self._signature()
+                self._look()
+                if self._signature() != before and not self._ended.is_set():
+                    self._changed()
+
+    def _changed(self) -> None:
+        for changed in list(self._watchers):
+            changed()
+
+    def _signature(self) -> Any:
+        return [(one.node.id, one.free) for one in self.usable()]
+
+    def _look(self) -> None:
+        import ray
+        from ray._private.state import state
+
+        rows = {row["NodeID"]: row for row in ray.nodes() if row["Alive"]}
+        free = state.available_resources_per_node()
+        drained = state.get_draining_nodes()
+        now, news = time.monotonic(), []
+        with self._lock:
+            self._rows = rows
+            for node_id, lost_at in list(self._lost.items()):
+                if node_id not in rows:
+                    del self._lost[node_id]
+                elif now - lost_at > RAY_KNOWS_S:
+                    del self._lost[node_id]  # Ray has looked at it many times since
+            for node_id, deadline_ms in drained.items():
+                if node_id in rows and node_id not in self._going:
+                    when = deadline_ms / 1000 if deadline_ms else time.time() + NO_DEADLINE_S
+                    self._going[node_id] = when
+                    news.append(NodeGoing(node_id, when))
+            for node_id in self._going.keys() - drained.keys():
+                del self._going[node_id]
+            if now - self._own_changed > SETTLE_S:
+                self._others = {
+                    node_id: self._used_by_others(node_id, row["Resources"], free[node_id])
+                    for node_id, row in rows.items()
+                    if node_id in free
                 }
-                control.send(Order(message, pids))
+        for going in news:
+            self._tell(going)
 
-    def _ended(self, message: Ended) -> None:
-        rank = message.rank
-        if rank not in self._alive or rank in self._ends:
-            return
-        self._ends[rank] = message
-        connection = self._workers.get(rank)
-        if connection is None or connection.closed:
-            self._report_end(rank)
-            return
-        # Its last messages may still be on their way, on another connection than this news. A
-        # process that it forked may hold that connection open: so the wait is limited.
-        connection.drain()
-        if rank in self._alive:
-            self._timers.append(
-                self._loop.call_later(LAST_WORDS_S, partial(self._report_end, rank))
-            )
-
-    def _worker_closed(self, rank: int) -> None:
-        if rank in self._ends:
-            self._report_end(rank)
-
-    def _report_end(self, rank: int) -> None:
-        if rank in self._alive:
-            message = self._ends[rank]
-            if rank in self._garbage:
-                # The signal is this engine's own, and says nothing.
-                message = Ended(rank, None, self._garbage[rank])
-            self._lose(rank, message.exitcode, message.detail)
-
-    def _got_garbage(self, rank: int, what: str) -> None:
-        self._garbage[rank] = (
-            f"its connection to the driver carried {what}; a process that it forked may have "
-            "written to a file that is not its own"
-        )
-        self._order(Kill(rank))
-
-    def _agent_gone(self, index: int) -> None:
-        share = next((share for share in self._shares if share.number == index), None)
-        where = share.node.address if share is not None else "of this group"
-        self._lose_share(
-            index, f"the connection to node {where} broke: the node or its agent is gone"
-        )
-
-    def _lose_share(self, index: int, detail: str) -> None:
-        ranks = {rank for share in self._shares if share.number == index for rank in share.ranks}
-        for rank in sorted(ranks & self._alive):
-            self._lose(rank, None, detail)
-
-    def _lose(self, rank: int, exitcode: int | None, detail: str) -> None:
-        """Report the end of a worker, after what it has sent."""
-        connection = self._workers.get(rank)
-        if connection is not None:
-            connection.drain()
-        if rank in self._alive:
-            self._alive.discard(rank)
-            self._waiting.pop(rank, None)
-            if connection is not None:
-                connection.hang_up()
-            self._emit(WorkerExited(rank, exitcode, detail))
-
-    def _abandon_unstarted(self, exitcode: int) -> None:
-        """Report workers that are not started yet as ended, instead of waiting for room or imports.
-
-        A worker that is forked later finds its connection closed, and ends.
-        """
-        for rank in sorted(self._alive):
-            if rank in self._workers:
-                self._workers[rank].drain()  # its Started message may have arrived just now
-            if rank in self._alive and rank not in self._pids:
-                self._lose(rank, exitcode, "it had not been started yet")
+    def _used_by_others(
+        self, node_id: str, total: Mapping[str, float], free: Mapping[str, float]
+    ) -> dict[str, float]:
+        mine: dict[str, float] = {}
+        for places, bundle in self._own.values():
+            count = places.count(node_id)
+            for name, amount in bundle.items():
+                mine[name] = mine.get(name, 0.0) + count * amount
+        return {
+            name: max(0.0, amount - free.get(name, 0.0) - mine.get(name, 0.0))
+            for name, amount in total.items()
+        }
 
 
-def _shares(spec: GroupSpec, placement: _Placement) -> list[Share]:
-    import ray
-
-    nodes = list(dict.fromkeys(placement.nodes))
-    moved = "working_dir" in (ray.get_runtime_context().runtime_env or {})
-    shares = []
-    for index, node in enumerate(nodes):
-        ranks = tuple(rank for rank, place in enumerate(placement.nodes) if place == node)
-        gpus = tuple(gpu for rank in ranks for gpu in placement.gpus[rank])
-        local = replace(
-            spec,
-            size=len(ranks),
-            payload=b"",
-            cpus_per_worker=_bundle(spec).get("CPU")
-            if spec.cpus_per_worker is None
-            else spec.cpus_per_worker,
-            gpus=gpus if spec.gpus_per_worker else None,
-        )
-        # Ray's own copy of the working directory is the agent's.
-        cwd = None if moved else current_directory()
-        shares.append(Share(index, node, ranks, spec.size, local, list(sys.argv), cwd))
-    return shares
-
-
-def _bundle(spec: GroupSpec) -> dict[str, float]:
-    """What one worker reserves; one CPU if the user did not say."""
-    wanted = {
-        "CPU": 1.0 if spec.cpus_per_worker is None else float(spec.cpus_per_worker),
-        "GPU": float(spec.gpus_per_worker),
-    }
-    return {name: amount for name, amount in wanted.items() if amount} or {"CPU": _SMALLEST}
-
-
-def _room_on(nodes: Sequence[Mapping[str, Any]], spec: GroupSpec) -> int:
-    bundle = _bundle(spec)
-    return sum(
-        min(
-            math.floor(node["Resources"].get(name, 0.0) / amount + _ROUNDING)
-            for name, amount in bundle.items()
-        )
-        for node in nodes
+def _no_head(head: tuple[str, int]) -> str:
+    return (
+        f"Ray's head at {head[0]}:{head[1]} does not answer. The workers continue, but Ray ends "
+        "this process, by default after 60 s, unless the head comes back. What is committed is "
+        "kept: "
+        "RunConfig(name=…, resume='auto') resumes the run on a new cluster"
     )
 
 
-def _amounts(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
 
 
-def _describe(nodes: Sequence[Mapping[str, Any]]) -> str:
-    texts = [
-        f"{node['NodeManagerAddress']} with "
-        + _amounts({name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")})
-        for node in nodes
-    ]
-    shown = texts[:8] + ([f"{len(texts) - 8} more"] if len(texts) > 8 else [])
-    return f"{len(nodes)} node(s): {'; '.join(shown)}"
+def _ask(agent: Any) -> bool:
+    import ray
+
+    try:
+        answered: bool = ray.get(agent.answer.remote(), timeout=FENCE_S - SUSPECT_S)
+    except Exception:
+        return False
+    return answered
+
+
+def _when_back(agent: Any, call: Callable[[], None]) -> None:
+    """Wait until a frozen node answers again: its agent ends then, which Ray tells."""
+    import ray
+
+    with contextlib.suppress(Exception):
+        ray.get(agent.answer.remote())
+    call()
 
 
 def _short(error: BaseException) -> str:

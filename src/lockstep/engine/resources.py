@@ -6,7 +6,7 @@ import contextlib
 import glob
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from lockstep import runtime, settings
@@ -14,15 +14,19 @@ from lockstep.engine.base import GroupSpec
 from lockstep.errors import InsufficientResourcesError
 
 __all__ = [
+    "ACCELERATOR",
     "BlasThreads",
     "available_cpus",
     "check_fits",
     "room_for",
     "server_environment",
+    "shared_resources",
     "visible_gpus",
     "worker_environment",
 ]
 
+ACCELERATOR = "accelerator_type:"
+"""Ray has a resource of this name and the type on each node with such an accelerator."""
 _ROUNDING = 1e-9
 _BLAS_SETTERS = [
     f"{prefix}openblas_set_num_threads{suffix}"
@@ -73,10 +77,10 @@ def _may_be_device(name: str, count: int) -> bool:
 
 
 def check_fits(spec: GroupSpec) -> list[str]:
-    """Check that the requested GPUs exist; return a warning if CPUs are oversubscribed.
+    """Check that the requested resources exist; return warnings of what has no effect here.
 
     Raises:
-        InsufficientResourcesError: this machine has fewer GPUs.
+        InsufficientResourcesError: this machine has fewer GPUs, or not such a resource.
     """
     have = len(visible_gpus(spec.environment)) if spec.gpus_per_worker else 0
     if spec.gpus_per_worker and spec.size > _workers_on(have, spec.gpus_per_worker):
@@ -86,13 +90,44 @@ def check_fits(spec: GroupSpec) -> list[str]:
             f"{spec.size} worker(s) with {spec.gpus_per_worker:g} GPU(s) each need {need:g}, but "
             f"this machine has {have} visible; lower num_workers or set use_gpu=False."
         )
+    for name, amount in spec.resources.items():
+        if amount and not name.startswith(ACCELERATOR):
+            raise InsufficientResourcesError(
+                f"ScalingConfig(resources_per_worker={{{name!r}: {amount:g}}}): this machine has "
+                "CPUs and GPUs only; a Ray cluster (lockstep.init(engine='ray')) may have others."
+            )
+    warnings = [
+        f"ScalingConfig({name}={value!r}) does nothing: all workers are on this machine; it places "
+        "them on a Ray cluster."
+        for name, value in _asked_of_a_cluster(spec)
+    ]
     cpus = available_cpus()
     if spec.size > cpus:
-        return [
+        warnings.append(
             f"{spec.size} workers share {cpus} CPU(s): this works, but they take turns; "
             "lower ScalingConfig(num_workers=…) for speed."
-        ]
-    return []
+        )
+    return warnings
+
+
+def _asked_of_a_cluster(spec: GroupSpec) -> Iterator[tuple[str, object]]:
+    if spec.placement_strategy != "PACK":
+        yield "placement_strategy", spec.placement_strategy
+    for name in spec.resources:
+        if name.startswith(ACCELERATOR):
+            yield "accelerator_type", name.removeprefix(ACCELERATOR)
+    if any(spec.label_selectors):
+        yield "label_selector", [dict(one) for one in spec.label_selectors]
+
+
+def shared_resources() -> tuple[float, tuple[str, ...]]:
+    """The CPUs and GPUs of this machine, within ``lockstep.init``'s limits."""
+    limits = runtime.current()
+    gpus = visible_gpus(limits.env_vars)
+    if limits.num_gpus is not None:
+        gpus = gpus[: limits.num_gpus]
+    cpus = available_cpus() if limits.num_cpus is None else limits.num_cpus
+    return float(cpus), tuple(gpus)
 
 
 def room_for(spec: GroupSpec) -> int:

@@ -453,7 +453,8 @@ class _Run:
     def _emit(self, event: EngineEvent) -> None:
         if threading.get_ident() != self._thread:
             self._broken.append(f"{event} was not emitted on the loop's thread")
-        if any(type(e) is WorkerExited and e.rank == event.rank for e in self.events):
+        rank = getattr(event, "rank", None)  # a notice has none
+        if any(type(e) is WorkerExited and e.rank == rank for e in self.events):
             self._broken.append(f"{event} came after the exit of its rank")
         self.events.append(event)
         self.react()

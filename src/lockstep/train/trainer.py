@@ -20,6 +20,7 @@ from lockstep.config import RunConfig, ScalingConfig
 from lockstep.console import make_display
 from lockstep.console.text import plural
 from lockstep.engine import Engine, GroupSpec, choose_engine
+from lockstep.engine.resources import ACCELERATOR
 from lockstep.errors import (
     ControllerError,
     EngineError,
@@ -667,6 +668,9 @@ class DataParallelTrainer(BaseTrainer):
             },
             cpus_per_worker=self.scaling_config.num_cpus_per_worker,
             gpus_per_worker=self.scaling_config.num_gpus_per_worker,
+            resources=self._other_resources(),
+            placement_strategy=self.scaling_config.placement_strategy,
+            label_selectors=self.scaling_config.label_selectors,
         )
         room = engine.capacity(spec) if scaling.elastic else scaling.largest
         # Never None for a fixed size: engine.check() reports what does not fit.
@@ -677,6 +681,13 @@ class DataParallelTrainer(BaseTrainer):
                 f"{room} worker(s) now; lower the minimum."
             )
         return replace(spec, size=size)
+
+    def _other_resources(self) -> dict[str, float]:
+        resources: dict[str, float] = self.scaling_config.other_resources
+        if self.scaling_config.accelerator_type:
+            # As Ray does: enough to be placed there, and for many workers.
+            resources[f"{ACCELERATOR}{self.scaling_config.accelerator_type}"] = 0.001
+        return resources
 
     def _open_run(self) -> Run | Result:
         """The run to drive, new or resumed; the Result of a run that has nothing left to do."""

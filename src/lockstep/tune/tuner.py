@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from lockstep import runtime, settings
 from lockstep.config import RunConfig
 from lockstep.console.experiment import make_experiment_display
+from lockstep.engine import choose_engine
 from lockstep.engine.loop import EventLoop
-from lockstep.engine.resources import available_cpus, visible_gpus
 from lockstep.errors import LockstepError, TrainingInterrupted, TrainingPreempted
 from lockstep.hooks import call_hook
 from lockstep.metrics import first_of
@@ -457,9 +457,4 @@ def _with_fresh_stopper(run_config: RunConfig) -> RunConfig:
 
 
 def _resource_pool() -> ResourcePool:
-    limits = runtime.current()
-    gpus = visible_gpus(limits.env_vars)
-    if limits.num_gpus is not None:
-        gpus = gpus[: limits.num_gpus]
-    cpus = available_cpus() if limits.num_cpus is None else limits.num_cpus
-    return ResourcePool(float(cpus), tuple(gpus))
+    return ResourcePool(*choose_engine(runtime.current().engine).resources())

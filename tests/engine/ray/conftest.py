@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+import lockstep
+from lockstep.engine import Engine, choose_engine
+from lockstep.engine.processes import descendants as family
 from tests.conftest import (
     SETTLE_SECONDS,
     _command,
@@ -16,7 +22,9 @@ from tests.conftest import (
     own_threads,
     temporary_directories,
 )
-from tests.engine.driving import lives
+from tests.engine.driving import driven, lives
+
+ENTRIES = "lockstep.testing.engine_entries"
 
 
 def lockstep_processes() -> set[int]:
@@ -30,8 +38,58 @@ def lockstep_processes() -> set[int]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
+def cluster(ray_cluster: Any) -> str:
     """The address of a cluster with two nodes, each of two CPUs and what Ray takes for two GPUs."""
+    return str(ray_cluster.address)
+
+
+class ExtraNode:
+    """A node that a test adds to the cluster, with the label ``extra``. It ends with the test."""
+
+    def __init__(self, cluster: Any, node: Any) -> None:
+        self._cluster = cluster
+        self.node = node
+        self.id = str(node.node_id)
+        self.raylet = next(info.process.pid for info in node.all_processes["raylet"])
+
+    def processes(self) -> list[int]:
+        """The raylet, and all that it has started."""
+        return [self.raylet, *sorted(family(self.raylet))]
+
+    def signal(self, number: int) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """As if the machine lost its power: nobody there can say anything."""
+        self.signal(signal.SIGKILL)
+
+    def remove(self) -> None:
+        self._cluster.remove_node(self.node, allow_graceful=False)
+
+
+@pytest.fixture
+def add_node(ray_cluster: Any) -> Iterator[Callable[[], ExtraNode]]:
+    """Adds a node of two CPUs to the cluster."""
+    added: list[ExtraNode] = []
+
+    def add() -> ExtraNode:
+        node = ray_cluster.add_node(
+            num_cpus=2, object_store_memory=80 << 20, labels={"extra": "yes"}
+        )
+        added.append(ExtraNode(ray_cluster, node))
+        return added[-1]
+
+    yield add
+    for one in added:
+        one.signal(signal.SIGCONT)
+        one.remove()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """Ray's own object for the cluster."""
     variables = dict(os.environ)
     from ray.cluster_utils import Cluster
 
@@ -40,12 +98,27 @@ def cluster() -> Iterator[str]:
     try:
         cluster.add_node(**node)
         cluster.wait_for_nodes()
-        yield cluster.address
+        yield cluster
     finally:
         cluster.shutdown()
         for name in os.environ.keys() - variables.keys():
             if name.startswith("RAY_") or name == "PYTHONBREAKPOINT":
                 del os.environ[name]  # Ray has set it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm(cluster: str) -> Iterator[None]:
+    """The engine, with its agents started, so that no test pays for it."""
+    lockstep.init(engine="ray", address=cluster)
+    with driven(choose_engine("ray"), f"{ENTRIES}:who", 4, preload=(ENTRIES,)) as run:
+        run.until_ended()
+    yield
+    lockstep.shutdown()
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return choose_engine("ray")
 
 
 @pytest.fixture(autouse=True)

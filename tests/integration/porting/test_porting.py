@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lockstep
 from lockstep import train, tune
+from lockstep.errors import InsufficientResourcesError
 from lockstep.train import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 from tests.integration.runs import fit, run_script
 
@@ -101,14 +103,44 @@ def test_a_scaling_config_for_a_cluster() -> None:
     assert same == plain == replace(same)
     for given in (
         {"trainer_resources": {"CPU": 4}},
-        {"placement_strategy": "SPREAD"},
-        {"accelerator_type": "A100"},
+        {"use_tpu": True},
         {"_max_cpu_fraction_per_node": 0.8},
     ):
         (name,) = given
         with pytest.warns(UserWarning, match=rf"ScalingConfig\({name}=.*\) does nothing: ") as told:
             assert ScalingConfig(num_workers=2, **given) == plain
         assert told[0].filename == __file__
+
+
+def test_a_placement_does_nothing_on_one_machine() -> None:
+    placed = ScalingConfig(
+        placement_strategy="SPREAD", accelerator_type="A100", label_selector={"zone": "a"}
+    )
+    payload = DataParallelTrainer(lambda: None, scaling_config=placed).payload()
+    for argument in (
+        "placement_strategy='SPREAD'",
+        "accelerator_type='A100'",
+        "label_selector=[{'zone': 'a'}]",
+    ):
+        text = f"ScalingConfig({argument}) does nothing: all workers are on this machine"
+        assert any(warning.startswith(text) for warning in payload.warnings)
+    unknown = ScalingConfig(resources_per_worker={"fast_disk": 1})
+    with pytest.raises(InsufficientResourcesError, match=r"'fast_disk': 1}\): this machine has"):
+        DataParallelTrainer(lambda: None, scaling_config=unknown).payload()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"placement_strategy": "NEAR"}, "choose one of PACK, SPREAD, STRICT_PACK"),
+        ({"accelerator_type": 100}, "expected a name, such as 'A100'"),
+        ({"label_selector": {"zone": 1}}, "expected a dict of labels"),
+        ({"label_selector": [{"a": "b"}, {"a": "c"}]}, "one dict for each worker"),
+    ],
+)
+def test_a_placement_that_is_none(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        ScalingConfig(num_workers=3, **given)
 
 
 def test_a_trainer_as_a_trainable() -> None:

@@ -933,6 +933,16 @@ class TestResize:
         machine.run()
         assert machine.row(1) == [e.Answer((0,), False, self.resize)]
 
+    def test_room_that_went_before_a_worker_was_up(self) -> None:
+        """Workers that wait for a place that is gone would wait for ever."""
+        machine = Machine(3, sizes=(1, 3), capacity=3)
+        assert machine.feed(e.CapacityChanged(2)) == [e.KillWorkers()]
+        actions = machine.feed(*(e.Gone(rank, -9, "") for rank in range(3)))
+        assert actions == [e.RecordAttemptStopped(self.resize, 2), e.StartWorkers(2, 2)]
+        assert machine.state.failed_attempts == 0
+        # Below the smallest size there is nothing better than to wait.
+        assert Machine(3, sizes=(2, 3), capacity=3).feed(e.CapacityChanged(1)) == []
+
     @pytest.mark.parametrize("warned", [True, False])
     def test_room_that_is_gone_again(self, warned: bool) -> None:
         machine = Machine(1, sizes=(1, 2), capacity=1).run()

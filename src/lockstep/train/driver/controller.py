@@ -27,6 +27,7 @@ from lockstep.console.text import shorten
 from lockstep.engine import WorkerGroup
 from lockstep.engine.base import (
     EngineEvent,
+    EngineNotice,
     Posted,
     WorkerExited,
     WorkerInfo,
@@ -305,7 +306,9 @@ class Controller:
                 self._feed(e.CapacityChanged(self._engine.capacity(self._group_spec)))
             self._feed(e.Gone(event.rank, event.exitcode, event.detail))
         elif isinstance(event, WorkerPreempted):
-            self._feed(e.Preempt(event.rank, self._preemption_deadline()))
+            self._feed(e.Preempt(event.rank, event.deadline or self._preemption_deadline()))
+        elif isinstance(event, EngineNotice):
+            self._display.message(event.text, "warning")
 
     def _message(self, rank: int, message: Any) -> None:
         # Reports come thousands of times a second, so they are first. Comparing types is faster
@@ -638,7 +641,7 @@ class Controller:
             "cause": CAUSE_S,
             "grace": settings.stop_grace_seconds(),
             "exit": EXIT_S,
-            "preemption": settings.preemption_grace_seconds(),
+            "preemption": self._preemption_left_s(),
         }
         seconds = known[action.kind] if action.seconds is None else action.seconds
         # The attempt is read now: when the timer fires, it may be another one.
@@ -664,11 +667,10 @@ class Controller:
         self._run.record_attempt_stopped(attempt, notice.kind, notice.rank, size)
         if size is None:
             return
-        why = (
-            "There is room for more workers"
-            if notice.kind == "resize"
-            else f"Rank {notice.rank} was preempted"
-        )
+        why = f"Rank {notice.rank} was preempted"
+        if notice.kind == "resize":
+            more = size >= self._group_spec.size
+            why = f"There is room for {'more' if more else 'fewer'} workers"
         self._display.message(
             f"{why}: starting attempt {attempt + 1} with {size}, {self._origin()}."
         )
@@ -744,6 +746,12 @@ class Controller:
     def _preemption_deadline(self) -> float:
         return time.time() + settings.preemption_grace_seconds()
 
+    def _preemption_left_s(self) -> float:
+        notice = self.state.notice
+        if notice is None or notice.deadline is None:
+            return settings.preemption_grace_seconds()
+        return max(0.0, notice.deadline - time.time())
+
     def _watch_for_hangs(self) -> None:
         if self._hangs.interval_s is None or self.state.phase.ended:
             return
@@ -753,6 +761,8 @@ class Controller:
             self._report_stalled(stalled)
         if self._loan.wanted:
             self._logged += 1  # the user of a debugger takes time to think: that is no hang
+        if self._group is not None and self._group.waits_for_room:
+            self._logged += 1
         stuck = self._hangs.stuck(self.state, now, self._logged)
         # In this process the loop stands still while the function runs, and so does the watch.
         if stuck is not None and self._group is not None and not self._engine.in_this_process:

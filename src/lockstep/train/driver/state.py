@@ -812,7 +812,17 @@ def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
 
 
 def _capacity_changed(state: RunState, event: CapacityChanged) -> tuple[RunState, list[Action]]:
-    return _consider_growing(state._replace(capacity=event.capacity)), []
+    state = state._replace(capacity=event.capacity)
+    size = state.scaling.size_for(event.capacity)
+    nobody = state.phase is Phase.STARTING and not any(state.workers)
+    if nobody and size is not None and size < state.world_size and not state.gone:
+        # These workers may wait for ever for a place that is gone. Fewer do not have to.
+        notice = Notice("resize")
+        state = state._replace(
+            phase=Phase.STOPPING, notice=notice, stops_on_notice=True, killed=True
+        )
+        return state, [KillWorkers()]
+    return _consider_growing(state), []
 
 
 def _consider_growing(state: RunState) -> RunState:
