@@ -14,10 +14,9 @@ from lockstep import tune
 @pytest.mark.parametrize(
     ("module", "name", "advice"),
     [
-        ("lockstep.tune.search.zoopt", "ZOOptSearch", "OptunaSearch"),
-        ("lockstep.tune.search.bohb", "TuneBOHB", "OptunaSearch"),
+        ("lockstep.tune.search.hebo", "HEBOSearch", "pip install HEBO.*OptunaSearch"),
         ("lockstep.tune.suggest.optuna", "OptunaSearch", "lockstep.tune.search"),
-        ("lockstep.tune.schedulers", "HyperBandForBOHB", "HyperBandScheduler"),
+        ("lockstep.tune.schedulers", "ResourceChangingScheduler", "num_workers"),
         ("lockstep.tune", "register_env", "RLlib"),
         ("lockstep.tune.utils.log", "set_verbosity", "verbose"),
     ],

@@ -12,8 +12,10 @@ from lockstep import missing
 
 __all__ = ["raise_missing_module", "raise_missing_name"]
 
-_OPTUNA = "use lockstep.tune.search.optuna.OptunaSearch, with any sampler of Optuna"
-_BOHB = "use HyperBandScheduler with OptunaSearch"
+_HEBO = (
+    "the package HEBO (pip install HEBO) does not import with its own current dependencies; use "
+    "lockstep.tune.search.ax.AxSearch, or OptunaSearch(sampler=optuna.samplers.GPSampler())"
+)
 _RESIZED = (
     "a trial keeps the resources it started with; a trainer with "
     "ScalingConfig(num_workers=(min, max)) grows and shrinks"
@@ -22,11 +24,9 @@ _INSTEAD = {
     "register_env": "it belongs to RLlib, which is not part of lockstep",
     "suggest": "use lockstep.tune.search",
     "utils.log": "use RunConfig(verbose=…)",
-    "schedulers.HyperBandForBOHB": _BOHB,
-    "schedulers.hb_bohb": _BOHB,
     "schedulers.ResourceChangingScheduler": _RESIZED,
     "schedulers.resource_changing_scheduler": _RESIZED,
-    **{f"search.{name}": _OPTUNA for name in ("ax", "bohb", "hebo", "zoopt")},
+    "search.hebo": _HEBO,
 }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.tune.missing import raise_missing_name
 from lockstep.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
+from lockstep.tune.schedulers.hb_bohb import HyperBandForBOHB
 from lockstep.tune.schedulers.hyperband import HyperBandScheduler
 from lockstep.tune.schedulers.median_stopping_rule import MedianStoppingRule
 from lockstep.tune.schedulers.pb2 import PB2
@@ -18,6 +19,7 @@ __all__ = [
     "ASHAScheduler",
     "AsyncHyperBandScheduler",
     "FIFOScheduler",
+    "HyperBandForBOHB",
     "HyperBandScheduler",
     "MedianStoppingRule",
     "PopulationBasedTraining",
@@ -32,6 +34,7 @@ _BY_NAME: dict[str, type[TrialScheduler]] = {
     "async_hyperband": AsyncHyperBandScheduler,
     "asynchyperband": AsyncHyperBandScheduler,
     "hyperband": HyperBandScheduler,
+    "hb_bohb": HyperBandForBOHB,
     "median_stopping_rule": MedianStoppingRule,
     "medianstopping": MedianStoppingRule,
     "pbt": PopulationBasedTraining,

@@ -1,7 +1,15 @@
-"""Missing here: importing this module names the replacement. See ``lockstep.tune.missing``."""
+"""HyperBandForBOHB: HyperBand with the brackets of BOHB."""
 
 from __future__ import annotations
 
-from lockstep.tune.missing import raise_missing_module
+from lockstep.tune.schedulers.hyperband import HyperBandScheduler
 
-raise_missing_module(__name__)
+__all__ = ["HyperBandForBOHB"]
+
+
+class HyperBandForBOHB(HyperBandScheduler):
+    """HyperBand, for the searcher ``TuneBOHB``. The arguments are ``HyperBandScheduler``'s.
+
+    ``TuneBOHB`` learns from all trials that reached an iteration at which this scheduler stops
+    some.
+    """

@@ -26,13 +26,17 @@ _OF_LIBRARIES = {
     "hyperopt": "HyperOptSearch",
     "bayesopt": "BayesOptSearch",
     "nevergrad": "NevergradSearch",
+    "ax": "AxSearch",
+    "zoopt": "ZOOptSearch",
+    "bohb": "TuneBOHB",
 }
 
 
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
     """Create the searcher of this name with these arguments.
 
-    The names are ``"random"``, ``"optuna"``, ``"hyperopt"``, ``"bayesopt"`` and ``"nevergrad"``.
+    The names are ``"random"``, ``"optuna"``, ``"hyperopt"``, ``"bayesopt"``, ``"nevergrad"``,
+    ``"ax"``, ``"zoopt"`` and ``"bohb"``.
     """
     name = search_alg.lower() if isinstance(search_alg, str) else search_alg
     if name in ("random", "variant_generator"):

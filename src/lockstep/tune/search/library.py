@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import math
 import random
+import warnings
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Literal
@@ -31,7 +33,7 @@ from lockstep.tune.search.sample import (
 from lockstep.tune.search.searcher import Mode, Searcher
 from lockstep.tune.search.space import Path, Space, children, contains, has_unresolved, is_grid
 
-__all__ = ["LibrarySearcher", "Parameter", "import_library"]
+__all__ = ["LibrarySearcher", "Parameter", "import_library", "numpy_draws_from", "quiet_warnings"]
 
 _EDGE = 1e-6
 
@@ -53,6 +55,27 @@ def import_library(searcher: str, module: str, extra: str) -> Any:
             f"pip install 'lockstep-train[{extra}]'.",
             name=package,
         ) from None
+
+
+@contextmanager
+def quiet_warnings() -> Iterator[None]:
+    """Hide warnings about how a library calls another one: its user cannot act on them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def numpy_draws_from(seed: int) -> Iterator[None]:
+    """Let a library that draws from numpy's global generator draw from this seed."""
+    import numpy as np
+
+    before = np.random.get_state()
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
 
 
 @dataclass(frozen=True)
