@@ -222,7 +222,6 @@ ENVIRONMENT_WRITERS = {
     "engine/agent.py",  # undoes what Ray has set for the agent itself
     "engine/forkserver.py",
     "engine/inprocess.py",
-    "engine/variables.py",  # records what preloaded modules read
     "ray_names.py",  # says so to its workers
     "trackers/mlflow_client.py",
     "train/horovod/backend.py",
@@ -230,15 +229,19 @@ ENVIRONMENT_WRITERS = {
     "train/torch/backend.py",
     "train/worker/torch_device.py",
     "train/torch/reproducibility.py",
+    "warm/variables.py",  # records what preloaded modules read
+    "warm/caller.py",  # gives a forked process its caller's
 }
 
 # Files that open a port: each for a framework that has no other way to connect its processes; one
 # for the nodes of a cluster and one for the ranks of such a framework, which must prove a secret;
 # the dashboard, with a token; and the command that checks, for a moment and on loopback, whether
-# frameworks could.
+# frameworks could. The warm server has a socket in a directory of the user's own, and
+# asks the kernel who connects.
 LISTENERS = {
     "cli/doctor.py",
     "engine/links.py",
+    "engine/warm_server.py",
     "train/horovod/backend.py",
     "train/lightgbm/config.py",
     "train/meeting.py",

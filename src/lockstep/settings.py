@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 __all__ = [
     "callback_flush_seconds",
@@ -17,6 +16,7 @@ __all__ = [
     "cluster_wait_seconds",
     "cuda_visible_devices",
     "engine_name",
+    "environment",
     "is_completing",
     "legacy_keras",
     "library_variable",
@@ -33,6 +33,9 @@ __all__ = [
     "tracker_environment",
     "user_thread_setting",
     "variable",
+    "warm_directory",
+    "warm_idle_seconds",
+    "warm_is_off",
 ]
 
 RAY_NAMES = "LOCKSTEP_RAY_NAMES"
@@ -55,7 +58,9 @@ def _seconds(name: str, default: float) -> float:
 
 def results_root() -> str:
     """``LOCKSTEP_STORAGE``: where runs are stored without ``RunConfig(storage_path=…)``."""
-    return os.environ.get("LOCKSTEP_STORAGE") or str(Path.home() / "lockstep_results")
+    return os.environ.get("LOCKSTEP_STORAGE") or os.path.join(
+        os.path.expanduser("~"), "lockstep_results"
+    )
 
 
 def engine_name() -> str:
@@ -161,6 +166,29 @@ def variable(name: str) -> str | None:
 def library_variable(name: str) -> str | None:
     """A variable of another library, such as ``WANDB_API_KEY``; None when unset or empty."""
     return os.environ.get(name) or None
+
+
+def warm_is_off() -> bool:
+    """``LOCKSTEP_WARM=0``: no warm server is used or started."""
+    return os.environ.get("LOCKSTEP_WARM", "").lower() in ("0", "no", "off", "false")
+
+
+def warm_idle_seconds() -> float:
+    """``LOCKSTEP_WARM_IDLE_S``: how long a warm server stays that nobody uses."""
+    return _seconds("LOCKSTEP_WARM_IDLE_S", 900.0)
+
+
+def warm_directory() -> str:
+    """Where warm servers listen: in ``XDG_RUNTIME_DIR``, else in the temporary directory."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isabs(runtime):
+        return os.path.join(runtime, "lockstep")
+    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"lockstep-warm-{os.getuid()}")
+
+
+def environment() -> dict[str, str]:
+    """All variables of this process."""
+    return dict(os.environ)
 
 
 def tracker_environment() -> dict[str, str]:

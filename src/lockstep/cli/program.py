@@ -28,6 +28,7 @@ from lockstep.cli import (
     stack,
     sync,
     ui,
+    warm,
     why,
 )
 from lockstep.console.text import clean
@@ -37,6 +38,7 @@ __all__ = ["main"]
 
 COMMANDS = (
     run.COMMAND,
+    warm.COMMAND,
     ls.COMMAND,
     show.COMMAND,
     why.COMMAND,

@@ -56,10 +56,10 @@ from lockstep.engine.processes import (
 )
 from lockstep.engine.resources import BlasThreads
 from lockstep.engine.titles import SERVER_TITLE, set_title
-from lockstep.engine.variables import recorded_reads
 from lockstep.engine.wakeup import Wakeup
 from lockstep.engine.wire import SocketChannel, receive_with_files, send_with_files
 from lockstep.errors import EngineError
+from lockstep.warm.variables import recorded_reads
 
 __all__ = [
     "DumpStacks",
@@ -128,12 +128,19 @@ class Ended(NamedTuple):
     detail: str = ""
 
 
-def main(control_fd: int, driver_pid: int, preload: list[str]) -> None:
-    """Serve until the driver is gone."""
+def main(control_fd: int, driver_pid: int, preload: list[str], *, is_child: bool = True) -> None:
+    """Serve until the driver is gone.
+
+    Args:
+        control_fd: the socket to the driver.
+        driver_pid: its process.
+        preload: the modules to import.
+        is_child: this process is the driver's child; otherwise a warm server has forked it.
+    """
     of_driver = f"of process {driver_pid}"
     set_title(f"{SERVER_TITLE} {of_driver}: keeper", "lockstep-keeper")
     adopt_orphans()
-    fork_server(driver_pid, control_fd)
+    fork_server(driver_pid, control_fd, is_child=is_child)
     adopt_orphans()
     set_title(f"{SERVER_TITLE} {of_driver}", "lockstep-server")
     with recorded_reads() as reads:

@@ -25,10 +25,11 @@ PARENT_CHECK_S = 1.0
 """How often to check that the parent runs, where the system has no process handles."""
 
 
-def fork_server(driver_pid: int, control_fd: int) -> None:
+def fork_server(driver_pid: int, control_fd: int, *, is_child: bool = True) -> None:
     """Fork the server, return in it, and keep watch in this process.
 
     The descriptor is the server's: where the server ends, the driver must see it closed.
+    ``is_child``: this process is the driver's child; otherwise a warm server has forked it.
     """
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
@@ -50,13 +51,15 @@ def fork_server(driver_pid: int, control_fd: int) -> None:
     driver = process_handle(driver_pid)
     if driver is not None:
         selector.register(driver, selectors.EVENT_READ)
-    # The driver is the parent. If it died before its handle was opened, only getppid shows it.
-    while not closing and os.getppid() == driver_pid:
+    # If a parent died before its handle was opened, only getppid shows it.
+    gone = driver is None and not is_child
+    while not closing and not gone and (not is_child or os.getppid() == driver_pid):
         status = _ended(server)
         if status is not None:
             kill_children()
             _end_like(status)
-        selector.select(None if driver is not None else PARENT_CHECK_S)
+        ready = selector.select(None if driver is not None else PARENT_CHECK_S)
+        gone = any(key.fileobj == driver for key, _ in ready)
         wakeup.drain()
     kill_children()
     os._exit(0)

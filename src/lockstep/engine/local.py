@@ -47,9 +47,14 @@ from lockstep.engine.resources import (
 from lockstep.engine.servers import ForkServer, ServerPool, import_path
 from lockstep.engine.wire import Connection, make_frame, send_with_files
 from lockstep.errors import EngineError
+from lockstep.warm import modules
 
 __all__ = ["LocalEngine"]
 
+
+LEARN_S = 5.0
+"""How long after the start of workers a warm server is started, or taught. By then the workers'
+imports are done, with which its own would compete; a script that ends sooner does it then."""
 
 SERVER_S = 1.0
 """How long the server may take to report that a worker has ended."""
@@ -173,6 +178,10 @@ class _LocalGroup(ConnectedGroup):
         self._session = Connection(
             session, loop, self._ended, self._server_gone, lambda _: self._server_gone()
         )
+        self._lesson: Timer | None = None
+        if modules.wants_to_learn():
+            preload = spec.preload
+            self._lesson = loop.call_later(LEARN_S, lambda: modules.learn(preload))
 
     def send(self, rank: int, message: Any) -> None:
         self._workers[rank].send_frame(self._frame(message))
@@ -215,8 +224,9 @@ class _LocalGroup(ConnectedGroup):
             self._lose(rank, -signal.SIGKILL, "its end was not waited for")
 
     def close(self) -> None:
-        if self._check is not None:
-            self._check.cancel()
+        for timer in (self._check, self._lesson):
+            if timer is not None:
+                timer.cancel()
         if self._alive and self._server.stopped():
             for pid in self._pids_of(self._alive).values():
                 kill_family(pid)

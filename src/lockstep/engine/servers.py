@@ -7,18 +7,24 @@ import fcntl
 import marshal
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 
+from lockstep import settings
 from lockstep.engine.base import GroupSpec
 from lockstep.engine.keeper import CLOSE_SIGNAL
 from lockstep.engine.processes import children, kill_family, process_state
 from lockstep.engine.resources import server_environment
-from lockstep.engine.variables import matters_at_import
 from lockstep.engine.wire import receive_with_files, send_with_files
 from lockstep.errors import EngineError
+from lockstep.warm.caller import capture
+from lockstep.warm.client import ask
+from lockstep.warm.messages import receive, send
+from lockstep.warm.place import Place, Unavailable
+from lockstep.warm.variables import matters_at_import
 
 __all__ = ["ForkServer", "ServerPool", "import_path"]
 
@@ -98,41 +104,13 @@ class ForkServer:
         self._pid: int | None = None
         self._sending = threading.Lock()
         self._control, remote = socket.socketpair()
-        # If the driver was started without stdin, stdout or stderr, the socket may have got one of
-        # their numbers, and Popen would replace it.
-        remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
-        remote.close()
-        # Through a pipe: sys.path may be too long for a command line.
-        setup = marshal.dumps((import_path(), list(spec.preload)))
-        setup_fd, write_fd = os.pipe()
-        code = (
-            # SIGTERM is ignored before anything is imported, which may take seconds.
-            "import marshal, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-            f"file = open({setup_fd}, 'rb'); "
-            f"sys.path[:], preload = marshal.loads(file.read({len(setup)})); file.close(); "
-            "from lockstep.engine.forkserver import main; "
-            f"main({remote_fd}, {os.getpid()}, preload)"
-        )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
-            self._process = subprocess.Popen(
-                [sys.executable or "python", *flags, "-c", code],
-                pass_fds=[remote_fd, setup_fd],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
-                stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
-                env=server_environment(spec),
-                start_new_session=True,  # Ctrl-C on the terminal goes to the driver alone
-            )
-        except OSError as error:
+            self._process: subprocess.Popen[bytes] | _Borrowed = _start(spec, remote)
+        except BaseException:
             self._control.close()
-            os.close(write_fd)
-            raise EngineError(f"could not start {sys.executable}: {error}.") from error
+            raise
         finally:
-            os.close(remote_fd)
-            os.close(setup_fd)
-        with contextlib.suppress(BrokenPipeError), open(write_fd, "wb") as pipe:
-            pipe.write(setup)  # if the process has ended, its first session shows it
+            remote.close()
 
     @property
     def pid(self) -> int:
@@ -216,6 +194,114 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _start(spec: GroupSpec, remote: socket.socket) -> subprocess.Popen[bytes] | _Borrowed:
+    """Have a warm server fork it, or start a new interpreter."""
+    try:
+        return _borrow(spec, remote)
+    except (Unavailable, OSError):
+        return _start_cold(spec, remote)
+
+
+def _borrow(spec: GroupSpec, remote: socket.socket) -> _Borrowed:
+    if settings.warm_is_off() or not hasattr(os, "pidfd_open") or sys.platform != "linux":
+        raise Unavailable("warm starts are off")
+    place = Place.of(settings.child_environment(spec.environment))
+    output = [fd for fd, stream in ((1, sys.__stdout__), (2, sys.__stderr__)) if stream is not None]
+    values, files = capture(server_environment(spec), output)
+    try:
+        with ask(place, "workers") as sock:
+            control = 3
+            values["numbers"].append(control)
+            send(
+                sock,
+                "go",
+                [*files, remote.fileno()],
+                control=control,
+                preload=list(spec.preload),
+                sys_path=import_path(),
+                **values,
+            )
+            answer = receive(sock)
+    finally:
+        os.close(files[0])
+    if answer is None:
+        raise Unavailable("the warm server has ended")
+    return _Borrowed(answer[1]["pid"], answer[2][0])
+
+
+def _start_cold(spec: GroupSpec, remote: socket.socket) -> subprocess.Popen[bytes]:
+    # If the driver was started without stdin, stdout or stderr, the socket may have got one of
+    # their numbers, and Popen would replace it.
+    remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+    # Through a pipe: sys.path may be too long for a command line.
+    setup = marshal.dumps((import_path(), list(spec.preload)))
+    setup_fd, write_fd = os.pipe()
+    code = (
+        # SIGTERM is ignored before anything is imported, which may take seconds.
+        "import marshal, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"file = open({setup_fd}, 'rb'); "
+        f"sys.path[:], preload = marshal.loads(file.read({len(setup)})); file.close(); "
+        "from lockstep.engine.forkserver import main; "
+        f"main({remote_fd}, {os.getpid()}, preload)"
+    )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    try:
+        process = subprocess.Popen(
+            [sys.executable or "python", *flags, "-c", code],
+            pass_fds=[remote_fd, setup_fd],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
+            stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
+            env=server_environment(spec),
+            start_new_session=True,  # Ctrl-C on the terminal goes to the driver alone
+        )
+    except OSError as error:
+        os.close(write_fd)
+        raise EngineError(f"could not start {sys.executable}: {error}.") from error
+    finally:
+        os.close(remote_fd)
+        os.close(setup_fd)
+    with contextlib.suppress(BrokenPipeError), open(write_fd, "wb") as pipe:
+        pipe.write(setup)  # if the process has ended, its first session shows it
+    return process
+
+
+class _Borrowed:
+    """A process that a warm server has forked for this one; used like a ``Popen``."""
+
+    returncode: int | None = None
+
+    def __init__(self, pid: int, handle: int) -> None:
+        self.pid = pid
+        self._handle = handle
+
+    def poll(self) -> int | None:
+        return self._poll(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._poll(timeout) is None:
+            raise subprocess.TimeoutExpired("a warm server's process", timeout or 0.0)
+        return 0
+
+    def _poll(self, timeout: float | None) -> int | None:
+        if self.returncode is None:
+            waiting = select.poll()
+            waiting.register(self._handle, select.POLLIN)
+            if waiting.poll(None if timeout is None else timeout * 1000):
+                # Only its parent knows how it ended.
+                self.returncode = 0
+                os.close(self._handle)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self._poll(0) is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def import_path() -> list[str]:

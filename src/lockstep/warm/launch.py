@@ -1,14 +1,22 @@
-"""``lockstep run``: reads its command line and runs the program.
+"""``lockstep run``: reads its command line, asks the warm server, or starts the program itself.
 
 Imports here stay cheap: they delay every start.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep import settings
+from lockstep.warm import modules
+from lockstep.warm.caller import capture
+from lockstep.warm.client import FORWARDED, follow, start_script
+from lockstep.warm.place import Place, Unavailable
 from lockstep.warm.program import CODE, MODULE, SCRIPT, Program, end_by_interrupt, run_program
 
 __all__ = ["launch"]
@@ -23,21 +31,80 @@ class _WrongArguments(Exception):
 def launch(arguments: Sequence[str]) -> Any:
     """Run the program that the command line names; returns what to pass to ``sys.exit``."""
     try:
-        program = _parse(arguments)
+        verbose, rest = _options(arguments)
+        program = _parse(rest)
     except _WrongArguments as error:
         print(f"{_USAGE}\nlockstep run: {error}", file=sys.stderr)
         return 2
-    _look_like_python(arguments)
+    _look_like_python(arguments, rest)
+    # From here on every signal is for the script, and waits until the script can take it.
+    mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)}
+    try:
+        _start_warm(program, mask, verbose)
+    except Unavailable as reason:
+        if verbose:
+            print(f"lockstep run: ordinary start: {reason}.", file=sys.stderr)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         return run_program(program)
     except KeyboardInterrupt:
         end_by_interrupt()
+    finally:
+        modules.learn()
+
+
+def _start_warm(program: Program, mask: set[int], verbose: bool) -> None:
+    """Become the client of a warm start, and never return; or raise Unavailable."""
+    if settings.warm_is_off():
+        raise Unavailable("LOCKSTEP_WARM=0")
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        raise Unavailable("warm starts need Linux")
+    if os.getuid() != os.geteuid():
+        raise Unavailable("this process has another user's rights")
+    environment = settings.environment()
+    try:
+        place = Place.of(environment, create=True)
+        # If there is a server, it learns from the script's own process.
+        modules.expect(place, (), environment)
+        _check_foreground()
+        values, files = capture(environment)
+        try:
+            sock, script = start_script(
+                place,
+                files,
+                program=tuple(program),
+                orig_argv=sys.orig_argv,
+                blocked=sorted(mask),
+                unbuffered=getattr(sys.stdout, "write_through", False),
+                **values,
+            )
+        finally:
+            os.close(files[0])
+    except OSError as error:
+        raise Unavailable(f"{error}") from error
+    if verbose:
+        print(f"lockstep run: warm start, process {script}.", file=sys.stderr)
+    follow(sock, script, mask)
+
+
+def _check_foreground() -> None:
+    """In the background a script must stop when it reads from the terminal. Only a process of the
+    terminal's own session does."""
+    with contextlib.suppress(OSError):  # stdin is no terminal, or not this session's
+        if os.tcgetpgrp(0) != os.getpgrp():
+            raise Unavailable("this process is in the background of its terminal")
+
+
+def _options(arguments: Sequence[str]) -> tuple[bool, list[str]]:
+    rest = list(arguments)
+    while rest and rest[0] == "-v":
+        del rest[0]
+    return len(rest) < len(arguments), rest
 
 
 def _parse(arguments: Sequence[str]) -> Program:
     rest = list(arguments)
-    while rest and rest[0] == "-v":
-        del rest[0]
     if not rest:
         raise _WrongArguments("name a script, or use -m MODULE or -c CODE.")
     first = rest.pop(0)
@@ -52,13 +119,10 @@ def _parse(arguments: Sequence[str]) -> Program:
     return Program(SCRIPT, first, tuple(rest))
 
 
-def _look_like_python(arguments: Sequence[str]) -> None:
+def _look_like_python(arguments: Sequence[str], rest: Sequence[str]) -> None:
     """Remove what this process has only because it was started as ``lockstep run``."""
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         del sys.path[0]  # the directory of the command, or, with -m, the current one
-    rest = list(arguments)
-    while rest[0] == "-v":
-        del rest[0]
     begin = len(sys.orig_argv) - len(arguments) - 1  # where "run" stands
     begin -= 2 if sys.orig_argv[begin - 2 : begin] == ["-m", "lockstep"] else 1
     sys.orig_argv[:] = [*sys.orig_argv[:begin], *rest]

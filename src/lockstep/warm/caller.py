@@ -1,0 +1,173 @@
+"""What a process has from whoever started it: taken from a client, given to a forked process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.warm.identity import LIMITS
+
+__all__ = ["adopt", "capture", "open_streams", "reset_signals"]
+
+_PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
+"""The interpreter ignores them itself."""
+
+
+def capture(
+    environment: Mapping[str, str], numbers: list[int] | None = None
+) -> tuple[dict[str, Any], list[int]]:
+    """What this process was started with, as values, and the files to send along.
+
+    The first file is the working directory, which the caller must close.
+
+    Args:
+        environment: the variables of the new process.
+        numbers: the files to send; None: all that a child inherits.
+    """
+    mask = os.umask(0o077)
+    os.umask(mask)
+    inherited = _inheritable() if numbers is None else numbers
+    values = {
+        "environ": {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+        "umask": mask,
+        "limits": [resource.getrlimit(limit)[0] for limit in LIMITS],
+        "ignored": _ignored(),
+        "numbers": inherited,
+    }
+    return values, [os.open(".", os.O_PATH | os.O_DIRECTORY), *inherited]
+
+
+def _inheritable() -> list[int]:
+    found = []
+    for number in sorted(int(name) for name in os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the descriptor that listed the directory
+            if os.get_inheritable(number):
+                found.append(number)
+    return found
+
+
+def _ignored() -> list[int]:
+    with open("/proc/self/status", "rb") as file:
+        text = next(line for line in file if line.startswith(b"SigIgn:"))
+    mask = int(text.split()[1], 16)
+    found = {number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1}
+    return sorted(found - _PYTHON_IGNORES)
+
+
+def reset_signals() -> None:
+    """Every disposition as in a new interpreter."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    for number in _PYTHON_IGNORES:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def adopt(values: dict[str, Any], files: list[int], made: Mapping[str, str]) -> None:
+    """Make this forked process look like a child of the client.
+
+    Args:
+        values, files: of ``capture``.
+        made: variables that the imported modules have set, as they would in any process.
+    """
+    directory, *received = files
+    os.fchdir(directory)
+    os.close(directory)
+    _place_files(dict(zip(values["numbers"], received, strict=True)))
+    os.umask(values["umask"])
+    for limit, soft in zip(LIMITS, values["limits"], strict=True):
+        if resource.getrlimit(limit)[0] != soft:
+            resource.setrlimit(limit, (soft, resource.getrlimit(limit)[1]))
+    os.environb.clear()
+    os.environb.update(values["environ"])
+    for name, value in made.items():
+        os.environ.setdefault(name, value)
+    time.tzset()
+    reset_signals()
+    for number in values["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    importlib.invalidate_caches()
+    main: Any = threading.main_thread()
+    if hasattr(main, "_set_native_id"):  # Python leaves the parent's
+        main._set_native_id()
+    # A fork copies the random state: all scripts would draw the same numbers.
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _place_files(wanted: dict[int, int]) -> None:
+    """Give each received file its number in the client, and close everything else."""
+    above = max([2, *wanted, *wanted.values()]) + 1
+    # First out of the way: a file's number may be the one another has now.
+    moved = {number: os.dup(fd) for number, fd in wanted.items()}
+    moved = {number: _at_least(fd, above) for number, fd in moved.items()}
+    for number, fd in moved.items():
+        os.dup2(fd, number, inheritable=True)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number not in wanted:
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+
+def _at_least(fd: int, least: int) -> int:
+    import fcntl
+
+    if fd >= least:
+        return fd
+    higher = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
+    os.close(fd)
+    return higher
+
+
+def open_streams(like: tuple[tuple[str, str], ...], *, unbuffered: bool = False) -> None:
+    """``sys.stdin``, ``stdout`` and ``stderr`` as the interpreter opens them.
+
+    Args:
+        like: encoding and errors of each, as the interpreter chose them when it started.
+        unbuffered: as with ``python -u``.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _open_stream(fd, name, *like[fd], unbuffered)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _open_stream(
+    fd: int, name: str, encoding: str, errors: str, unbuffered: bool
+) -> io.TextIOWrapper | None:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return None  # the caller has closed it
+    mode = "r" if name == "stdin" else "w"
+    raw: Any = io.FileIO(fd, mode, closefd=False)
+    raw.name = f"<{name}>"
+    buffer: Any
+    if mode == "r":
+        buffer = io.BufferedReader(raw)
+    else:
+        buffer = raw if unbuffered else io.BufferedWriter(raw)
+    stream: Any = io.TextIOWrapper(
+        buffer,
+        encoding,
+        errors,
+        newline="\n",
+        line_buffering=not unbuffered and (name == "stderr" or raw.isatty()),
+        write_through=unbuffered,
+    )
+    stream.mode = mode
+    opened: io.TextIOWrapper = stream
+    return opened

@@ -1,0 +1,176 @@
+"""What a warm server imports ahead: learnt from what scripts import before they train."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import sys
+from collections.abc import Collection, Mapping
+
+from lockstep import settings
+from lockstep.warm.identity import environment_identity
+from lockstep.warm.place import Place, Unavailable
+from lockstep.warm.variables import matters_at_import
+
+__all__ = [
+    "expect",
+    "learn",
+    "library_directories",
+    "loaded_libraries",
+    "start_server",
+    "wants_to_learn",
+]
+
+_LIBRARIES = ("site-packages", "dist-packages")
+_ORDINARY = {
+    "HOME",
+    "LOGNAME",
+    "PATH",
+    "SHELL",
+    "TEMP",
+    "TMP",
+    "TMPDIR",
+    "USER",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_RUNTIME_DIR",
+}
+"""Variables of the first caller that a server has besides those that matter at import. The server
+has no other: what one caller has in its environment, another must not be able to read."""
+
+
+class _Lesson:
+    """What this process will report when it trains, or ends."""
+
+    def __init__(
+        self, place: Place, known: Collection[str], environment: Mapping[str, str]
+    ) -> None:
+        self.place = place
+        self.known = known
+        self.environment = environment
+
+
+_lesson: _Lesson | None = None
+
+
+def expect(place: Place, known: Collection[str], environment: Mapping[str, str]) -> None:
+    """From now on ``learn`` has an effect in this process.
+
+    Args:
+        place: of the server to teach, or to start.
+        known: the modules that the server has already.
+        environment: the variables that this process was started with.
+    """
+    global _lesson
+    _lesson = _Lesson(place, known, environment)
+
+
+def wants_to_learn() -> bool:
+    """Whether ``learn`` would have an effect."""
+    return _lesson is not None
+
+
+def learn(also: Collection[str] = ()) -> None:
+    """Note the libraries that this process has imported, once; start the server if there is none.
+
+    Nothing here may disturb the script: whatever fails is left.
+
+    Args:
+        also: modules that workers import.
+    """
+    global _lesson
+    lesson, _lesson = _lesson, None
+    if lesson is None:
+        return
+    with contextlib.suppress(OSError, ValueError, Unavailable):
+        found = [*loaded_libraries(), *also]
+        learnt = lesson.place.learnt()
+        new = [name for name in dict.fromkeys(found) if name not in set(learnt["modules"])]
+        if new:
+            learnt["modules"] += new
+            lesson.place.write_learnt(learnt)
+        if not lesson.known:
+            start_server(lesson.place, lesson.environment)
+        elif new:
+            from lockstep.warm.client import connect
+            from lockstep.warm.messages import send
+
+            with connect(lesson.place.socket) as sock:
+                send(sock, "learn")
+
+
+def library_directories() -> list[str]:
+    """Where packages are installed."""
+    entries = (entry.rstrip(os.sep) for entry in sys.path if isinstance(entry, str))
+    return [entry for entry in entries if os.path.basename(entry) in _LIBRARIES]
+
+
+def loaded_libraries() -> list[str]:
+    """The modules of installed packages, and lockstep's, in the order of their import."""
+    roots = tuple(directory + os.sep for directory in library_directories())
+    found = []
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        origin = getattr(spec, "origin", None)
+        own = name == "lockstep" or name.startswith("lockstep.")
+        inside = own or (isinstance(origin, str) and origin.startswith(roots))
+        if inside and getattr(spec, "name", None) == name and not name.endswith("__main__"):
+            found.append(name)
+    return found
+
+
+def start_server(place: Place, environment: Mapping[str, str]) -> bool:
+    """Start the server of a place in the background, unless there is one; whether it was started.
+
+    The server is no child of this process, and has no more of it than its environment needs.
+    """
+    import subprocess
+
+    if environment_identity(environment) != place.identity:
+        return False  # the script has changed this process: its limits, its CPUs
+    lock = place.take_lock()
+    if lock is None:
+        return False
+    names = place.known_reads() | _ORDINARY
+    kept = {name: value for name, value in environment.items() if matters_at_import(name, names)}
+    if settings.user_thread_setting(kept) is None:
+        kept["OPENBLAS_NUM_THREADS"] = "1"  # the server computes nothing
+    idle_s = settings.warm_idle_seconds()
+    setup = marshal.dumps((place.directory, place.identity, place.variables, idle_s))
+    read_fd, write_fd = os.pipe()
+    code = (
+        "import marshal, os, sys\n"
+        "if os.fork(): os._exit(0)\n"
+        f"with open({read_fd}, 'rb') as file: setup = marshal.loads(file.read())\n"
+        "sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]\n"
+        "from lockstep.engine.warm_server import main\n"
+        f"main({lock}, *setup)"
+    )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    directory = place.identity[8] or "/"
+    try:
+        with open(place.log, "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *flags, "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=directory,
+                env=kept,
+                pass_fds=[lock, read_fd],
+                start_new_session=True,
+            )
+        os.close(read_fd)
+        read_fd = -1
+        with contextlib.suppress(BrokenPipeError), open(write_fd, "wb", closefd=False) as pipe:
+            pipe.write(setup)
+        os.close(write_fd)
+        write_fd = -1
+        process.wait()
+    finally:
+        for fd in (lock, read_fd, write_fd):
+            if fd >= 0:
+                os.close(fd)
+    return True
