@@ -111,6 +111,12 @@ class State(StateBase):
                 f"{stored.where} has no entry {missing[0]!r}; it has {', '.join(nodes)}. Give "
                 "State(…) the entries that it was saved with."
             )
+        loads = [
+            _Load(name, value, _tree(stored, rank, name, value, nodes[name]), stored.where)
+            for name, value in entries.items()
+        ]
+        for load in loads:
+            load.check()
         unused = [name for name in nodes if name not in entries and name != _RNG]
         if unused:
             warnings.warn(
@@ -118,12 +124,6 @@ class State(StateBase):
                 "not have: it is not restored.",
                 stacklevel=2,
             )
-        loads = [
-            _Load(name, value, _tree(stored, rank, name, value, nodes[name]), stored.where)
-            for name, value in entries.items()
-        ]
-        for load in loads:
-            load.check()
         for load in loads:
             entries[load.name] = load.apply()
         if vars(self)["_rng"] and _RNG in nodes and stored.has_rank(rank):
@@ -374,7 +374,7 @@ class _Load:
             elif kind in ("optimizer", "state_dict"):
                 value.load_state_dict(tree)
             elif kind == "torch generator":
-                value.set_state(tree)
+                value.set_state(tree.clone())
             elif kind == "numpy generator":
                 value.bit_generator.state = tree
             elif kind == "value":

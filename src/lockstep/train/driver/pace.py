@@ -33,7 +33,7 @@ class Pace:
         self._max_overhead = max_overhead
         self._cost_s = 0.0
         self._write_s = 0.0
-        self._taken = 0.0
+        self._taken: float | None = None
         self._first: float | None = None
         self._last: float | None = None
         self._failures = 0
@@ -66,14 +66,14 @@ class Pace:
 
     def took(self, now: float, seconds: float) -> None:
         """A rank has taken a snapshot; the training function waited so long."""
-        if now - self._taken > 1.0 or self._cost_s == 0.0:
-            self._cost_s = seconds
+        if self._taken is None or now - self._taken > 1.0:
+            self._cost_s = 0.0
         self._cost_s = max(self._cost_s, seconds)  # of all ranks: they wait for the slowest
         self._taken = now
 
     def wrote(self, now: float) -> None:
         """The newest snapshot is on storage."""
-        if self._taken:
+        if self._taken is not None:
             self._write_s = now - self._taken
 
     def failed(self) -> None:
