@@ -4,6 +4,7 @@
 #   make check   ruff, mypy, the site; known vulnerabilities of dependencies, where the index tells
 #   make docs    the site, in build/site
 #   make signatures  renew tests/public_api.txt, the public names and signatures
+#   make compat  what of Ray's names and arguments there is; renews docs/compatibility.md (ARGS: directories with scripts)
 #   make bench   the benchmarks, against peers in .venv-peers
 #   make clean   remove environments, caches and build outputs
 
@@ -20,7 +21,7 @@ PYTEST = $(or $(ARGS),-n 2 --dist=worksteal --cov --cov-report=term:skip-covered
 COVERAGE := 90
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check docs signatures bench clean
+.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check docs signatures compat bench clean
 
 demo: .venv/.demo
 	@echo "demo: examples/01_quickstart.py"
@@ -61,6 +62,10 @@ docs: .venv/.dev
 signatures: .venv/.dev
 	@echo "signatures: scripts/public_api.py"
 	@$(PY) scripts/public_api.py
+
+compat: .venv/.dev
+	@echo "compat: scripts/compatibility.py"
+	@$(PY) scripts/compatibility.py $(ARGS)
 
 bench: .venv/.dev .venv-peers/.done
 	@echo "bench: benchmarks/run.py"
