@@ -23,6 +23,7 @@ QUESTIONS = (
     "checkpointing",
     "state",
     "recovery",
+    "ledger",
     "ddp",
     "memory",
     "data",

@@ -67,6 +67,10 @@ SHOWS = {
         "workers: [2, 2, 3]",
     ],
     "20_asha.py": ["48 trials in ", "accuracy: 0.9"],
+    "22_where_the_time_went.py": [
+        "Rank 3 arrives last at",
+        "10 reports of its own and 20 of its parent's, up to step 20",
+    ],
     "21_pbt.py": ["alone:      0.39", "population: 1.", "replayed:   1."],
     "19_tune.py": ["trials:   12, failed: 0", "accuracy: 0.", "restored: 12 trials"],
 }

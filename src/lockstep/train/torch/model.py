@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.train import api
 from lockstep.train.torch import amp
+from lockstep.train.torch.collectives import measure_collectives
 from lockstep.train.worker.torch_device import get_device
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def prepare_model(
         amp.autocast_forward(model, device or get_device(), precision.dtype)
     if api.world_size() > 1 and strategy == "ddp":
         model = _ddp(model, options)
+        measure_collectives(model)
     elif api.world_size() > 1 and strategy == "fsdp":
         model = _fsdp(model, device or get_device(), options)
     if not isinstance(model, torch.jit.ScriptModule):  # which refuses such hooks

@@ -107,6 +107,8 @@ class Session:
         # The ledger: since when the function runs, and what of that was waiting.
         self.start_clock()
         self._waits: dict[str, float] = {}
+        self.before_reports: list[Callable[[float], None]] = []
+        """Called before each report with the busy seconds, to call ``waited``."""
         self._pid = os.getpid()
         self._end_hooks: list[Callable[[Outcome], None]] = []
         self._memory = SnapshotMemory()
@@ -169,6 +171,8 @@ class Session:
         """How long the function has run since the last report, and what of that was waiting."""
         # Rounded, because it is written to the journal with every report.
         busy = round(time.perf_counter() - self._free_since, 6)
+        for count in self.before_reports:
+            count(busy)
         if not self._waits:
             return busy, None
         waits = {account: round(seconds, 6) for account, seconds in self._waits.items()}

@@ -1,0 +1,75 @@
+"""How long ranks are in the collectives of DistributedDataParallel, for the run's ledger.
+
+DDP measures itself: its first ten iterations, then every hundredth. This reads what it has
+measured, a few times a second at most, and adds nothing to the iterations themselves.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from lockstep.train.worker import session as sessions
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CollectiveShare", "measure_collectives"]
+
+_PAUSE_S = 0.05
+"""Reading takes up to 0.1 ms. So often, that is 0.2 % of the time at most."""
+_SAMPLED_EVERY = 100
+
+
+def measure_collectives(model: torch.nn.Module) -> None:
+    """Count the collectives of a DDP ``model`` in what the run's reports say of this rank."""
+    session = sessions.current()
+    read = getattr(model, "_get_ddp_logging_data", None)  # not public: a torch may be without
+    if session is None or read is None:
+        return
+    share, reference, due = CollectiveShare(), weakref.WeakMethod(read), 0.0
+
+    def count(busy: float) -> None:
+        nonlocal due
+        now = time.perf_counter()
+        if now >= due and (measured := reference()) is not None:
+            due = now + _PAUSE_S
+            with suppress(Exception):  # what cannot be measured must not end a run
+                share.sample(measured())
+        if seconds := share.of(busy):
+            session.waited("communication", seconds)
+
+    session.before_reports.append(count)
+
+
+class CollectiveShare:
+    """The share of an iteration in which only the collectives run, and nothing is computed."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, int] | None = None
+        self._period = 0.0
+        self._share = 0.0
+        self._idle = 0.0
+
+    def sample(self, measured: Mapping[str, Any]) -> None:
+        """What DDP has measured of its last sampled iteration."""
+        if "backward_comm_time" not in measured:
+            return
+        current = int(measured["iteration"]), int(measured["forward_compute_time_start"])
+        if self._last is not None and current[0] > self._last[0]:
+            self._period = (current[1] - self._last[1]) / (current[0] - self._last[0])
+            hidden = measured.get("backward_compute_comm_overlap_time", 0)
+            exposed = max(measured["backward_comm_time"] - hidden, 0)
+            self._share = min(exposed / self._period, 1.0) if self._period > 0 else 0.0
+        if current != self._last:
+            self._last, self._idle = current, 0.0
+
+    def of(self, busy: float) -> float:
+        """Of these seconds, those in collectives. None where the model has not run for long."""
+        self._idle += busy
+        if self._idle * 1e9 > 2 * _SAMPLED_EVERY * self._period:
+            return 0.0
+        return busy * self._share

@@ -1,0 +1,71 @@
+"""Time in collectives of DistributedDataParallel: who waits for whom between two reports."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep import train
+from lockstep.ledger import read_ledger
+from lockstep.ledger.what_if import find_straggler
+from lockstep.records import RunRecords
+from lockstep.storage import open_storage
+from lockstep.train import RunConfig, ScalingConfig
+from lockstep.train.torch import TorchTrainer, prepare_model
+from lockstep.train.torch.collectives import CollectiveShare
+
+STEPS = 11
+SLOWER_S = 0.1
+
+
+def measured(iteration: int, start_s: float, comm_s: float, hidden_s: float) -> dict[str, Any]:
+    """What DDP says of one iteration, in nanoseconds."""
+    return {
+        "iteration": iteration,
+        "forward_compute_time_start": int(start_s * 1e9),
+        "backward_comm_time": int(comm_s * 1e9),
+        "backward_compute_comm_overlap_time": int(hidden_s * 1e9),
+    }
+
+
+def test_the_share_of_an_iteration() -> None:
+    share = CollectiveShare()
+    share.sample({"iteration": 0})  # before the first sample
+    assert share.of(1.0) == 0.0
+    share.sample(measured(10, 100.0, 0.5, 0.25))
+    assert share.of(1.0) == 0.0  # how long an iteration takes is not known yet
+    share.sample(measured(100, 190.0, 0.5, 0.25))
+    assert share.of(2.0) == pytest.approx(0.5)
+    share.sample(measured(200, 290.0, 5.0, 0.0))
+    assert share.of(2.0) == pytest.approx(2.0)
+    share.sample(measured(200, 290.0, 5.0, 0.0))  # the same sample again
+    assert share.of(150.0) == pytest.approx(150.0)
+    assert share.of(60.0) == 0.0  # after 200 iterations' time without one, the model rests
+
+
+def test_a_rank_that_the_others_wait_for_in_the_backward_pass(tmp_path: Path) -> None:
+    def function() -> None:
+        model = prepare_model(nn.Linear(8, 8))
+        for _ in range(STEPS):
+            if train.get_context().get_world_rank() == 1:
+                time.sleep(SLOWER_S)
+            model(torch.ones(2, 8)).sum().backward()
+            train.report({})
+
+    result = TorchTrainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(verbose=0, storage_path=str(tmp_path)),
+    ).fit()
+    # Both arrive together at each report, because rank 0 has waited in the backward pass.
+    waited = [rank.seconds["ranks"] for rank in result.goodput.ranks]
+    assert waited[0] > STEPS * SLOWER_S / 4
+    assert waited[0] > waited[1]
+    straggler = find_straggler(read_ledger(RunRecords(open_storage(result.path))))
+    assert straggler is not None
+    assert straggler.rank == 1
