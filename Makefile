@@ -20,6 +20,9 @@ ENVIRONMENTS := tensorflow horovod ray
 PYTEST = $(or $(ARGS),-n 2 --dist=worksteal --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE))
 COVERAGE := 90
 
+# The suite starts thousands of interpreters: compiled modules are kept, whatever the caller says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check docs signatures compat bench clean
 

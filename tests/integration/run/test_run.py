@@ -22,6 +22,7 @@ import pytest
 import lockstep
 from lockstep import air, settings, train, tune
 from lockstep.engine.resources import available_cpus
+from lockstep.errors import InsufficientResourcesError
 from lockstep.train import (
     Backend,
     BackendConfig,
@@ -286,7 +287,6 @@ def test_a_function_given_to_restore_by_position_raises_with_its_name(tmp_path: 
         (ScalingConfig, {"num_workers": [1, 2]}, TypeError, "(min, max), a tuple"),
         (ScalingConfig, {"num_workers": (0, 2)}, ValueError, "given as (0, 2)"),
         (ScalingConfig, {"use_gpu": "yes"}, TypeError, "use_gpu='yes'"),
-        (ScalingConfig, {"resources_per_worker": {"TPU": 1}}, ValueError, "'TPU'"),
         (ScalingConfig, {"resources_per_worker": {"CPU": -2}}, ValueError, "-2"),
         (ScalingConfig, {"resources_per_worker": {"CPU": math.nan}}, ValueError, "nan"),
         (ScalingConfig, {"resources_per_worker": {"GPU": math.inf}}, ValueError, "inf"),
@@ -735,6 +735,12 @@ def test_fit_twice_gives_two_runs() -> None:
     assert first.metrics["trial_id"] != second.metrics["trial_id"]
     assert first.metrics["experiment_id"] != second.metrics["experiment_id"]
     assert len(first.metrics_dataframe) == len(second.metrics_dataframe) == 1
+
+
+def test_a_resource_that_this_machine_has_no_idea_of() -> None:
+    scaling = ScalingConfig(num_workers=1, resources_per_worker={"TPU": 1})
+    with pytest.raises(InsufficientResourcesError, match=r"'TPU': 1.*CPUs and GPUs only"):
+        DataParallelTrainer(lambda: None, scaling_config=scaling).fit()
 
 
 def test_runs_at_once_in_several_threads() -> None:
