@@ -105,6 +105,7 @@ INNER_LAYERS = {
         "preprocessor",
         "create",
         "read",
+        "datasource",
         "__init__",
     ],
     "train": [

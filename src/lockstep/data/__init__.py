@@ -33,6 +33,8 @@ from lockstep.data.read import (
     read_numpy,
     read_parquet,
     read_text,
+    read_tfrecords,
+    read_webdataset,
 )
 from lockstep.data.transforms import ActorPoolStrategy, TaskPoolStrategy
 
@@ -66,4 +68,6 @@ __all__ = [
     "read_numpy",
     "read_parquet",
     "read_text",
+    "read_tfrecords",
+    "read_webdataset",
 ]

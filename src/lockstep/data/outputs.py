@@ -33,7 +33,7 @@ _ROWS_PER_FILE = 1 << 20
 _FILE = re.compile(
     r"part-(\d+)(-[0-9a-f]{8})?\.(parquet|csv|json|npy|png|jpe?g|bmp|tiff?|gif|webp)"
 )
-_HAVE_TENSORS = ("parquet", "npy", "png", "jpeg", "jpg", "bmp", "tiff", "tif", "gif", "webp")
+_HAVE_TENSORS = ("parquet", "npy", "tar", "png", "jpeg", "jpg", "bmp", "tiff", "tif", "gif", "webp")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _MODES = {"create": "error", **{m: m for m in ("append", "overwrite", "ignore", "error")}}
 
@@ -233,6 +233,71 @@ class Outputs(DatasetBase):
 
         rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
         return self._write(path, filesystem, "json", rows, mode, write)
+
+    def write_tfrecords(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        num_rows_per_file: int | None = None,
+        min_rows_per_file: int | None = None,
+        mode: Any = "append",
+        concurrency: int | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Write TFRecord files of ``tf.train.Example``, a feature a column; needs no TensorFlow.
+
+        Integers and booleans become ``int64_list``, other numbers ``float_list`` (32 bits), text
+        and bytes ``bytes_list``; arrays lose their shape.
+
+        Args:
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
+                ray_remote_args: as in ``write_parquet``.
+        """
+        from lockstep.data.arrow.tfrecords import encode_example, pack_record
+
+        def write(table: pa.Table, file: str) -> None:
+            with open(file, "wb") as out:
+                for row in table.to_pylist():
+                    out.write(pack_record(encode_example(row)))
+
+        rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        return self._write(path, filesystem, "tfrecords", rows, mode, write)
+
+    def write_webdataset(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        num_rows_per_file: int | None = None,
+        min_rows_per_file: int | None = None,
+        mode: Any = "append",
+        encoder: bool | Callable[[str, Any], bytes] = True,
+        concurrency: int | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Write WebDataset's tar files: a row's columns are files with the same name.
+
+        Args:
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
+                ray_remote_args: as in ``write_parquet``.
+            encoder: how values become bytes: True by the column's name, which is the file's ending
+                (``txt``, ``cls``, ``json``, ``npy``, ``png``, …); or a function of the column and
+                the value.
+
+        A column ``"__key__"`` has the names; otherwise rows are numbered.
+        """
+        from lockstep.data.arrow.webdataset import encoded, write_samples
+
+        encode = encoder if callable(encoder) else encoded
+
+        def write(table: pa.Table, file: str) -> None:
+            names = table.column_names
+            values = zip(*(to_values(table[name]) for name in names), strict=True)
+            write_samples(file, (dict(zip(names, row, strict=True)) for row in values), encode)
+
+        rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        return self._write(path, filesystem, "tar", rows, mode, write)
 
     def _write(
         self,

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from lockstep.data.compat import FileShuffleConfig, check_hints
 from lockstep.data.dataset import Dataset, from_source
 from lockstep.data.sources.base import Source
-from lockstep.data.sources.partitions import PartitionedSource, partitions_of, paths_of, pruned
+from lockstep.data.sources.partitions import (
+    PartitionedSource,
+    Partitioning,
+    partitions_of,
+    paths_of,
+    pruned,
+)
 from lockstep.data.sources.paths import File, Paths, list_files
 
 if TYPE_CHECKING:
@@ -25,8 +31,12 @@ __all__ = [
     "read_numpy",
     "read_parquet",
     "read_text",
+    "read_tfrecords",
+    "read_webdataset",
 ]
 
+PartitionFilter: TypeAlias = Callable[[list[str]], list[str]] | None
+_HIVE = Partitioning("hive")
 FileShuffle: TypeAlias = Literal["files"] | FileShuffleConfig | None
 
 
@@ -41,6 +51,8 @@ def read_parquet(
     include_paths: bool = False,
     ignore_missing_paths: bool = False,
     shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = _HIVE,
+    partition_filter: PartitionFilter = None,
     **hints: Any,
 ) -> Dataset:
     """Rows of Parquet files.
@@ -61,15 +73,26 @@ def read_parquet(
         ignore_missing_paths: skip paths that do not exist instead of raising.
         shuffle: ``"files"``, or a ``FileShuffleConfig`` with a seed: the blocks (row groups) in a
             random order, a different order in each epoch; see ``Dataset.randomize_block_order``.
+        partitioning: which columns directories add: a ``Partitioning``; None: none.
+        partition_filter: called with the files' paths, returns those to read:
+            ``PathPartitionFilter.of(…)``.
         hints: for Ray's scheduler (``override_num_blocks``, ``concurrency``, ``num_cpus``, …);
             accepted and ignored: the files decide the blocks.
     """
     from lockstep.data.sources.parquet import ParquetSource
 
-    files = _files("read_parquet", paths, filesystem, file_extensions, ignore_missing_paths, hints)
+    files = _files(
+        "read_parquet",
+        paths,
+        filesystem,
+        file_extensions,
+        ignore_missing_paths,
+        hints,
+        partition_filter,
+    )
     expression = _expression(filter if filters is None else filters)
-    if include_paths or partitions_of(files) is not None:
-        dataset = _read(files, ParquetSource, columns, expression, include_paths)
+    if include_paths or partitions_of(files, partitioning) is not None:
+        dataset = _read(files, ParquetSource, columns, expression, include_paths, partitioning)
     elif expression is None:
         source = ParquetSource(files, columns)
         source.schema()  # raises now where a column is missing
@@ -93,6 +116,8 @@ def read_csv(
     include_paths: bool = False,
     ignore_missing_paths: bool = False,
     shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = _HIVE,
+    partition_filter: PartitionFilter = None,
     **hints: Any,
 ) -> Dataset:
     """Rows of CSV files, compressed or not.
@@ -102,20 +127,28 @@ def read_csv(
 
     Args:
         paths, filesystem, columns, filters, file_extensions, include_paths, ignore_missing_paths,
-            shuffle, hints: as in ``read_parquet``.
+            shuffle, partitioning, partition_filter, hints: as in ``read_parquet``.
         read_options, parse_options, convert_options: of Arrow. Values that contain line breaks need
             ``ParseOptions(newlines_in_values=True)``; each file is then one block.
     """
     from lockstep.data.sources.csv import CsvSource
 
-    files = _files("read_csv", paths, filesystem, file_extensions, ignore_missing_paths, hints)
+    files = _files(
+        "read_csv",
+        paths,
+        filesystem,
+        file_extensions,
+        ignore_missing_paths,
+        hints,
+        partition_filter,
+    )
     make = partial(
         CsvSource,
         read_options=read_options,
         parse_options=parse_options,
         convert_options=convert_options,
     )
-    return _shuffled(_read(files, make, columns, filters, include_paths), shuffle)
+    return _shuffled(_read(files, make, columns, filters, include_paths, partitioning), shuffle)
 
 
 def read_json(
@@ -133,21 +166,31 @@ def read_json(
     include_paths: bool = False,
     ignore_missing_paths: bool = False,
     shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = _HIVE,
+    partition_filter: PartitionFilter = None,
     **hints: Any,
 ) -> Dataset:  # fmt: skip
     """Rows of JSON files, compressed or not: one object per line, or a list of objects.
 
     Args:
         paths, filesystem, columns, filters, file_extensions, include_paths, ignore_missing_paths,
-            shuffle, hints: as in ``read_parquet``.
+            shuffle, partitioning, partition_filter, hints: as in ``read_parquet``.
         lines: accepted and ignored; each file's layout is detected.
         read_options, parse_options: of Arrow.
     """
     from lockstep.data.sources.json import JsonSource
 
-    files = _files("read_json", paths, filesystem, file_extensions, ignore_missing_paths, hints)
+    files = _files(
+        "read_json",
+        paths,
+        filesystem,
+        file_extensions,
+        ignore_missing_paths,
+        hints,
+        partition_filter,
+    )
     make = partial(JsonSource, read_options=read_options, parse_options=parse_options)
-    return _shuffled(_read(files, make, columns, filters, include_paths), shuffle)
+    return _shuffled(_read(files, make, columns, filters, include_paths, partitioning), shuffle)
 
 
 def read_text(
@@ -160,24 +203,33 @@ def read_text(
     include_paths: bool = False,
     ignore_missing_paths: bool = False,
     shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = None,
+    partition_filter: PartitionFilter = None,
     **hints: Any,
 ) -> Dataset:
     """The lines of text files, in a column ``"text"``.
 
     Args:
-        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
-            ``read_parquet``.
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, partitioning,
+            partition_filter, hints: as in ``read_parquet``.
         encoding: of the files.
         drop_empty_lines: leave empty lines out.
         include_paths: add a column ``"path"``.
     """
     from lockstep.data.sources.text import TextSource
 
-    files = _files("read_text", paths, filesystem, file_extensions, ignore_missing_paths, hints)
-    source: Source = TextSource(files, encoding, drop_empty_lines)
-    if include_paths:
-        source = PartitionedSource(source, files, paths_of(files), paths=True)
-    return _shuffled(from_source(source), shuffle)
+    files = _files(
+        "read_text",
+        paths,
+        filesystem,
+        file_extensions,
+        ignore_missing_paths,
+        hints,
+        partition_filter,
+    )
+    source = TextSource(files, encoding, drop_empty_lines)
+    dataset = _read(files, lambda files: source, None, None, include_paths, partitioning)
+    return _shuffled(dataset, shuffle)
 
 
 def read_numpy(
@@ -189,20 +241,32 @@ def read_numpy(
     allow_pickle: bool = False,
     ignore_missing_paths: bool = False,
     shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = None,
+    partition_filter: PartitionFilter = None,
     **hints: Any,
 ) -> Dataset:
     """The rows of ``.npy`` files, in a column ``"data"``; the first dimension counts the rows.
 
     Args:
-        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
-            ``read_parquet``.
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, partitioning,
+            partition_filter, hints: as in ``read_parquet``.
         include_paths: add a column ``"path"``.
         allow_pickle: read arrays of objects, which may run code.
     """
     from lockstep.data.sources.whole_files import NumpySource
 
-    files = _files("read_numpy", paths, filesystem, file_extensions, ignore_missing_paths, hints)
-    return _shuffled(from_source(NumpySource(files, allow_pickle, include_paths)), shuffle)
+    files = _files(
+        "read_numpy",
+        paths,
+        filesystem,
+        file_extensions,
+        ignore_missing_paths,
+        hints,
+        partition_filter,
+    )
+    source = NumpySource(files, allow_pickle, include_paths)
+    dataset = _read(files, lambda files: source, None, None, False, partitioning)
+    return _shuffled(dataset, shuffle)
 
 
 def read_images(
@@ -215,13 +279,15 @@ def read_images(
     file_extensions: Sequence[str] | None = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif"),
     ignore_missing_paths: bool = False,
     shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = None,
+    partition_filter: PartitionFilter = None,
     **hints: Any,
 ) -> Dataset:
     """Images as arrays of height, width and channels, in a column ``"image"``; needs Pillow.
 
     Args:
-        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
-            ``read_parquet``.
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, partitioning,
+            partition_filter, hints: as in ``read_parquet``.
         size: scale each image to this (height, width); by default, sizes may differ.
         mode: the colour mode to convert to, such as ``"RGB"`` or ``"L"``.
         include_paths: add a column ``"path"``.
@@ -234,8 +300,18 @@ def read_images(
         raise ImportError("read_images() needs Pillow; install it with: pip install pillow")
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise ValueError(f"read_images(size={size!r}): give (height, width).")
-    files = _files("read_images", paths, filesystem, file_extensions, ignore_missing_paths, hints)
-    return _shuffled(from_source(ImageSource(files, include_paths, size, mode)), shuffle)
+    files = _files(
+        "read_images",
+        paths,
+        filesystem,
+        file_extensions,
+        ignore_missing_paths,
+        hints,
+        partition_filter,
+    )
+    partitions = partitions_of(files, partitioning)
+    source = ImageSource(files, include_paths, size, mode, partitions)
+    return _shuffled(from_source(source), shuffle)
 
 
 def read_binary_files(
@@ -246,20 +322,97 @@ def read_binary_files(
     file_extensions: Sequence[str] | None = None,
     ignore_missing_paths: bool = False,
     shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = None,
+    partition_filter: PartitionFilter = None,
     **hints: Any,
 ) -> Dataset:
     """The contents of files, one file per row, in a column ``"bytes"``.
 
     Args:
-        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, hints: as in
-            ``read_parquet``.
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, partitioning,
+            partition_filter, hints: as in ``read_parquet``.
         include_paths: add a column ``"path"``.
     """
     from lockstep.data.sources.whole_files import BinarySource
 
     doing = "read_binary_files"
-    files = _files(doing, paths, filesystem, file_extensions, ignore_missing_paths, hints)
-    return _shuffled(from_source(BinarySource(files, include_paths)), shuffle)
+    files = _files(
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
+    )
+    source = BinarySource(files, include_paths, partitions_of(files, partitioning))
+    return _shuffled(from_source(source), shuffle)
+
+
+def read_tfrecords(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    include_paths: bool = False,
+    file_extensions: Sequence[str] | None = None,
+    ignore_missing_paths: bool = False,
+    shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = None,
+    partition_filter: PartitionFilter = None,
+    **hints: Any,
+) -> Dataset:
+    """The ``tf.train.Example`` records of TFRecord files, a column a feature; needs no TensorFlow.
+
+    A feature that has at most one value in each row of a file is that value, otherwise a list. Each
+    file is a block. Files whose name ends with ``.gz`` are decompressed.
+
+    Args:
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, partitioning,
+            partition_filter, hints: as in ``read_parquet``.
+        include_paths: add a column ``"path"``.
+    """
+    from lockstep.data.sources.records import TFRecordSource
+
+    doing = "read_tfrecords"
+    files = _files(
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
+    )
+    dataset = _read(files, TFRecordSource, None, None, include_paths, partitioning)
+    return _shuffled(dataset, shuffle)
+
+
+def read_webdataset(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    decoder: bool | Callable[[str, bytes], Any] | None = True,
+    suffixes: Sequence[str] | None = None,
+    expand_json: bool = False,
+    include_paths: bool = False,
+    file_extensions: Sequence[str] | None = ("tar",),
+    ignore_missing_paths: bool = False,
+    shuffle: FileShuffle = None,
+    partition_filter: PartitionFilter = None,
+    **hints: Any,
+) -> Dataset:
+    """The samples of WebDataset's tar files: ``"__key__"``, and a column for each ending.
+
+    Each file is a block.
+
+    Args:
+        paths, filesystem, file_extensions, ignore_missing_paths, shuffle, partition_filter, hints:
+            as in ``read_parquet``.
+        decoder: True decodes text, numbers, JSON, ``.npy`` and images (needs Pillow) by their
+            ending; None leaves bytes; a function is called with the ending and the bytes. Pickles
+            and PyTorch's files stay bytes: reading them executes them.
+        suffixes: the endings to read; all by default.
+        expand_json: make columns of the keys of each sample's ``json``.
+        include_paths: add a column ``"path"``.
+    """
+    from lockstep.data.arrow.webdataset import decoded
+    from lockstep.data.sources.records import WebDatasetSource
+
+    doing = "read_webdataset"
+    files = _files(
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
+    )
+    decode = decoded if decoder is True else decoder or None
+    source = WebDatasetSource(files, decode, suffixes, expand_json, include_paths)
+    return _shuffled(from_source(source), shuffle)
 
 
 def _files(
@@ -269,9 +422,20 @@ def _files(
     endings: Sequence[str] | None,
     ignore_missing: bool,
     hints: Mapping[str, Any],
+    chosen: PartitionFilter = None,
 ) -> list[File]:
     check_hints(doing, hints)
-    return list_files(paths, filesystem, endings, doing, ignore_missing)
+    files = list_files(paths, filesystem, endings, doing, ignore_missing)
+    if chosen is None:
+        return files
+    kept = set(chosen([file.path for file in files]))
+    left = [file for file in files if file.path in kept]
+    if not left:
+        raise ValueError(
+            f"{doing}(partition_filter=…) leaves none of {len(files)} files, such as "
+            f"{files[0].path!r}."
+        )
+    return left
 
 
 def _expression(filters: Any) -> Any:
@@ -296,10 +460,11 @@ def _read(
     columns: Sequence[str] | None,
     filters: Any,
     include_paths: bool,
+    partitioning: Partitioning | None,
 ) -> Dataset:
     """Rows of files, with the columns that directory names and ``include_paths`` add."""
     expression = _expression(filters)
-    partitions = partitions_of(files)
+    partitions = partitions_of(files, partitioning)
     if include_paths:
         partitions = paths_of(files, partitions)
         columns = None if columns is None else list(dict.fromkeys([*columns, "path"]))

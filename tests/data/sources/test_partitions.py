@@ -14,6 +14,7 @@ import pytest
 
 import lockstep.data
 from lockstep.data import Dataset
+from lockstep.data.datasource import Partitioning, PathPartitionFilter
 from tests.data.datasets import column
 
 
@@ -98,3 +99,48 @@ def test_filters_that_do_not_fit_or_go_by_position(tree: Path) -> None:
         found(pc.field("year") == "new").take_all()
     assert column(found(pc.field(0) == 2023), "x") == [2023, 2023]
     assert found(pc.field(1) == 2024).count() == 4
+
+
+def test_directories_without_names(tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    for kind in ("cat", "dog"):
+        (tmp_path / kind).mkdir()
+        for number in range(2):
+            Image.new("RGB", (2, 2)).save(tmp_path / kind / f"{number}.png")
+    where = Partitioning("dir", field_names=["class"], base_dir=str(tmp_path))
+    dataset = lockstep.data.read_images(tmp_path, partitioning=where, include_paths=True)
+    assert [row["class"] for row in dataset.take_all()] == ["cat", "cat", "dog", "dog"]
+    assert dataset.select_columns(["class"]).take(1) == [{"class": "cat"}]
+    some = lockstep.data.read_binary_files(
+        tmp_path,
+        partition_filter=PathPartitionFilter.of(
+            lambda columns: columns["class"] == "dog",
+            style="dir",
+            base_dir=str(tmp_path),
+            field_names=["class"],
+        ),
+    )
+    assert some.count() == 2
+    with pytest.raises(ValueError, match=r"names 2; give a base_dir"):
+        lockstep.data.read_images(
+            tmp_path, partitioning=Partitioning("dir", field_names=["a", "b"])
+        )
+
+
+def test_types_of_directories(tree: Path) -> None:
+    where = Partitioning("hive", field_types={"year": str})
+    assert lockstep.data.read_parquet(tree, partitioning=where).take(1)[0]["year"] == "2023"
+    assert lockstep.data.read_parquet(tree, partitioning=None).columns() == ["x"]
+    wrong = Partitioning("hive", field_types={"kind": int})
+    with pytest.raises(ValueError, match=r"The directory 'a' of .* is no int"):
+        lockstep.data.read_parquet(tree, partitioning=wrong)
+    newer = PathPartitionFilter.of(
+        lambda columns: columns["year"] == 2024, field_types={"year": int}
+    )
+    assert lockstep.data.read_parquet(tree, partition_filter=newer).count() == 4
+    with pytest.raises(ValueError, match="leaves none of 4 files"):
+        lockstep.data.read_parquet(tree, partition_filter=lambda paths: [])
+    with pytest.raises(ValueError, match="expected 'hive' or 'dir'"):
+        Partitioning("other")
+    with pytest.raises(ValueError, match="needs field_names"):
+        Partitioning("dir")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -14,23 +16,154 @@ from lockstep.data.sources.paths import File
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PartitionedSource", "partitions_of", "paths_of", "pruned"]
+__all__ = [
+    "PartitionStyle",
+    "PartitionedSource",
+    "Partitioning",
+    "PathPartitionFilter",
+    "partitions_of",
+    "paths_of",
+    "pruned",
+]
 
+
+class PartitionStyle(str, Enum):
+    """How directories say values: ``"hive"`` is ``year=2024/``, ``"dir"`` is ``2024/``."""
+
+    HIVE = "hive"
+    DIRECTORY = "dir"
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """Which columns the directories of files add.
+
+    Args:
+        style: ``"hive"`` (``year=2024/kind=a/``) or ``"dir"`` (``2024/a/``).
+        base_dir: only directories below it count; by default, those below the path that is read.
+        field_names: the columns: needed for ``"dir"``, one for each directory.
+        field_types: column → ``int``, ``float``, ``bool`` or ``str``; by default integers where all
+            values are integers, otherwise text.
+        filesystem: accepted and ignored: the reader has one.
+    """
+
+    style: PartitionStyle | str
+    base_dir: str | None = None
+    field_names: Sequence[str] | None = None
+    field_types: Mapping[str, type] | None = None
+    filesystem: Any = None
+
+    def __post_init__(self) -> None:
+        try:
+            style = PartitionStyle(self.style)
+        except ValueError:
+            raise ValueError(f"Partitioning({self.style!r}): expected 'hive' or 'dir'.") from None
+        if style is PartitionStyle.DIRECTORY and not self.field_names:
+            raise ValueError("Partitioning('dir') needs field_names: a column for each directory.")
+        for name, kind in (self.field_types or {}).items():
+            if kind not in _CONVERSIONS:
+                raise ValueError(
+                    f"Partitioning(field_types={{{name!r}: {kind!r}}}): expected int, float, bool "
+                    "or str."
+                )
+
+    def values_of(self, path: str, root: str = "") -> dict[str, str | None]:
+        """The columns of a file. ``root`` counts where there is no ``base_dir``.
+
+        Raises:
+            ValueError: the directories do not fit to ``field_names``.
+        """
+        base = root if self.base_dir is None else self.base_dir.partition("://")[2] or self.base_dir
+        base = base.rstrip("/")
+        place = path.find(base + "/") if base else -1
+        below = path[place + len(base) :] if place >= 0 else path
+        parts = [part for part in below.split("/")[:-1] if part]
+        if self.style == PartitionStyle.HIVE:
+            matches = [match for part in parts if (match := _PART.fullmatch(part))]
+            found = {m[1]: None if m[2] == _NULL else unquote(m[2]) for m in matches}
+            if self.field_names is not None and list(found) != list(self.field_names):
+                raise ValueError(
+                    f"{path!r} is in directories of {', '.join(found) or 'no column'}, and "
+                    f"Partitioning(field_names={list(self.field_names)!r}) was given."
+                )
+            return found
+        names = list(self.field_names or ())
+        if len(parts) != len(names):
+            raise ValueError(
+                f"{path!r} has {len(parts)} director(ies) below {base!r}, and "
+                f"Partitioning(field_names={names!r}) names {len(names)}; give a base_dir, or a "
+                "name for each."
+            )
+        return dict(zip(names, parts, strict=True))
+
+
+class PathPartitionFilter:
+    """Chooses files by the columns of their directories: ``read_*(partition_filter=…)``.
+
+    ``PathPartitionFilter.of(lambda columns: columns["year"] == "2024")`` is the usual way.
+    """
+
+    def __init__(
+        self, partitioning: Partitioning, filter_fn: Callable[[dict[str, Any]], bool]
+    ) -> None:
+        self._partitioning = partitioning
+        self._filter = filter_fn
+
+    @classmethod
+    def of(
+        cls,
+        filter_fn: Callable[[dict[str, Any]], bool],
+        style: PartitionStyle | str = PartitionStyle.HIVE,
+        base_dir: str | None = None,
+        field_names: Sequence[str] | None = None,
+        field_types: Mapping[str, type] | None = None,
+        filesystem: Any = None,
+    ) -> PathPartitionFilter:
+        """A filter; the arguments after the function are those of ``Partitioning``."""
+        where = Partitioning(style, base_dir, field_names, field_types, filesystem)
+        return cls(where, filter_fn)
+
+    def __call__(self, paths: Sequence[str]) -> list[str]:
+        """The paths whose columns the function accepts."""
+        types = self._partitioning.field_types or {}
+
+        def accepted(path: str) -> bool:
+            values: dict[str, Any] = self._partitioning.values_of(path)
+            for name, kind in types.items():
+                if values.get(name) is not None:
+                    values[name] = _CONVERSIONS[kind](values[name])
+            return bool(self._filter(values))
+
+        return [path for path in paths if accepted(path)]
+
+
+def _truth(text: str) -> bool:
+    return text.lower() in ("true", "1")
+
+
+_CONVERSIONS: dict[Any, Callable[[str], Any]] = {int: int, float: float, bool: _truth, str: str}
 _PART = re.compile(r"([A-Za-z_]\w*)=(.*)")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-def partitions_of(files: Sequence[File]) -> pa.Table | None:
+_HIVE = Partitioning(PartitionStyle.HIVE)
+
+
+def partitions_of(
+    files: Sequence[File], partitioning: Partitioning | None = _HIVE
+) -> pa.Table | None:
     """A row of partition columns for each file; None where no directory is named so.
 
-    Only directories below the path the user gave count.
+    Only directories below the path the user gave count, or below the partitioning's ``base_dir``.
 
     Raises:
         ValueError: a file has other partition columns than the first one.
     """
     import pyarrow as pa
 
-    found = [_values(file) for file in files]
+    if partitioning is None:
+        return None
+    found = [partitioning.values_of(file.path, file.storage.root) for file in files]
     if not any(found):
         return None
     for file, values in zip(files, found, strict=True):
@@ -40,7 +173,11 @@ def partitions_of(files: Sequence[File]) -> pa.Table | None:
                 f"{files[0].path!r} in those of {', '.join(found[0]) or 'no column'}; read them as "
                 "two datasets."
             )
-    return pa.table({name: _typed([values[name] for values in found]) for name in found[0]})
+    types = partitioning.field_types or {}
+    columns = {name: [values[name] for values in found] for name in found[0]}
+    return pa.table(
+        {name: _typed(values, types.get(name), files) for name, values in columns.items()}
+    )
 
 
 def paths_of(files: Sequence[File], partitions: pa.Table | None = None) -> pa.Table:
@@ -66,16 +203,21 @@ def _path_is_taken(why: str) -> ValueError:
     )
 
 
-def _values(file: File) -> dict[str, str | None]:
-    below = file.path[len(file.storage.root) :].split("/")[:-1]
-    matches = [match for part in below if (match := _PART.fullmatch(part))]
-    return {m[1]: None if m[2] == _NULL else unquote(m[2]) for m in matches}
-
-
-def _typed(values: Sequence[str | None]) -> pa.Array:
-    """Integers where all values are integers, otherwise text."""
+def _typed(values: Sequence[str | None], kind: type | None, files: Sequence[File]) -> pa.Array:
+    """Values of the type; by default integers where all values are integers, otherwise text."""
     import pyarrow as pa
 
+    if kind is not None:
+        converted = []
+        for value, file in zip(values, files, strict=True):
+            try:
+                converted.append(None if value is None else _CONVERSIONS[kind](value))
+            except ValueError:
+                raise ValueError(
+                    f"The directory {value!r} of {file.path!r} is no {kind.__name__}; give another "
+                    "type in Partitioning(field_types=…)."
+                ) from None
+        return pa.array(converted)
     if all(value is None or re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) for value in values):
         return pa.array([None if value is None else int(value) for value in values], pa.int64())
     return pa.array(values, pa.string())

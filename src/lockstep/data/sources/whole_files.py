@@ -28,9 +28,12 @@ class _FileRows(FileSource):
 
     inflated = 1
 
-    def __init__(self, files: Sequence[File], include_paths: bool) -> None:
+    def __init__(
+        self, files: Sequence[File], include_paths: bool, partitions: pa.Table | None = None
+    ) -> None:
         super().__init__(files)
         self._include_paths = include_paths
+        self._partitions = partitions
 
     def _find_blocks(self) -> list[Block]:
         blocks: list[Block] = []
@@ -57,6 +60,11 @@ class _FileRows(FileSource):
             found[self.column] = to_arrow([self.row(file) for file in files])
         if self._include_paths and (columns is None or "path" in columns):
             found["path"] = pa.array([file.path for file in files])
+        if self._partitions is not None:
+            rows = self._partitions.slice(block.where[0], len(files))
+            for name in rows.column_names:
+                if columns is None or name in columns:
+                    found[name] = rows[name]
         table = pa.table(found)
         return table if columns is None else table.select(list(columns))
 
@@ -88,6 +96,7 @@ class ImageSource(_FileRows):
         include_paths: add a column ``"path"``.
         size: (height, width) to scale each to, or None.
         mode: Pillow's name of the colours to convert to, such as ``"RGB"``, or None.
+        partitions: more columns, a row for each file.
     """
 
     reader = "read_images"
@@ -101,8 +110,9 @@ class ImageSource(_FileRows):
         include_paths: bool,
         size: tuple[int, int] | None,
         mode: str | None,
+        partitions: pa.Table | None = None,
     ) -> None:
-        super().__init__(files, include_paths)
+        super().__init__(files, include_paths, partitions)
         self._size = size
         self._mode = mode
 
