@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import platform
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -229,6 +230,7 @@ def _write_page(
         *(f"| {' | '.join(row)} |" for row in (HEADINGS, ("---",) * len(HEADINGS), *rows)),
     ]
     (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+    runpy.run_path(str(HERE.parent / "scripts" / "charts.py"), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,9 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 NOT_RUN = re.compile(r"\*Not run by the tests: [^*]+\*\s*\Z")
-PROGRESS = re.compile(r"\[lockstep\] (starting|running|stopping|restarting|waiting) · ")
+PROGRESS = re.compile(r"\[lockstep\] (?!finished|failed|interrupted|preempted)\w+ · ")
+# What is another in each run, and stays readable on a page: the ids of trials, and dates.
+VOLATILE = re.compile(r"(?<=_)[0-9a-f]{5}(?=_\d{5})|\d{4}-\d\d-\d\d[ _]\d\d[:-]\d\d[:-]\d\d")
 TEXT = {"", "text", "json", "toml", "yaml", "mermaid", "csv"}
 
 
@@ -199,7 +201,7 @@ def difference(block: Block, printed: str) -> str | None:
 def _lines(text: str) -> list[str]:
     """The lines of an output without what depends on widths and on the machine's speed."""
     lines = (re.sub(r" +", " ", line.rstrip()) for line in text.strip("\n").splitlines())
-    return [line for line in lines if line and not PROGRESS.match(line)]
+    return [VOLATILE.sub("#", line) for line in lines if line and not PROGRESS.match(line)]
 
 
 def check(page: Path) -> None:

@@ -15,22 +15,6 @@ ELSEWHERE = {
     "docs/how-to/tensorflow.md": pytest.mark.environment("tensorflow"),
     "docs/how-to/horovod.md": pytest.mark.environment("horovod"),
 }
-# Still to be written so that their blocks run.
-NOT_YET = {
-    "README.md",
-    "docs/command-line.md",
-    "docs/coming-from/ray-train.md",
-    "docs/data.md",
-    "docs/how-to/feed-data.md",
-    "docs/how-to/horovod.md",
-    "docs/how-to/tensorflow.md",
-    "docs/how-to/test-your-function.md",
-    "docs/ray-cluster.md",
-    "docs/torch.md",
-    "docs/tracking.md",
-    "docs/tune-search-and-schedulers.md",
-    "docs/tune.md",
-}
 PAGES = [
     page
     for page in (
@@ -38,8 +22,7 @@ PAGES = [
         *sorted((ROOT / "docs").rglob("*.md")),
         ROOT / "benchmarks" / "README.md",
     )
-    if page.relative_to(ROOT).as_posix() not in NOT_YET
-    and doc_code.blocks_of(page.read_text(encoding="utf-8"))
+    if doc_code.blocks_of(page.read_text(encoding="utf-8"))
 ]
 
 
