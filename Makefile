@@ -13,8 +13,8 @@ PYTHON ?= python3
 TORCH := torch==2.13.0
 PIP := -m pip --disable-pip-version-check install -qq
 PY := .venv/bin/python
-# Frameworks that cannot share an environment with the rest: environments/NAME.txt in .venv-NAME.
-ENVIRONMENTS := tensorflow horovod ray
+# Frameworks that cannot share an environment with the rest, and a browser: environments/NAME.txt in .venv-NAME.
+ENVIRONMENTS := tensorflow horovod ray ui
 # The complete suite: two tests at a time (many wait for processes), and coverage with its floor.
 # With ARGS it is these options instead.
 PYTEST = $(or $(ARGS),-n 2 --dist=worksteal --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE))

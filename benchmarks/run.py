@@ -31,6 +31,7 @@ QUESTIONS = (
     "data_processes",
     "tune",
     "tracking",
+    "ui",
 )
 RESULTS = HERE / "results"
 

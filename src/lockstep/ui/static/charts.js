@@ -97,7 +97,8 @@ export function Chart({ title, sub, lines, byTime, log, weight, height = 190, ra
       let at = index;
       while (at !== null && at >= 0 && (column?.[at] === null || column?.[at] === undefined)) at -= 1;
       const value = index === null || index === undefined ? last(line.y) : column?.[at];
-      if (spans[i]) spans[i].textContent = format(value ?? null);
+      // The text node stays the view library's own: it will write there, too.
+      if (spans[i]) spans[i].firstChild.data = format(value ?? null);
     });
     const where = values.current.querySelector("i.at");
     if (where) {

@@ -193,8 +193,8 @@ export function Spent({ spent, wide }) {
       <b>${duration(p.seconds)}</b> <span class="muted">${Math.round(p.share * 100)} %</span></li>`)}</ul>`}`;
 }
 
-export function Empty({ title, children }) {
-  return html`<div class="empty"><h2>${title}</h2><div>${children}</div></div>`;
+export function Empty({ title, page, children }) {
+  return html`<div class="empty">${page ? html`<h1>${title}</h1>` : html`<h2>${title}</h2>`}<div>${children}</div></div>`;
 }
 
 export function Reading({ share }) {

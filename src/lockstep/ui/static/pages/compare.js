@@ -28,7 +28,7 @@ export function Compare({ ids }) {
     setRuns(new Map(next));
   }, [ids.join(" ")]);
   const all = ids.map((id) => runs.get(id)).filter(Boolean);
-  if (ids.length < 2) return html`<${Empty} title="Nothing to compare">Select two or more <a href=${to.runs()}>runs</a> or trials.<//>`;
+  if (ids.length < 2) return html`<${Empty} page title="Nothing to compare">Select two or more <a href=${to.runs()}>runs</a> or trials.<//>`;
   if (!all.length) return html`<p class="empty" role="status">Reading the runs…</p>`;
   const names = all.map(({ run }, i) => (all.filter((o) => o.run.experiment === run.experiment).length > 1 ? `${run.experiment} ${run.name.split("_").slice(-2).join("_")}` : run.experiment || run.name));
   const metrics = [...new Set(all.flatMap((r) => Object.keys(r.lines)))];

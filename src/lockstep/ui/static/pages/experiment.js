@@ -29,7 +29,7 @@ export function Experiment({ id }) {
     ...(experiment?.metric ? [{ label: experiment.metric, value: (t) => t.score }] : []),
   ], [parameters.join("\n"), experiment?.metric]);
   const scored = useMemo(() => all.filter((t) => t.score !== null), [all]);
-  if (missing) return html`<${Empty} title="There is no such experiment"><a href="#/">All runs</a><//>`;
+  if (missing) return html`<${Empty} page title="There is no such experiment"><a href="#/">All runs</a><//>`;
   if (!experiment) return html`<p class="empty" role="status">Reading the experiment…</p>`;
   const down = sort.down ?? (sort.key === "score" ? experiment.mode === "max" : false);
   const keys = {
@@ -68,7 +68,7 @@ export function Experiment({ id }) {
       <input type="search" placeholder="Filter ( / )" aria-label="Filter trials" value=${text} onInput=${(e) => setText(e.target.value)} />
       <span class="grow"></span>
       ${chosen.size > 1 && html`<a class="button primary" href=${to.compare([...chosen])}>Compare ${chosen.size} trials</a>`}</div>
-    ${shown.length ? html`<${Table} label="Trials" columns=${columns} rows=${shown} height=${44} sort=${{ key: sort.key, down }} onOpen=${(t) => { location.hash = to.run(t.id); }} onToggle=${toggle}
+    ${shown.length ? html`<${Table} label="Table of trials" columns=${columns} rows=${shown} height=${44} sort=${{ key: sort.key, down }} onOpen=${(t) => { location.hash = to.run(t.id); }} onToggle=${toggle}
       onSort=${(key) => setSort({ key, down: sort.key === key ? !down : null })} rowClass=${(t) => (chosen.has(t.id) ? "chosen" : "")} />`
       : html`<p class="empty">${total ? "No trial fits." : "No trial yet."}</p>`}</section>`;
 }

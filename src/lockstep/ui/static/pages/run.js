@@ -12,7 +12,7 @@ export function Run({ id }) {
   const [filter, setFilter] = useState("");
   const { run, details, lines } = data;
   useEffect(() => { document.title = run ? `${run.experiment} · lockstep` : "lockstep"; }, [run?.experiment]);
-  if (data.missing) return html`<${Empty} title="There is no such run">It may have been deleted, or the dashboard was started for another directory. <a href="#/">All runs</a><//>`;
+  if (data.missing) return html`<${Empty} page title="There is no such run">It may have been deleted, or the dashboard was started for another directory. <a href="#/">All runs</a><//>`;
   if (!run) return html`<p class="empty" role="status">Reading the run…</p>`;
   const names = Object.keys(lines).filter((n) => /^(report|log|data):/.test(n) && metricOf(n).toLowerCase().includes(filter.toLowerCase()));
   const many = run.workers > 1;
@@ -75,7 +75,7 @@ function Checkpoints({ id, details }) {
   const rows = [...details.checkpoints].reverse();
   const scored = details.score?.checkpoint_score_attribute;
   if (!rows.length) return html`<p class="muted">None${details.deleted ? ` left; ${details.deleted} were deleted` : " yet"}.</p>`;
-  return html`<div class="scroll-x" tabindex="0" role="region" aria-label="Checkpoints"><table><thead><tr><th scope="col">Name</th><th scope="col" class="num">Report</th><th scope="col" class="num">${scored ?? "Score"}</th><th scope="col">Saved</th><th scope="col">Files</th><th scope="col"><span class="offscreen">Path</span></th></tr></thead>
+  return html`<div class="scroll-x" tabindex="0" role="region" aria-label="Table of checkpoints"><table><thead><tr><th scope="col">Name</th><th scope="col" class="num">Report</th><th scope="col" class="num">${scored ?? "Score"}</th><th scope="col">Saved</th><th scope="col">Files</th><th scope="col"><span class="offscreen">Path</span></th></tr></thead>
     <tbody>${rows.slice(0, 200).map((c) => html`<tr key=${c.id}><td><code>${c.name}</code></td><td class="num">${number(c.index)}</td><td class="num">${number(c.score)}</td><td>${date(c.timestamp)}</td><td><${Files} id=${id} checkpoint=${c} /></td><td><${Copy} text=${c.path} label="Copy path" /></td></tr>`)}</tbody></table></div>
     ${details.deleted > 0 && html`<p class="muted">${number(details.deleted)} older ones were deleted.</p>`}`;
 }

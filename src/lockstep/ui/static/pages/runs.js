@@ -74,7 +74,7 @@ export function Runs() {
       <span class="grow"></span>
       ${chosen.size > 0 && html`<a class=${chosen.size > 1 ? "button primary" : "button"} href=${chosen.size > 1 ? to.compare([...chosen]) : undefined} aria-disabled=${chosen.size < 2}>Compare ${chosen.size} ${chosen.size === 1 ? "run: select another" : "runs"}</a>`}
     </div>
-    ${shown.length ? html`<${Table} label="Runs" columns=${columns} rows=${lines} height=${56} sort=${sort} onOpen=${open} onToggle=${toggle}
+    ${shown.length ? html`<${Table} label="Table of runs" columns=${columns} rows=${lines} height=${56} sort=${sort} onOpen=${open} onToggle=${toggle}
         onSort=${(key) => setSort({ key, down: sort.key === key ? !sort.down : key !== "name" && key !== "state" })}
         rowClass=${(r) => (chosen.has(r.id) ? "chosen" : "")} />`
       : all.length ? html`<${Empty} title="No run fits">Change the filter, or <button type="button" class="quiet" onClick=${() => { setText(""); setOnly("all"); }}>show all ${all.length}</button>.<//>`

@@ -9,7 +9,7 @@ export function Workers({ id }) {
   const data = useRun(id);
   const { run, details, lines } = data;
   useEffect(() => { document.title = run ? `${run.experiment} workers · lockstep` : "lockstep"; }, [run?.experiment]);
-  if (data.missing) return html`<${Empty} title="There is no such run"><a href="#/">All runs</a><//>`;
+  if (data.missing) return html`<${Empty} page title="There is no such run"><a href="#/">All runs</a><//>`;
   if (!run) return html`<p class="empty" role="status">Reading the run…</p>`;
   const attempt = details?.attempts[details.attempts.length - 1];
   return html`<${RunHead} id=${id} run=${run} details=${details} tab="workers" />
