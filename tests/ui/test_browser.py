@@ -152,10 +152,14 @@ class Opened:
         self.page = page
         self.problems: list[str] = []
         page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda said: said.type == "error" and self.problems.append(said.text))
+        page.on("console", self._said)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("dialog", lambda dialog: self.problems.append(f"a dialog: {dialog.message}"))
         page.goto(site.address)
+
+    def _said(self, said: Any) -> None:
+        if said.type == "error":
+            self.problems.append(said.text)
 
     def open_run(self, name: str) -> Any:
         self.page.evaluate("location.hash = '#/'")
