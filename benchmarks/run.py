@@ -30,6 +30,7 @@ QUESTIONS = (
     "data",
     "data_processes",
     "tune",
+    "cluster",
     "tracking",
     "ui",
 )

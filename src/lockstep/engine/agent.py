@@ -63,6 +63,9 @@ UNWRITTEN = 4 << 20
 UNHEARD_MS = 30_000
 """How long an answer to the driver may stay unacknowledged; then the driver is gone."""
 
+RETIRED_S = 10.0
+"""How long a retired agent waits to be ended; Ray would call its own exit a failure."""
+
 _COMPARED = ("torch", "tensorflow", "cloudpickle")
 _SET_BY_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
@@ -198,6 +201,7 @@ class Agent:
     def __init__(self, address: tuple[str, int], secret: bytes, role: int) -> None:
         _undo_ray_variables()
         self._pool = ServerPool()
+        self._retired = False
         self._loop = EventLoop()
         self._lifeline = link_to(address, secret, role)
         self._lifeline.setblocking(False)
@@ -243,6 +247,16 @@ class Agent:
     def close(self) -> None:
         """End everything that this agent has started."""
         self._pool.close()
+
+    def retire(self) -> None:
+        """End everything; the agent itself is about to be ended by whoever has started it."""
+        # Only call_soon may be called by another thread.
+        self._loop.call_soon(self._exit_later)
+        self._retired = True
+        self.close()
+
+    def _exit_later(self) -> None:
+        self._loop.call_later(RETIRED_S, lambda: os._exit(0))
 
     def _follow_parent(self) -> None:
         if hasattr(os, "pidfd_open"):
@@ -292,9 +306,11 @@ class Agent:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 data = self._lifeline.recv(1 << 12)
             if not data:
-                self.close()
-                os._exit(0)
-            if PING in data:
+                self._loop.unwatch(self._lifeline.fileno())
+                if not self._retired:
+                    self.close()
+                    os._exit(0)
+            elif PING in data:
                 self._lifeline.send(PONG)
 
 

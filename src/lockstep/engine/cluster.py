@@ -48,6 +48,8 @@ class Placement:
     """Rank → node; the ranks of a node are next to each other."""
     gpus: list[list[str]] = field(default_factory=list)
     """Rank → its GPUs."""
+    request: Any = None
+    """What was asked for, to be compared."""
 
 
 def bundle_of(spec: GroupSpec) -> dict[str, float]:

@@ -55,12 +55,14 @@ __all__ = ["AgentActor", "RayEngine"]
 
 LOOK_AGAIN_S = 1.0
 """How often the cluster's nodes are looked at."""
-SETTLE_S = 0.5
+SETTLE_S = 1.0
 """How long Ray may take to count what was reserved or given back."""
 RAY_KNOWS_S = 75.0
 """How long Ray may take to see that a node is gone."""
 SHORT_WAIT_S = 1.0
 """A wait for room that is shorter is not worth a message."""
+KEPT_S = 1.0
+"""How long a placement group is kept for the next attempt, fit or trial."""
 NO_DEADLINE_S = 3600.0
 """How long ranks may take to save on a node that is drained without a deadline."""
 HEAD_MISSED = 3
@@ -99,9 +101,9 @@ class AgentActor:
         """The second probe of a node that does not answer on its lifeline."""
         return True
 
-    def close(self) -> None:
+    def retire(self) -> None:
         """See :class:`Agent`."""
-        self._agent.close()
+        self._agent.retire()
 
 
 def _gpu_ids() -> list[str]:
@@ -134,6 +136,8 @@ class RayEngine(Engine):
         self._losses: dict[str, str] = {}
         """Node → how its last agent was lost."""
         self._routes: set[tuple[str, str]] = set()
+        self._kept: list[tuple[float, Placement]] = []
+        """Placement groups that were given back, and since when."""
         self._heartbeats: Heartbeats | None = None
         self._nodes: _Nodes | None = None
         self._followers: list[Callable[[News], None]] = []
@@ -193,14 +197,18 @@ class RayEngine(Engine):
             started_ray, self._started_ray = self._started_ray, False
             nodes, self._nodes = self._nodes, None
             heartbeats, self._heartbeats = self._heartbeats, None
+            kept, self._kept = self._kept, []
         import ray
 
         if nodes is not None:
             nodes.close()
+        if ray.is_initialized():
+            for _, placement in kept:
+                self._remove(placement.handle)
         # Without Ray, the agents see their lifelines close. A call would start a new Ray here.
         if ray.is_initialized():
             with contextlib.suppress(Exception):  # an agent may be gone already
-                ray.get([agent.close.remote() for agent in agents], timeout=10)
+                ray.get([agent.retire.remote() for agent in agents], timeout=10)
             for agent in agents:
                 with contextlib.suppress(Exception):
                     ray.kill(agent)
@@ -227,6 +235,9 @@ class RayEngine(Engine):
         from ray.util import placement_group_table
 
         nodes = self._known_nodes()
+        request = _request(spec)
+        if (kept := self._take_kept(request)) is not None:
+            return kept
         begun, told, limit_s = time.monotonic(), "", settings.cluster_wait_seconds()
         group, avoided = self._reserve(spec)
         try:
@@ -248,19 +259,46 @@ class RayEngine(Engine):
             places = [node_of[index] for index in range(spec.size)]
             bundles = ranks_by_node(places)
             placed = [Node(places[index], nodes.address(places[index])) for index in bundles]
+            nodes.reserved(group, places, bundle_of(spec))
             gpus = self._gpus(group, spec, bundles)
         except BaseException:
             self._remove(group)
             raise
-        nodes.reserved(group, places, bundle_of(spec))
-        return Placement(group, placed, gpus)
+        return Placement(group, placed, gpus, request)
 
     def release(self, placement: Placement) -> None:
-        """See :class:`Cluster`."""
-        nodes = self._nodes
-        if nodes is not None:
-            nodes.given_back(placement.handle)
-        self._remove(placement.handle)
+        """See :class:`Cluster`. It is kept for a moment: the next attempt or trial may need it."""
+        with self._lock:
+            self._kept.append((time.monotonic(), placement))
+
+    def _take_kept(self, request: Any) -> Placement | None:
+        """A placement group that was given back just now, and is what is asked for.
+
+        All others go, whose room may be needed. A new one would wait for that: Ray looks for room
+        again after up to a second.
+        """
+        nodes = self._known_nodes()
+        taken = None
+        with self._lock:
+            kept, self._kept = self._kept, []
+            for since, placement in kept:
+                ids = [node.id for node in placement.nodes]
+                if placement.request != request or not nodes.all_usable(ids):
+                    self._remove(placement.handle)
+                elif taken is None:
+                    taken = placement
+                else:
+                    self._kept.append((since, placement))
+        return taken
+
+    def _end_kept(self) -> None:
+        """Give back what nobody has needed. Called once a second."""
+        old = time.monotonic() - KEPT_S
+        with self._lock:
+            for since, placement in self._kept:
+                if since < old:
+                    self._remove(placement.handle)
+            self._kept = [one for one in self._kept if one[0] >= old]
 
     def open_shares(
         self, shares: Sequence[Share], address: tuple[str, int], secret: bytes
@@ -400,7 +438,13 @@ class RayEngine(Engine):
     def _remove(self, group: Any) -> None:
         from ray.util import remove_placement_group
 
-        self._releases.submit(remove_placement_group, group)
+        def remove() -> None:
+            remove_placement_group(group)
+            nodes = self._nodes
+            if nodes is not None:
+                nodes.given_back(group)
+
+        self._releases.submit(remove)
 
     # ------------------------------------------------------------------------------------ agents
 
@@ -494,7 +538,7 @@ class RayEngine(Engine):
         self.connect()
         with self._lock:
             if self._nodes is None:
-                self._nodes = _Nodes(self._tell)
+                self._nodes = _Nodes(self._tell, self._end_kept)
             return self._nodes
 
     def connect(self) -> None:
@@ -552,10 +596,11 @@ class _Nodes:
     Nobody waits for Ray here: after the first look everything is answered from what was seen last.
     """
 
-    def __init__(self, tell: Callable[[News], None]) -> None:
+    def __init__(self, tell: Callable[[News], None], each_time: Callable[[], None]) -> None:
         import ray
 
         self._tell = tell
+        self._each_time = each_time
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._watchers: list[Callable[[], None]] = []
@@ -568,10 +613,12 @@ class _Nodes:
         self._own_changed = 0.0
         self._others: dict[str, dict[str, float]] = {}
         """Node → what others use there."""
+        self._others_seen: dict[str, dict[str, float]] = {}
         self._rows: dict[str, Any] = {}
         self._head = _split(ray.get_runtime_context().gcs_address)
         self._head_missing = 0
         self._look()
+        self._others = self._others_seen  # this driver has reserved nothing yet
         threading.Thread(target=self._follow, name="lockstep-ray-nodes", daemon=True).start()
 
     def close(self) -> None:
@@ -593,6 +640,13 @@ class _Nodes:
                 for node_id, row in self._rows.items()
                 if node_id not in self._lost and node_id not in self._going
             ]
+
+    def all_usable(self, ids: Sequence[str]) -> bool:
+        """Whether none of these nodes is dead, lost or drained."""
+        with self._lock:
+            return all(
+                i in self._rows and i not in self._lost and i not in self._going for i in ids
+            )
 
     def avoided(self) -> frozenset[str]:
         """Nodes that Ray takes for alive and that are lost."""
@@ -652,6 +706,7 @@ class _Nodes:
 
     def _follow(self) -> None:
         while not self._ended.wait(LOOK_AGAIN_S):
+            self._each_time()
             # A call would wait for a head that is gone, for a minute; then Ray ends this process.
             if not greets(self._head, LOOK_S):
                 self._head_missing += 1
@@ -694,12 +749,16 @@ class _Nodes:
                     news.append(NodeGoing(node_id, when))
             for node_id in self._going.keys() - drained.keys():
                 del self._going[node_id]
-            if now - self._own_changed > SETTLE_S:
-                self._others = {
-                    node_id: self._used_by_others(node_id, row["Resources"], free[node_id])
-                    for node_id, row in rows.items()
-                    if node_id in free
-                }
+            others = {
+                node_id: self._used_by_others(node_id, row["Resources"], free[node_id])
+                for node_id, row in rows.items()
+                if node_id in free
+            }
+            # Ray counts a placement group of this driver a moment before or after this table does:
+            # what is seen twice is so.
+            if now - self._own_changed > SETTLE_S and others == self._others_seen:
+                self._others = others
+            self._others_seen = others
         for going in news:
             self._tell(going)
 
@@ -715,6 +774,11 @@ class _Nodes:
             name: max(0.0, amount - free.get(name, 0.0) - mine.get(name, 0.0))
             for name, amount in total.items()
         }
+
+
+def _request(spec: GroupSpec) -> Any:
+    selectors = [sorted(one.items()) for one in selectors_of(spec)]
+    return spec.size, bundle_of(spec), spec.placement_strategy, selectors
 
 
 def _no_head(head: tuple[str, int]) -> str:
