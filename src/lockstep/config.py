@@ -23,6 +23,7 @@ __all__ = [
     "CheckpointConsistencyMode",
     "CheckpointUploadMode",
     "FailureConfig",
+    "Guard",
     "LoggingConfig",
     "RunConfig",
     "ScalingConfig",
@@ -410,6 +411,46 @@ class SyncConfig:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """What to look for in each report of each rank, and what to do about it.
+
+    Args:
+        nan: NaN or infinity in a reported metric; every ``agree_every`` reports also in the
+            parameters and gradients of the model that ``prepare_model()`` has returned, whose
+            first such layer is named.
+        spike: ``metric`` is above its usual value by more than this many times its usual spread
+            (the median and the median absolute deviation of the last 50 reports, of which there
+            must be 20). None: do not look.
+        agree_every: after so many reports, compare the parameters of all ranks, bit by bit, with
+            rank 0's. Of models that ``prepare_model()`` has wrapped for data parallelism. None:
+            never.
+        metric: the metric that may have a spike; ``a/b`` for a nested one.
+        action: ``"warn"`` shows it once for each kind, and the journal keeps all of them
+            (``Result.guard``); ``"stop"`` ends the run with a ``GuardError``, before the report
+            and its checkpoint count; ``"rollback"`` starts the next attempt from the newest
+            checkpoint, as often as ``FailureConfig(max_failures=…)`` allows:
+            ``get_context().get_attempt()`` tells the function, which may lower its learning rate.
+    """
+
+    nan: bool = True
+    spike: float | None = 6.0
+    agree_every: int | None = 100
+    metric: str = "loss"
+    action: Literal["warn", "stop", "rollback"] = "warn"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.nan, bool):
+            raise _invalid(self, "nan", "expected True or False.", TypeError)
+        if self.spike is not None and not (is_number(self.spike) and 0 < self.spike < math.inf):
+            raise _invalid(self, "spike", "expected a number above 0, or None.")
+        if self.agree_every is not None:
+            _check_int(self, "agree_every", 1, " None means never.")
+        if not isinstance(self.metric, str) or not self.metric:
+            raise _invalid(self, "metric", "expected the name of a metric.", TypeError)
+        _check_choice(self, "action", "warn", "stop", "rollback")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Where a run is stored and how it behaves.
 
@@ -427,6 +468,7 @@ class RunConfig:
         resume: what to do when ``name`` was used before: ``"never"`` makes another run beside the
             earlier ones, ``"auto"`` resumes the newest of them if it has not finished,
             ``"must"`` fails if there is none to resume.
+        guard: a ``Guard``, which looks for NaN, spikes and ranks that do not agree.
         hang_warning_s: after this long without progress, print which ranks are missing and their
             stacks. Progress is a report, a row of ``train.log()``, or a rank that returns. Where no
             rank waits for another, the warning comes later if reports took that long before, and
@@ -460,6 +502,7 @@ class RunConfig:
     hang_warning_s: float | None = 30.0
     hang_timeout_s: float | None = None
     storage_timeout_s: float | None = None
+    guard: Guard | None = None
     worker_runtime_env: Mapping[str, Any] | None = None
     local_dir: str | Path | None = None
     log_to_file: Any = False
@@ -478,6 +521,8 @@ class RunConfig:
                 object.__setattr__(self, name, default())
             elif not isinstance(value, default):
                 raise _invalid(self, name, f"expected a {default.__name__}.", TypeError)
+        if self.guard is not None and not isinstance(self.guard, Guard):
+            raise _invalid(self, "guard", "expected a Guard, such as Guard(spike=6).", TypeError)
         if self.callbacks is None:
             object.__setattr__(self, "callbacks", ())
         if isinstance(self.callbacks, (str, bytes)) or not isinstance(self.callbacks, Sequence):

@@ -37,6 +37,8 @@ __all__ = [
     "ControllerError",
     "DataProcessError",
     "EngineError",
+    "GuardError",
+    "GuardRollbackError",
     "HangError",
     "InsufficientResourcesError",
     "LockstepError",
@@ -156,6 +158,14 @@ class PreemptedError(LockstepError):
 
 class StopConditionError(LockstepError):
     """The function given as ``RunConfig(stop=…)`` raised; its error is the cause."""
+
+
+class GuardError(LockstepError):
+    """``RunConfig(guard=…)`` has found something wrong; the run is not started again."""
+
+
+class GuardRollbackError(GuardError):
+    """The same with ``action="rollback"``: it counts as a failure, which may be retried."""
 
 
 class DataProcessError(LockstepError):

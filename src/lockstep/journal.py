@@ -8,6 +8,7 @@
     delete           an old checkpoint was deleted
     failure          an attempt ended in errors
     attempt_stopped  on a notice: a preemption, or to change size
+    guard            what RunConfig(guard=…) has found in a report of a rank
     end              finished, failed, interrupted or preempted
     restore          resumed after an end, or after the driver was killed
 

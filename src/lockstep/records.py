@@ -128,6 +128,8 @@ class RunRecords:
         self._never_uploaded: set[str] = set()
         self.failure: dict[str, Any] | None = None
         self.end: dict[str, Any] | None = None
+        self.guard: list[dict[str, Any]] = []
+        """What the guard has found: report, rank, kind and text."""
         self.timeline: list[tuple[str, dict[str, Any]]] = []
         """The events that begin or end an attempt or a driver's work, in order."""
         self.last_report: bytes | None = None
@@ -206,6 +208,8 @@ class RunRecords:
         elif event == "delete":
             # By id: a later checkpoint may have the same name.
             self.checkpoints.pop(record["id"], None)
+        elif event == "guard":
+            self.guard.append(record)
         elif event == "failure":
             self.failure = record
         elif event == "restore":

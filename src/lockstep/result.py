@@ -54,6 +54,7 @@ class Result:
             ``"unfinished"`` if the driver died or still runs.
         attempts: one dict for each time the workers were started: when, on which processes.
         goodput: the share of each account in the run's time, such as ``compute`` and ``data``.
+        guard: what ``RunConfig(guard=…)`` has warned of: report, rank, kind and text.
         parent: the run that this one was forked from, a ``Result``.
         resizes: one dict for each change of the number of workers: in which attempt, from, to.
     """
@@ -84,6 +85,7 @@ class Result:
             if "done" not in self.reported_metrics:
                 self.metrics["done"] = self.state == "finished"
         self._header = records.run
+        self.guard: list[dict[str, Any]] = records.guard
         self._kept_return: dict[str, Any] | None = (records.end or {}).get("returned")
         self._failures: list[dict[str, Any]] = []
         if self.state == "failed" and records.failure is not None:

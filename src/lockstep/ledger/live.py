@@ -50,20 +50,20 @@ class LiveTimes:
                 total -= sum(wait.values())
                 self.data += wait.get("data", 0.0) / size
                 self.ranks += wait.get("ranks", 0.0) / size
-            own = [
+            own: Sequence[float] = [
                 mine - wait.get("ranks", 0.0) - wait.get("communication", 0.0)
                 for mine, wait in zip(busy, waits, strict=True)
             ]
+            self.ranks += max(busy) - sum(busy) / size
         else:
-            own = list(busy)
+            own = busy
+            self.ranks += max(busy) - total / size
         self.computed += total / size
         if size == 1:
             return
-        self.ranks += max(busy) - sum(busy) / size
         last = max(own)
         rank = own.index(last)
-        own.sort()
-        self._cost[rank] += last - own[-2]
+        self._cost[rank] += last - (min(own) if size == 2 else sorted(own)[-2])
         self._last[rank] += 1
         cost = self._cost[rank]
         if (

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from lockstep.config import CheckpointUploadMode
+from lockstep.config import CheckpointUploadMode, Guard
 from lockstep.engine.base import WorkerInfo
 from lockstep.returned import Returned
 from lockstep.storage import Storage
@@ -108,6 +108,7 @@ class WorkerSetup:
     """Each dataset's plan, pickled."""
     overrides: bytes = b""
     """Values of the config that are this run's own, pickled; empty without."""
+    guard: Guard | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     """File → source code of the function, where the worker would not find it in the file."""
 
@@ -195,6 +196,8 @@ class Report(NamedTuple):
     """Seconds between the answer to the last report (or the function's call) and this report."""
     waits: dict[str, float] | None = None
     """What of ``busy`` was no computing, by account of the ledger; None: nothing that is known."""
+    found: dict[str, str] | None = None
+    """What the guard has found, a sentence for each kind."""
 
 
 class SaveOrder(NamedTuple):

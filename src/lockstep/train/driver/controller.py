@@ -120,6 +120,7 @@ class Controller:
         # A local publish is one rename. Only where other trials share this thread may it not block.
         self._waits_for_storage = run.storage.is_local and not shares_loop
         self._verbose = config.verbose
+        self._has_guard = config.guard is not None
         self._notifier = RunNotifier(run, plan.run_context, callbacks, display, config.verbose)
         self._planned = planned(config.stop)
         self._storage = StorageQueue(run, config, loop, self._later, self._notifier.warn_once)
@@ -471,6 +472,8 @@ class Controller:
     def _record(self, action: e.Record) -> None:
         # Journaled before anybody acts on the row, so that what was decided can be explained.
         row = self._run.record_report(action.reports, action.checkpoint)
+        if self._has_guard:
+            self._tell_findings(action.reports)
         if self._run.times.straggler is not None:
             self._notifier.warn_once("straggler", self._run.times.take_note())
         reduces = action.reports[0].reduce is not None
@@ -485,6 +488,15 @@ class Controller:
                 self._feed(e.Raised(0, pack_error(error)))
         self._feed(e.Recorded(stop))
         self._notifier.reported(action.reports, action.checkpoint, row)
+
+    def _tell_findings(self, reports: Sequence[m.Report]) -> None:
+        """Journal what the guard has found, and warn of each kind once."""
+        for rank, report in enumerate(reports):
+            for kind, text in (report.found or {}).items():
+                everywhere = all(kind in (other.found or {}) for other in reports)
+                only = "" if len(reports) == 1 else " Every rank." if everywhere else " Not on all."
+                self._run.record_finding(rank, kind, text)
+                self._notifier.warn_once(f"guard {kind}", f"Guard: {text}{only}")
 
     def _commit(self, action: e.Commit) -> None:
         save = action.save

@@ -12,7 +12,7 @@ from lockstep import errors
 from lockstep.console.text import shorten
 from lockstep.engine.base import OUT_OF_MEMORY
 from lockstep.error_record import error_place, pack_error, summarise_error
-from lockstep.errors import PreemptedError, WorkerDiedError
+from lockstep.errors import GuardError, PreemptedError, WorkerDiedError
 
 __all__ = [
     "FailurePolicy",
@@ -22,6 +22,7 @@ __all__ = [
     "error_records",
     "fails_again",
     "first_cause",
+    "is_final",
     "lost_connection",
     "name_ranks",
     "signature",
@@ -183,6 +184,11 @@ def fails_again(failure: WorkerFailure) -> bool:
     A broken connection is another matter: a port may be taken, or a peer have died.
     """
     return failure.before_start and not lost_connection(failure)
+
+
+def is_final(failure: WorkerFailure) -> bool:
+    """Whether the user wants no other attempt after it: ``Guard(action="stop")``."""
+    return bool(failure.error["type"] == GuardError.__name__)
 
 
 def signature(failure: WorkerFailure) -> tuple[str, ...]:

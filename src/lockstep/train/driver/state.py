@@ -99,6 +99,7 @@ from lockstep.train.driver.failure import (
     died,
     fails_again,
     first_cause,
+    is_final,
     lost_connection,
     name_ranks,
     signature,
@@ -1032,7 +1033,7 @@ def _failed(state: RunState, failures: tuple[WorkerFailure, ...]) -> tuple[RunSt
     # A missing module stays missing. But what worked in an earlier attempt may work again.
     hopeless = fails_again(cause) and not state.began
     state = state._replace(began=state.began or not cause.before_start)
-    if hopeless or state.policy.decide(state.failed_attempts) == "raise":
+    if hopeless or is_final(cause) or state.policy.decide(state.failed_attempts) == "raise":
         state = state._replace(phase=Phase.FAILED)
         return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
     delay_s = state.policy.delay_s(state.fruitless)

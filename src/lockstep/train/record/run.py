@@ -398,6 +398,10 @@ class Run:
             self._checkpoint_rows[checkpoint] = row
         return row
 
+    def record_finding(self, rank: int, kind: str, text: str) -> None:
+        """Journal what the guard has found in the last report."""
+        self._journal.append("guard", report=self.rows, rank=rank, kind=kind, text=text)
+
     def _all_times(self) -> tuple[float, float, float]:
         before, times = self._times_before, self.times
         return before[0] + times.computed, before[1] + times.data, before[2] + times.ranks

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep.train import api
 from lockstep.train.torch import amp
 from lockstep.train.torch.collectives import measure_collectives
+from lockstep.train.worker import session as sessions
 from lockstep.train.worker.torch_device import get_device
 
 if TYPE_CHECKING:
@@ -65,8 +67,11 @@ def prepare_model(
     if api.world_size() > 1 and strategy == "ddp":
         model = _ddp(model, options)
         measure_collectives(model)
+        _let_guard_see(model)
     elif api.world_size() > 1 and strategy == "fsdp":
         model = _fsdp(model, device or get_device(), options)
+    elif api.world_size() == 1:
+        _let_guard_see(model)
     if not isinstance(model, torch.jit.ScriptModule):  # which refuses such hooks
         # Public only since torch 2.5. First: FullyShardedDataParallel renames keys in a hook, too.
         register: Any = model._register_load_state_dict_pre_hook
@@ -137,6 +142,12 @@ def _target(move_to_device: bool | torch.device) -> torch.device | None:
     import torch
 
     return torch.device(move_to_device)
+
+
+def _let_guard_see(model: torch.nn.Module) -> None:
+    session = sessions.current()
+    if session is not None:
+        session.models.append(weakref.ref(model))
 
 
 def _strategy(

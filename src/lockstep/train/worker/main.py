@@ -125,6 +125,8 @@ def _prepare(
         else None,
         launch.memory,
     )
+    if setup.guard is not None:
+        session.use_guard(setup.guard)
     # Before the function is loaded: code that runs while loading may use the context.
     sessions.activate(session)
     register_sources(setup.sources)

@@ -11,13 +11,14 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from lockstep.checkpoint import Checkpoint
-from lockstep.config import CheckpointUploadMode
+from lockstep.config import CheckpointUploadMode, Guard
 from lockstep.engine.base import Channel
 from lockstep.error_record import pack_error
 from lockstep.errors import CheckpointError, StopTraining, StorageError
@@ -57,6 +58,7 @@ from lockstep.train.protocol import (
     TrackerOpened,
 )
 from lockstep.train.reduction import check_reduce
+from lockstep.train.worker.guard import GuardWatch
 from lockstep.train.worker.shards import Shards
 from lockstep.train.worker.snapshot import Snapshot, SnapshotMemory, StateBase, digests
 from lockstep.train.worker.take_over import check_copied, check_moved, check_moved_files
@@ -109,6 +111,9 @@ class Session:
         self._waits: dict[str, float] = {}
         self.before_reports: list[Callable[[float], None]] = []
         """Called before each report with the busy seconds, to call ``waited``."""
+        self.models: list[weakref.ref[Any]] = []
+        """The models that ``prepare_model()`` has returned, and that are the same on every rank."""
+        self._guard: GuardWatch | None = None
         self._pid = os.getpid()
         self._end_hooks: list[Callable[[Outcome], None]] = []
         self._memory = SnapshotMemory()
@@ -135,6 +140,8 @@ class Session:
         self._check_process("report()")
         plain = normalise(metrics)
         check_reduce(reduce, plain)
+        # Before the checkpoint is touched: a state that is broken must not become the newest one.
+        found = None if self._guard is None else self._guard.check(plain)
         # Outside the lock, and before anything is sent: an error here concerns this rank only.
         part = self._describe(checkpoint, dir_name, mode, take_over)
         with self._lock:
@@ -151,13 +158,22 @@ class Session:
             if data is not None and data.waited_s:
                 self.waited("data", data.waited_s)
             report = Report(
-                self._number, plain, part, reduce, now, elapsed, data, *self.take_times()
+                self._number, plain, part, reduce, now, elapsed, data, *self.take_times(), found
             )
             self._last_time = now
             try:
                 return self._exchange(report, checkpoint, take_over)
             finally:
                 self.start_clock()
+
+    def use_guard(self, guard: Guard) -> None:
+        """Look at each report as ``RunConfig(guard=…)`` says."""
+
+        def models() -> list[Any]:
+            return [model for known in self.models if (model := known()) is not None]
+
+        place = self.context
+        self._guard = GuardWatch(guard, place.world_rank, place.attempt, models, self.meet)
 
     def start_clock(self) -> None:
         """From now on the function runs, and does not wait for a report."""

@@ -57,6 +57,7 @@ _OF_A_TRIAL = (
     "hang_warning_s",
     "hang_timeout_s",
     "storage_timeout_s",
+    "guard",
 )
 """What of a RunConfig a trial may have for itself; the rest is the experiment's."""
 _WORKED_OUT = ("train_loop_config", "run_config", "scaling_config")

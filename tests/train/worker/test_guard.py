@@ -1,0 +1,194 @@
+"""The guard: NaN, spikes, and ranks whose parameters do not agree."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep import train
+from lockstep.errors import GuardError, GuardRollbackError
+from lockstep.train import Checkpoint, Guard, Result, RunConfig, ScalingConfig, WorkerGroupError
+from lockstep.train.torch import TorchTrainer, prepare_model
+from lockstep.train.worker.guard import GuardWatch, is_spike
+from tests.integration.runs import failure, fit
+
+NAN = float("nan")
+
+
+def watch(guard: Guard, *models: nn.Module, rank0: bytes | None = None) -> GuardWatch:
+    """A guard of rank 1, whose rank 0 has sent what is given, or the same."""
+    return GuardWatch(
+        guard, 1, 1, lambda: list(models), lambda call, own: own if rank0 is None else rank0
+    )
+
+
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf")])
+def test_what_is_not_finite(value: float) -> None:
+    found = watch(Guard()).check({"accuracy": 0.5, "val": {"loss": value}})
+    assert found == {"nan": f"Report 1 of attempt 1: val/loss is {value} on rank 1."}
+
+
+def test_what_is_no_number_is_fine() -> None:
+    metrics: dict[str, Any] = {
+        "a": None,
+        "b": "nan",
+        "c": [NAN],
+        "d": 1,
+        "e": True,
+        "loss": 1.5,
+        "f": {},
+    }
+    assert watch(Guard(agree_every=None)).check(metrics) is None
+    assert watch(Guard(nan=False, agree_every=None)).check({"loss": NAN}) is None
+
+
+def test_the_first_layer_is_named() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    layers = dict(model.named_parameters())
+    layers["1.weight"].grad = torch.full((2, 2), NAN)
+    found = watch(Guard(), model).check({"loss": NAN})
+    assert found is not None
+    assert found["nan"].endswith("the first of its model is the gradient of 1.weight.")
+    with torch.no_grad():
+        layers["0.bias"][1] = NAN
+    found = watch(Guard(agree_every=1), model).check({"loss": 1.0})
+    assert found is not None
+    assert found["model"].endswith("in the model of rank 1, first in 0.bias.")
+
+
+def test_a_spike() -> None:
+    steady = deque(1.0 + 0.01 * (step % 5) for step in range(30))
+    assert not is_spike(1.1, steady, 6)
+    assert is_spike(1.5, steady, 6)
+    assert not is_spike(0.1, steady, 6)
+    assert not is_spike(1.5, deque(list(steady)[:19]), 6)
+    assert not is_spike(1.02, deque([1.0] * 30), 6)
+    assert is_spike(1.1, deque([1.0] * 30), 6)
+
+
+def test_a_spike_of_the_metric_only() -> None:
+    guard = watch(Guard(metric="val/loss", agree_every=None))
+    for step in range(30):
+        assert guard.check({"loss": 2.0**step, "val": {"loss": 1.0}}) is None
+    found = guard.check({"loss": 0.0, "val": {"loss": 9}})
+    assert found == {"spike": "Report 31 of attempt 1: val/loss is 9 on rank 1, where 1 is usual."}
+
+
+def test_parameters_that_differ() -> None:
+    model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    other.load_state_dict(model.state_dict())
+    sent: list[bytes] = []
+    zero = GuardWatch(
+        Guard(agree_every=2),
+        0,
+        1,
+        lambda: [other],
+        lambda _, own: sent.append(own) or own,  # type: ignore[func-returns-value]
+    )
+    assert zero.check({}) is None
+    assert zero.check({}) is None
+    assert len(json.loads(sent[0])) == 2
+    one = watch(Guard(agree_every=2), model, rank0=sent[0])
+    assert one.check({}) is None
+    assert one.check({}) is None
+    with torch.no_grad():  # one bit
+        model.bias[2] = torch.nextafter(model.bias[2], torch.tensor(9.0))
+    assert one.check({}) is None
+    found = one.check({})
+    assert found is not None
+    assert found["agree"] == (
+        "Report 4 of attempt 1: the parameters of rank 1 differ from rank 0's, first in bias."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"nan": 1}, TypeError, "Guard(nan=1): expected True or False."),
+        ({"spike": 0}, ValueError, "Guard(spike=0): expected a number above 0"),
+        ({"spike": True}, ValueError, "Guard(spike=True)"),
+        ({"agree_every": 0}, ValueError, "agree_every=0"),
+        ({"metric": ""}, TypeError, "Guard(metric='')"),
+        ({"action": "pray"}, ValueError, "Guard(action='pray')"),
+    ],
+)
+def test_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as raised:
+        Guard(**arguments)
+    assert message in str(raised.value)
+    with pytest.raises(TypeError, match="expected a Guard"):
+        RunConfig(guard=arguments)  # type: ignore[arg-type]
+
+
+def diverge() -> None:
+    """The loss of rank 1 is NaN at step 3 of the first attempt, with a checkpoint."""
+    context, checkpoint = train.get_context(), train.get_checkpoint()
+    start = checkpoint.to_dict()["step"] + 1 if checkpoint else 1
+    for step in range(start, 5):
+        breaks = (context.get_world_rank(), context.get_attempt(), step) == (1, 1, 3)
+        train.report(
+            {"loss": NAN if breaks else 1.0, "step": step},
+            checkpoint=Checkpoint.from_dict({"step": step}),
+        )
+
+
+def test_a_warning_and_the_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = fit(diverge, guard=Guard(), storage_path=str(tmp_path))
+    text = "Report 3 of attempt 1: loss is nan on rank 1."
+    assert capsys.readouterr().err.count(f"Guard: {text} Not on all.") == 1
+    found = [{"report": 3, "rank": 1, "kind": "nan", "text": text}]
+    assert result.guard == found == Result.from_path(result.path).guard
+    assert len(result.metrics_dataframe) == 4
+
+
+def test_a_stop_is_not_retried(tmp_path: Path) -> None:
+    error = failure(diverge, guard=Guard(action="stop"), max_failures=3, storage_path=str(tmp_path))
+    assert isinstance(error.__cause__, GuardError)
+    assert "Report 3 of attempt 1: loss is nan on rank 1." in str(error)
+    assert error.result is not None
+    assert len(error.result.attempts) == 1
+    # What was broken is not the newest checkpoint.
+    assert error.result.checkpoint is not None
+    assert error.result.checkpoint.to_dict()["step"] == 2
+
+
+def test_a_rollback_is_another_attempt(tmp_path: Path) -> None:
+    guard = Guard(action="rollback")
+    result = fit(diverge, guard=guard, max_failures=1, storage_path=str(tmp_path))
+    assert list(result.metrics_dataframe["step"]) == [1, 2, 3, 4]
+    assert len(result.attempts) == 2
+    error = failure(diverge, guard=guard, storage_path=str(tmp_path))
+    assert isinstance(error.__cause__, GuardRollbackError)
+
+
+def test_ranks_of_a_model_that_drift_apart(tmp_path: Path) -> None:
+    def function() -> None:
+        model = prepare_model(nn.Linear(2, 2))
+        for step in range(4):
+            if step == 2 and train.get_context().get_world_rank() == 1:
+                with torch.no_grad():
+                    next(model.parameters())[0, 0] += 1
+            model(torch.ones(1, 2)).sum().backward()
+            train.report({"step": step})
+
+    trainer = TorchTrainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            verbose=0, storage_path=str(tmp_path), guard=Guard(agree_every=2, action="stop")
+        ),
+    )
+    with pytest.raises(WorkerGroupError) as raised:
+        trainer.fit()
+    assert "Report 4 of attempt 1: the parameters of rank 1 differ from rank 0's" in str(
+        raised.value
+    )
+    assert "first in module.weight" in str(raised.value)
+    assert raised.value.result is not None
+    assert list(raised.value.result.metrics_dataframe["step"]) == [0, 1, 2]
