@@ -121,6 +121,7 @@ INNER_LAYERS = {
         "protocol",
         "backend",
         "meeting",
+        "ray_backend",
         "serialize",
         "unpickling",
         "sources",

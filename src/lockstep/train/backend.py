@@ -17,6 +17,7 @@ __all__ = [
     "Place",
     "Wiring",
     "check_backend",
+    "has_ray_backend",
     "loopback_interface",
     "machine_gpus",
     "only_config",
@@ -85,12 +86,20 @@ _RAYS_HOOKS = ("on_start", "on_training_start", "on_shutdown")
 _RAYS_PROPERTIES = ("backend_cls", "train_func_context")
 
 
+def has_ray_backend(config: BackendConfig) -> bool:
+    """Whether a config was written for Ray: it names its backend's class, and makes none."""
+    kind = type(config)
+    return hasattr(kind, "backend_cls") and kind.make_backend is BackendConfig.make_backend
+
+
 def check_backend(given: BackendConfig | Backend) -> None:
     """Raise if the config, or the backend that it makes, has hooks of Ray's that nobody calls.
 
     Raises:
         TypeError: names the class, what it has, and what to implement.
     """
+    if isinstance(given, BackendConfig) and has_ray_backend(given):
+        return
     unused = _RAYS_PROPERTIES if isinstance(given, BackendConfig) else _RAYS_HOOKS
     found = [name for name in unused if hasattr(type(given), name)]
     if found:

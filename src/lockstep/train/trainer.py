@@ -45,7 +45,7 @@ from lockstep.run_layout import JOURNAL_FILE, newest_directories
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.trackers.complete import complete_tables
-from lockstep.train.backend import Backend, BackendConfig, check_backend
+from lockstep.train.backend import Backend, BackendConfig, check_backend, has_ray_backend
 from lockstep.train.context import TrainContext
 from lockstep.train.datasets import (
     PRELOADED,
@@ -418,6 +418,15 @@ class DataParallelTrainer(BaseTrainer):
             state = drive(plan, run, callbacks, display)
             return self._conclude(run, state)
 
+    def _make_backend(self) -> Backend:
+        if has_ray_backend(self.backend_config):
+            from lockstep.train.ray_backend import RayBackend
+
+            return RayBackend(self.backend_config)
+        backend = self.backend_config.make_backend()
+        check_backend(backend)
+        return backend
+
     def payload(self) -> TrainerPayload:
         """Internal: what all runs of this trainer share. Tune makes it once for all trials.
 
@@ -425,8 +434,7 @@ class DataParallelTrainer(BaseTrainer):
             InsufficientResourcesError, TypeError: see ``fit``.
         """
         engine = self._engine
-        backend = self.backend_config.make_backend()
-        check_backend(backend)
+        backend = self._make_backend()
         scaling = ScalingPolicy(*self.scaling_config.sizes)
         group = self._group_spec(engine, backend, scaling)
         warnings = list(engine.check(group))

@@ -245,20 +245,20 @@ class RayShapedBackend(Backend):
         raise AssertionError("nobody calls this")
 
 
-class RayShapedConfig(BackendConfig):
-    @property
-    def backend_cls(self) -> type[Backend]:
-        return RayShapedBackend
-
-
 class MixedConfig(BackendConfig):
     def make_backend(self) -> Backend:
         return RayShapedBackend()
 
 
+class ConfigWithTwo(MixedConfig):
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return RayShapedBackend
+
+
 def test_hooks_of_ray_that_nobody_calls_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"RayShapedConfig\.backend_cls .*make_backend\(\)"):
-        DataParallelTrainer(lambda: None, backend_config=RayShapedConfig())
+    with pytest.raises(TypeError, match=r"ConfigWithTwo\.backend_cls .*make_backend\(\)"):
+        DataParallelTrainer(lambda: None, backend_config=ConfigWithTwo())
     mixed = DataParallelTrainer(lambda: None, backend_config=MixedConfig())
     with pytest.raises(TypeError, match=r"RayShapedBackend\.on_start .*setup\(wiring\)"):
         mixed.fit()
