@@ -28,6 +28,7 @@ from lockstep.cli import (
     stack,
     sync,
     ui,
+    verify,
     warm,
     why,
 )
@@ -43,6 +44,7 @@ COMMANDS = (
     show.COMMAND,
     why.COMMAND,
     fork.COMMAND,
+    verify.COMMAND,
     logs.COMMAND,
     plot.COMMAND,
     compare.COMMAND,

@@ -2,6 +2,7 @@
 
 from lockstep.testing.engines import EngineConformance
 from lockstep.testing.faults import FaultPlan, InjectedError
+from lockstep.testing.reproduce import Reproduction, verify_run
 from lockstep.testing.resume import Difference, ResumeReport, verify_resume
 from lockstep.testing.schedulers import SchedulerConformance
 from lockstep.testing.searchers import SearcherConformance
@@ -12,9 +13,11 @@ __all__ = [
     "EngineConformance",
     "FaultPlan",
     "InjectedError",
+    "Reproduction",
     "ResumeReport",
     "SchedulerConformance",
     "SearcherConformance",
     "TrainerConformance",
     "verify_resume",
+    "verify_run",
 ]

@@ -1,0 +1,184 @@
+"""Running a part of a run again, from one of its checkpoints, and comparing what comes out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockstep.console.text import shorten
+from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
+from lockstep.run_layout import scratch_prefix
+from lockstep.storage import Storage
+from lockstep.testing.compare import ABSENT, Comparison
+from lockstep.train.record.saved_trainer import run_storage
+from lockstep.train.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+
+__all__ = ["Reproduction", "verify_run"]
+
+_STEPS = 10
+_MAX_VALUE = 60
+
+
+class Reproduction(NamedTuple):
+    """What running a part of a run again has shown.
+
+    Attributes:
+        path: the run.
+        step: the ``training_iteration`` of the checkpoint that it was run again from.
+        steps: how many reports were compared, of every rank, bit by bit.
+        states: how many checkpoints were compared, entry by entry.
+        difference: the first difference; None if there is none.
+    """
+
+    path: str
+    step: int
+    steps: int
+    states: int
+    difference: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was the same."""
+        return self.difference is None
+
+    def __str__(self) -> str:
+        """One sentence."""
+        after = f"{self.path}, run again from step {self.step}:"
+        if self.difference is not None:
+            return f"{after} {self.difference}"
+        states = f" and {self.states} checkpoint(s)" if self.states else ""
+        return (
+            f"{after} {self.steps} report(s) of every rank{states} are the same, bit by bit "
+            "(times and speeds are not compared)."
+        )
+
+
+def verify_run(
+    path: str | os.PathLike[str],
+    storage_filesystem: pyarrow.fs.FileSystem | None = None,
+    *,
+    step: int | None = None,
+    steps: int = _STEPS,
+    ignore: Collection[str] = (),
+) -> Reproduction:
+    """Run some reports of a run again from a checkpoint, and compare metrics and checkpoints.
+
+    The run is only read; what is run again lies in a temporary directory. This executes code that
+    is kept with the run. What the function does not get back from its checkpoint (random
+    generators, an optimizer, its place in the data) is a difference: ``train.State`` and
+    ``get_dataset_shard()`` keep all of these.
+
+    Args:
+        path: the run's directory, or an experiment's (its newest run).
+        storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
+        step: the ``training_iteration`` of the checkpoint; by default the newest one with a report
+            after it.
+        steps: how many reports to run again, at most.
+        ignore: names of metrics and of entries of checkpoints that are not compared.
+
+    Raises:
+        FileNotFoundError: there is no run, or nothing to run it again with.
+        ValueError: there is no such checkpoint, or no report after it.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"verify_run(steps={steps!r}): expected a number above 0.")
+    storage = run_storage(path, storage_filesystem)
+    records = RunRecords(storage)
+    # After a failure an iteration has several rows. The last one led to the run's end.
+    rows = {report["iteration"]: report for report in records.reports()}
+    if step is None:
+        step = _newest_followed(storage, records, rows)
+    wanted = [number for number in range(step + 1, step + steps + 1) if number in rows]
+    trainer = DataParallelTrainer.fork(storage.root, storage_filesystem, step=step)
+    if not wanted:
+        raise ValueError(
+            f"{storage.uri} has no report after step {step} to compare with; choose an earlier one."
+        )
+    size = len(records.attempts[rows[wanted[0]]["attempt"]]["workers"])
+    if trainer.scaling_config.sizes[1] > 0 and trainer.scaling_config.sizes != (size, size):
+        trainer.scaling_config = replace(trainer.scaling_config, num_workers=size)
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix("verify")) as directory:
+        trainer.run_config = replace(
+            trainer.run_config,
+            name=None,
+            storage_path=directory,
+            storage_filesystem=None,
+            callbacks=(),
+            stop={"training_iteration": wanted[-1]},
+            verbose=0,
+        )
+        again = trainer.fit()
+        there = RunRecords(run_storage(again.path, None))
+        comparison = Comparison(0.0, ignore)
+        difference = _first_difference(comparison, rows, wanted, there)
+        states = 0
+        if difference is None:
+            states, difference = _compare_states(
+                comparison, (storage, records), (run_storage(again.path, None), there), wanted
+            )
+    return Reproduction(storage.uri, step, len(wanted), states, difference)
+
+
+def _newest_followed(storage: Storage, records: RunRecords, rows: dict[int, dict[str, Any]]) -> int:
+    steps = {record.iteration for record in existing_checkpoints(storage, records.checkpoints)}
+    followed = [step for step in steps if step + 1 in rows]
+    if not followed:
+        raise ValueError(
+            f"{storage.uri} keeps no checkpoint with a report after it; keep more of them with "
+            "CheckpointConfig(num_to_keep=…)."
+        )
+    return max(followed)
+
+
+def _first_difference(
+    comparison: Comparison,
+    rows: dict[int, dict[str, Any]],
+    wanted: list[int],
+    there: RunRecords,
+) -> str | None:
+    again = {report["iteration"]: report for report in there.reports()}
+    for step in wanted:
+        if step not in again:
+            return f"it ended before the report of step {step}."
+        pairs = zip(rows[step]["ranks"], again[step]["ranks"], strict=True)
+        for rank, (expected, got) in enumerate(pairs):
+            for place, one, other in comparison.values(expected, got):
+                return f"at step {step}, {place} of rank {rank} {_changed(one, other)}."
+    return None
+
+
+def _compare_states(
+    comparison: Comparison,
+    first: tuple[Storage, RunRecords],
+    second: tuple[Storage, RunRecords],
+    wanted: list[int],
+) -> tuple[int, str | None]:
+    """How many checkpoints of the same step both have kept, and where the first differs."""
+    kept = [
+        {
+            record.iteration: open_checkpoint(storage, record)
+            for record in existing_checkpoints(storage, records.checkpoints)
+        }
+        for storage, records in (first, second)
+    ]
+    count = 0
+    for step in wanted:
+        if step in kept[0] and step in kept[1]:
+            count += 1
+            for place, one, other in comparison.checkpoints(kept[0][step], kept[1][step]):
+                # Only generators of modules that are imported have a state, and a worker may have
+                # been forked from a process with more of them.
+                if not (place.startswith("rng/") and (one is ABSENT or other is ABSENT)):
+                    where = f"in the checkpoint of step {step}, {place}"
+                    return count, f"{where} {_changed(one, other)}."
+    return count, None
+
+
+def _changed(one: Any, other: Any) -> str:
+    return f"is {shorten(repr(other), _MAX_VALUE)} and was {shorten(repr(one), _MAX_VALUE)}"

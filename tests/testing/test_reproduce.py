@@ -1,0 +1,93 @@
+"""Running a part of a run again: the same for a State, and a difference that is named."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import cli, train
+from lockstep.testing import verify_run
+from lockstep.train import CheckpointConfig, Result
+from tests.integration.runs import fit
+
+
+def walk(config: dict[str, Any]) -> None:
+    """A random walk, a checkpoint at every third step."""
+    random.seed(train.get_context().get_world_rank())
+    state = train.State(at=0.0, step=0, rng=config["rng"])
+    state.restore()
+    for step in range(state.step + 1, 9):
+        state.at += random.random()
+        state.step = step
+        train.report(
+            {"at": state.at, "seconds": random.random()},
+            checkpoint=state if step % 3 == 0 else None,
+        )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    place = str(tmp_path_factory.mktemp("walk"))
+    return fit(walk, config={"rng": True}, storage_path=place, name="walk")
+
+
+def test_a_state_comes_out_the_same(run: Result) -> None:
+    before = (Path(run.path) / "journal.jsonl").read_bytes()
+    found = verify_run(run.path)
+    assert (found.ok, found.step, found.steps) == (True, 6, 2)
+    assert "2 report(s) of every rank are the same, bit by bit" in str(found)
+    longer = verify_run(run.path, step=3, steps=4)
+    assert (longer.ok, longer.steps, longer.states) == (True, 4, 1)
+    assert "4 report(s) of every rank and 1 checkpoint(s) are the same" in str(longer)
+    assert (Path(run.path) / "journal.jsonl").read_bytes() == before
+
+
+def test_the_first_difference_is_named(tmp_path: Path) -> None:
+    result = fit(walk, config={"rng": False}, workers=1, storage_path=str(tmp_path))
+    found = verify_run(result.path, step=3)
+    assert not found.ok
+    assert "run again from step 3: at step 4, at of rank 0 is" in str(found)
+    assert verify_run(result.path, step=3, steps=2, ignore=["at"]).ok
+
+
+def test_a_checkpoint_that_differs(tmp_path: Path) -> None:
+    def hidden() -> None:
+        checkpoint = train.get_checkpoint()
+        start = checkpoint.to_dict()["step"] if checkpoint else 0
+        for step in range(start + 1, 4):
+            secret = 0 if checkpoint is None else 1
+            kept = train.Checkpoint.from_dict({"step": step, "secret": secret})
+            train.report({"step": step}, checkpoint=kept)
+
+    result = fit(hidden, workers=1, storage_path=str(tmp_path))
+    found = verify_run(result.path, step=1)
+    assert found.difference == "in the checkpoint of step 2, secret is 1 and was 0."
+
+
+def test_what_cannot_be_verified(run: Result, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no checkpoint at step 4; it has 3, 6"):
+        verify_run(run.path, step=4)
+    with pytest.raises(ValueError, match=r"verify_run\(steps=0\)"):
+        verify_run(run.path, steps=0)
+
+    def end() -> None:
+        train.report({}, checkpoint=train.Checkpoint.from_dict({}))
+
+    keep = CheckpointConfig(num_to_keep=1)
+    result = fit(end, workers=1, storage_path=str(tmp_path), checkpoint_config=keep)
+    with pytest.raises(ValueError, match="keeps no checkpoint with a report after it"):
+        verify_run(result.path)
+    with pytest.raises(ValueError, match="no report after step 1"):
+        verify_run(result.path, step=1)
+
+
+def test_the_command(run: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", f"{run.path}@6"]) == 0
+    assert f"{run.path}, run again from step 6: 2 report(s)" in capsys.readouterr().out
+    assert cli.main(["verify", run.path, "--steps", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["steps"], found["difference"]) == (True, 1, None)
