@@ -59,6 +59,8 @@ class GroupSpec:
     """Pickled by the caller; the worker's first ``channel.receive()`` returns the bytes."""
     preload: tuple[str, ...] = ()
     """Modules to import before workers start, to save time; a failed import is not an error."""
+    preload_later: tuple[str, ...] = ()
+    """Modules to import once the first workers run and nothing else is to be done."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Added to the driver's environment before any of the user's modules is imported."""
     cpus_per_worker: float | None = None

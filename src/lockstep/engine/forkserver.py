@@ -4,7 +4,7 @@ The server runs no user code, has no second thread and never uses a GPU. So a fo
 and takes milliseconds. The server is the parent of every worker: it sees how each worker ends.
 
     driver ── control socket ──▶ server      one: passes a session socket for each worker group
-    driver ◀─ control socket ─── server      Preloaded, once
+    driver ◀─ control socket ─── server      Preloaded, and again after what is for later
     driver ◀─ session socket ──▶ server      Spawn (with the worker's socket and log pipe) / Ended
     driver ◀─ worker socket ───▶ worker      everything else
 
@@ -75,6 +75,10 @@ __all__ = [
 LEFTOVER_GRACE_S = 1.0
 """How long the processes that a worker left behind may run after it has exited cleanly."""
 
+LATER_S = 1.0
+"""How long nothing must have been asked of the server before it imports what is for later. While
+it imports, it does not answer."""
+
 _BLOCKED_AT_FORK = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -108,7 +112,7 @@ class Kill(NamedTuple):
 
 
 class Preloaded(NamedTuple):
-    """Sent to the driver once, when all modules are imported."""
+    """Sent to the driver when modules are imported: those to preload, and those for later."""
 
     reads: frozenset[str]
     """The environment variables that they have read."""
@@ -128,13 +132,21 @@ class Ended(NamedTuple):
     detail: str = ""
 
 
-def main(control_fd: int, driver_pid: int, preload: list[str], *, is_child: bool = True) -> None:
+def main(
+    control_fd: int,
+    driver_pid: int,
+    preload: list[str],
+    later: list[str],
+    *,
+    is_child: bool = True,
+) -> None:
     """Serve until the driver is gone.
 
     Args:
         control_fd: the socket to the driver.
         driver_pid: its process.
         preload: the modules to import.
+        later: the modules to import when there is nothing else to do.
         is_child: this process is the driver's child; otherwise a warm server has forked it.
     """
     of_driver = f"of process {driver_pid}"
@@ -143,8 +155,15 @@ def main(control_fd: int, driver_pid: int, preload: list[str], *, is_child: bool
     fork_server(driver_pid, control_fd, is_child=is_child)
     adopt_orphans()
     set_title(f"{SERVER_TITLE} {of_driver}", "lockstep-server")
+    control = socket.socket(fileno=control_fd)
+    _preload(preload, control)
+    _Server(control, later).run()
+
+
+def _preload(names: list[str], control: socket.socket) -> None:
+    """Import modules, and tell the driver which variables they have read."""
     with recorded_reads() as reads:
-        for name in preload:
+        for name in names:
             try:
                 importlib.import_module(name)
             except Exception as error:
@@ -155,14 +174,13 @@ def main(control_fd: int, driver_pid: int, preload: list[str], *, is_child: bool
             stream.flush()  # a fork copies the buffer: every worker would print it again
     gc.collect()
     gc.freeze()  # a collection in a worker would write to these pages, and so copy them
-    control = socket.socket(fileno=control_fd)
     with contextlib.suppress(OSError):  # the driver is gone, and the keeper will see it
         send_with_files(control, Preloaded(frozenset(reads)), [])
-    _Server(control).run()
 
 
 class _Server:
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, later: list[str]) -> None:
+        self._later = later
         self._blas_threads = BlasThreads()
         self._control = control
         self._keeper_pid = os.getppid()
@@ -191,8 +209,14 @@ class _Server:
             if self._leftovers or self._strays:
                 due = min([late for late, _ in self._leftovers] + [*self._strays.values()])
                 timeout = max(0.0, due - time.monotonic())
-            for key, _ in self._selector.select(timeout):
+            if self._later:
+                timeout = LATER_S if timeout is None else min(timeout, LATER_S)
+            ready = self._selector.select(timeout)
+            for key, _ in ready:
                 key.data()
+            if self._later and not ready and timeout == LATER_S:
+                later, self._later = self._later, []
+                _preload(later, self._control)
             now = time.monotonic()
             while self._leftovers and self._leftovers[0][0] <= now:
                 kill_group(self._leftovers.pop(0)[1])

@@ -180,7 +180,7 @@ class _LocalGroup(ConnectedGroup):
         )
         self._lesson: Timer | None = None
         if modules.wants_to_learn():
-            preload = spec.preload
+            preload = (*spec.preload, *spec.preload_later)
             self._lesson = loop.call_later(LEARN_S, lambda: modules.learn(preload))
 
     def send(self, rank: int, message: Any) -> None:

@@ -97,7 +97,7 @@ class ForkServer:
     def __init__(self, spec: GroupSpec) -> None:
         self.groups = 0
         """How many worker groups it has now."""
-        self._preload = frozenset(spec.preload)
+        self._preload = frozenset((*spec.preload, *spec.preload_later))
         self._environment = dict(spec.environment)
         self._reads: frozenset[str] | None = None
         self._owner = os.getpid()
@@ -126,7 +126,7 @@ class ForkServer:
 
     def fits(self, spec: GroupSpec) -> bool:
         """Whether it has imported the same modules, as they would be in that environment."""
-        if self._preload != frozenset(spec.preload):
+        if self._preload != frozenset((*spec.preload, *spec.preload_later)):
             return False
         differing = {
             name
@@ -142,11 +142,14 @@ class ForkServer:
         """The variables that the imported modules have read; None while they are imported."""
         waiting = select.poll()
         waiting.register(self._control.fileno(), select.POLLIN)
-        if self._reads is None and waiting.poll(0):
-            with contextlib.suppress(OSError, EOFError, EngineError):
+        while waiting.poll(0):
+            try:
                 received = receive_with_files(self._control)
-                if received is not None:
-                    self._reads = received[0].reads
+            except (OSError, EOFError, EngineError):
+                break
+            if received is None:
+                break
+            self._reads = (self._reads or frozenset()) | received[0].reads
         return self._reads
 
     def running(self) -> bool:
@@ -220,6 +223,7 @@ def _borrow(spec: GroupSpec, remote: socket.socket) -> _Borrowed:
                 [*files, remote.fileno()],
                 control=control,
                 preload=list(spec.preload),
+                later=list(spec.preload_later),
                 sys_path=import_path(),
                 **values,
             )
@@ -236,15 +240,15 @@ def _start_cold(spec: GroupSpec, remote: socket.socket) -> subprocess.Popen[byte
     # their numbers, and Popen would replace it.
     remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
     # Through a pipe: sys.path may be too long for a command line.
-    setup = marshal.dumps((import_path(), list(spec.preload)))
+    setup = marshal.dumps((import_path(), list(spec.preload), list(spec.preload_later)))
     setup_fd, write_fd = os.pipe()
     code = (
         # SIGTERM is ignored before anything is imported, which may take seconds.
         "import marshal, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         f"file = open({setup_fd}, 'rb'); "
-        f"sys.path[:], preload = marshal.loads(file.read({len(setup)})); file.close(); "
+        f"sys.path[:], preload, later = marshal.loads(file.read({len(setup)})); file.close(); "
         "from lockstep.engine.forkserver import main; "
-        f"main({remote_fd}, {os.getpid()}, preload)"
+        f"main({remote_fd}, {os.getpid()}, preload, later)"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:

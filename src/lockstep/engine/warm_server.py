@@ -424,7 +424,8 @@ class _Server:
         open_streams(self._streams)
         sys.path[:] = values["sys_path"]
         os.set_inheritable(values["control"], False)
-        forkserver.main(values["control"], driver, values["preload"], is_child=False)
+        wanted = values["preload"], values["later"]
+        forkserver.main(values["control"], driver, *wanted, is_child=False)
         return 0
 
     def _keep_script(self, client: socket.socket, values: dict[str, Any], files: list[int]) -> int:

@@ -59,6 +59,9 @@ class Backend:
     preload: tuple[str, ...] = ()
     """Modules that the fork server imports once, so that every worker starts with them."""
 
+    preload_later: tuple[str, ...] = ()
+    """Modules that a function needs later than its first line: the first workers do not wait."""
+
     def environment(self) -> Mapping[str, str]:
         """Return variables that must be set before the framework is imported."""
         return {}

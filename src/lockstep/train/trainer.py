@@ -668,6 +668,7 @@ class DataParallelTrainer(BaseTrainer):
                 *backend.preload,
                 *(PRELOADED if self.datasets else ()),
             ),
+            preload_later=backend.preload_later,
             environment={
                 **settings.tracker_environment(),
                 **settings.ray_names_environment(),

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import io
 import os
-import random
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -81,6 +77,10 @@ def adopt(values: dict[str, Any], files: list[int], made: Mapping[str, str]) -> 
         values, files: of ``capture``.
         made: variables that the imported modules have set, as they would in any process.
     """
+    import importlib
+    import random
+    import threading
+
     directory, *received = files
     os.fchdir(directory)
     os.close(directory)
@@ -145,9 +145,9 @@ def open_streams(like: tuple[tuple[str, str], ...], *, unbuffered: bool = False)
         setattr(sys, f"__{name}__", stream)
 
 
-def _open_stream(
-    fd: int, name: str, encoding: str, errors: str, unbuffered: bool
-) -> io.TextIOWrapper | None:
+def _open_stream(fd: int, name: str, encoding: str, errors: str, unbuffered: bool) -> Any:
+    import io
+
     try:
         os.fstat(fd)
     except OSError:
@@ -160,7 +160,7 @@ def _open_stream(
         buffer = io.BufferedReader(raw)
     else:
         buffer = raw if unbuffered else io.BufferedWriter(raw)
-    stream: Any = io.TextIOWrapper(
+    stream = io.TextIOWrapper(
         buffer,
         encoding,
         errors,
@@ -168,6 +168,5 @@ def _open_stream(
         line_buffering=not unbuffered and (name == "stderr" or raw.isatty()),
         write_through=unbuffered,
     )
-    stream.mode = mode
-    opened: io.TextIOWrapper = stream
-    return opened
+    stream.mode = mode  # type: ignore[misc]
+    return stream

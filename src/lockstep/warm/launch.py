@@ -13,15 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep import settings
-from lockstep.warm import modules
 from lockstep.warm.caller import capture
 from lockstep.warm.client import FORWARDED, follow, start_script
 from lockstep.warm.place import Place, Unavailable
-from lockstep.warm.program import CODE, MODULE, SCRIPT, Program, end_by_interrupt, run_program
 
 __all__ = ["launch"]
 
 _USAGE = "usage: lockstep run [-v] (SCRIPT | -m MODULE | -c CODE | -) [ARGUMENT ...]"
+
+
+_Command = tuple[str, str, tuple[str, ...]]
+"""The fields of a ``Program``."""
 
 
 class _WrongArguments(Exception):
@@ -40,40 +42,53 @@ def launch(arguments: Sequence[str]) -> Any:
     # From here on every signal is for the script, and waits until the script can take it.
     mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)}
     try:
-        _start_warm(program, mask, verbose)
+        place, environment = None, settings.environment()
+        place = _find_place(environment)
+        _start_warm(place, environment, program, mask, verbose)
     except Unavailable as reason:
         if verbose:
             print(f"lockstep run: ordinary start: {reason}.", file=sys.stderr)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    # Only now, and only here: a client needs none of it.
+    from lockstep.warm import modules
+    from lockstep.warm.program import Program, end_by_interrupt, run_program
+
+    if place is not None:
+        modules.expect(place, (), environment)
     try:
-        return run_program(program)
+        return run_program(Program(*program))
     except KeyboardInterrupt:
         end_by_interrupt()
     finally:
         modules.learn()
 
 
-def _start_warm(program: Program, mask: set[int], verbose: bool) -> None:
-    """Become the client of a warm start, and never return; or raise Unavailable."""
+def _find_place(environment: dict[str, str]) -> Place:
     if settings.warm_is_off():
         raise Unavailable("LOCKSTEP_WARM=0")
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         raise Unavailable("warm starts need Linux")
     if os.getuid() != os.geteuid():
         raise Unavailable("this process has another user's rights")
-    environment = settings.environment()
     try:
-        place = Place.of(environment, create=True)
-        # If there is a server, it learns from the script's own process.
-        modules.expect(place, (), environment)
+        return Place.of(environment, create=True)
+    except OSError as error:
+        raise Unavailable(f"{error}") from error
+
+
+def _start_warm(
+    place: Place, environment: dict[str, str], program: _Command, mask: set[int], verbose: bool
+) -> None:
+    """Become the client of a warm start, and never return; or raise Unavailable."""
+    try:
         _check_foreground()
         values, files = capture(environment)
         try:
             sock, script = start_script(
                 place,
                 files,
-                program=tuple(program),
+                program=program,
                 orig_argv=sys.orig_argv,
                 blocked=sorted(mask),
                 unbuffered=getattr(sys.stdout, "write_through", False),
@@ -103,20 +118,20 @@ def _options(arguments: Sequence[str]) -> tuple[bool, list[str]]:
     return len(rest) < len(arguments), rest
 
 
-def _parse(arguments: Sequence[str]) -> Program:
+def _parse(arguments: Sequence[str]) -> _Command:
     rest = list(arguments)
     if not rest:
         raise _WrongArguments("name a script, or use -m MODULE or -c CODE.")
     first = rest.pop(0)
-    if first in (MODULE, CODE):
+    if first in ("-m", "-c"):
         if not rest:
-            raise _WrongArguments(f"{first} needs {'a module' if first == MODULE else 'code'}.")
-        return Program(first, rest[0], tuple(rest[1:]))
+            raise _WrongArguments(f"{first} needs {'a module' if first == '-m' else 'code'}.")
+        return first, rest[0], tuple(rest[1:])
     if first.startswith("-") and first != "-":
         raise _WrongArguments(
             f"{first} is no option of lockstep run; the script's own arguments follow the script."
         )
-    return Program(SCRIPT, first, tuple(rest))
+    return "script", first, tuple(rest)
 
 
 def _look_like_python(arguments: Sequence[str], rest: Sequence[str]) -> None:

@@ -85,9 +85,12 @@ def learn(also: Collection[str] = ()) -> None:
     if lesson is None:
         return
     with contextlib.suppress(OSError, ValueError, Unavailable):
-        found = [*loaded_libraries(), *also]
+        found = [*loaded_libraries(lesson.known), *(set(also) - set(lesson.known))]
+        if lesson.known and not found:
+            return
         learnt = lesson.place.learnt()
-        new = [name for name in dict.fromkeys(found) if name not in set(learnt["modules"])]
+        old = set(learnt["modules"])
+        new = [name for name in dict.fromkeys(found) if name not in old]
         if new:
             learnt["modules"] += new
             lesson.place.write_learnt(learnt)
@@ -107,11 +110,16 @@ def library_directories() -> list[str]:
     return [entry for entry in entries if os.path.basename(entry) in _LIBRARIES]
 
 
-def loaded_libraries() -> list[str]:
-    """The modules of installed packages, and lockstep's, in the order of their import."""
+def loaded_libraries(known: Collection[str] = ()) -> list[str]:
+    """The modules of installed packages, and lockstep's, in the order of their import.
+
+    Those in ``known`` are left out.
+    """
     roots = tuple(directory + os.sep for directory in library_directories())
     found = []
     for name, module in list(sys.modules.items()):
+        if name in known:
+            continue
         spec = getattr(module, "__spec__", None)
         origin = getattr(spec, "origin", None)
         own = name == "lockstep" or name.startswith("lockstep.")

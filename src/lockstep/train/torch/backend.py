@@ -30,8 +30,9 @@ __all__ = ["TorchBackend"]
 class TorchBackend(Backend):
     """Initialises the default process group with a store that rank 0 serves on a free port."""
 
-    # The first optimizer or DDP model of a process imports torch._dynamo, which takes seconds.
-    preload = ("torch", "torch.distributed", "torch._dynamo", "lockstep.train.torch")
+    preload = ("torch", "torch.distributed", "lockstep.train.torch")
+    # The first optimizer or DDP model of a process imports it, which takes nearly as long as torch.
+    preload_later = ("torch._dynamo",)
 
     def __init__(self, name: str | None, url: str | None, timeout_s: float) -> None:
         self._name = name

@@ -281,6 +281,9 @@ class Launcher:
             overrides = _pickle(dict(prepared.overrides), trainer.train_loop_per_worker)
         plan = trainer.plan_run(payload, run, overrides)
         group = _sized(plan.group, request, allocation.gpus or None)
+        # Trials follow each other without a pause in which the server could import the rest.
+        preload = (*group.preload, *group.preload_later)
+        group = replace(group, preload=preload, preload_later=())
         if not self.over_trainer:
             # Those libraries choose their number of threads when they are imported.
             threads = {"OMP_NUM_THREADS": str(max(1, int(request.cpus)))}
