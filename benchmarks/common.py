@@ -326,7 +326,10 @@ class Bench:
     def program(
         self, file: str, role: str, *, launcher: str = "python", **config: Any
     ) -> Iterator[Program]:
-        """Start ``file`` in ``role``; ``launcher`` is python, torchrun or ray. Ended on leaving."""
+        """Start ``file`` in ``role``, with python, run (lockstep's), torchrun or ray as launcher.
+
+        It is ended on leaving.
+        """
         if launcher == "ray" and self.peers_python is None:
             raise ProgramFailed("no environment with Ray: run make bench")
         self._count += 1
@@ -349,6 +352,10 @@ class Bench:
         if launcher == "torchrun":
             flags = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
             flags += config.pop("flags", [])
+        if launcher == "run":
+            flags = ["-m", "lockstep", "run"]
+        else:
+            env["LOCKSTEP_WARM"] = "0"  # a server of the user's must not make cold starts warm
         env["PYTHONPATH"] = os.pathsep.join(python_path)
         settings = json.dumps({**config, "out": str(work / OUTPUT), "work": str(work)})
         command = [python, *flags, str(HERE / file), role, settings]
@@ -375,6 +382,18 @@ class Bench:
         except ProgramFailed as error:
             self.say(f"  {system}: {error}")
             return Against(system, [], reach, str(error).splitlines()[0])
+
+
+def lockstep_command(variables: Mapping[str, str], *arguments: str) -> str:
+    """What a ``lockstep`` command prints, with these variables."""
+    import subprocess
+
+    env = {**os.environ, **variables}
+    # As the programs: where it looks for a server depends on it.
+    path = [str(HERE), *filter(None, [env.get("PYTHONPATH")])]
+    env["PYTHONPATH"] = os.pathsep.join(path)
+    command = [sys.executable, "-m", "lockstep", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
 def pss_megabytes(pids: Sequence[int]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -23,6 +24,13 @@ def first_line(config: dict[str, Any]) -> None:
 
 
 def play_lockstep(config: dict[str, Any]) -> None:
+    _fits(common.lockstep_fit, config)
+
+
+def play_script(config: dict[str, Any]) -> None:
+    """As a user's script: it imports torch at its top."""
+    import torch  # noqa: F401
+
     _fits(common.lockstep_fit, config)
 
 
@@ -66,7 +74,7 @@ def _spawned(rank: int, config: dict[str, Any]) -> None:
 
 def measure(bench: Bench) -> list[Measurement]:
     """Cold scripts in turn with the peers, then fits in a process that has fitted before."""
-    return [*_cold(bench), *_warm(bench)]
+    return [*_cold(bench), *_warm(bench), *_run(bench)]
 
 
 def _cold(bench: Bench) -> list[Measurement]:
@@ -117,6 +125,60 @@ def _cold(bench: Bench) -> list[Measurement]:
     ]
 
 
+def _run(bench: Bench) -> list[Measurement]:
+    """``lockstep run`` with a warm server, in turn with torchrun."""
+    bench.say("lockstep run from a warm server, in turn with torchrun")
+    runtime = bench.work / "runtime"
+    runtime.mkdir(mode=0o700)
+    variables = {"XDG_RUNTIME_DIR": str(runtime)}
+    whole: dict[str, list[float]] = {"lockstep": [], "torchrun": []}
+    first: dict[str, list[float]] = {"lockstep": [], "torchrun": []}
+    try:
+        # The first start is cold; the server is up once it says so.
+        bench.run(FILE, "script", launcher="run", fits=1, env=variables)
+        memory = _await_server(variables)
+        for _ in range(bench.times(9, 3)):
+            for name in whole:
+                launcher, role = ("run", "script") if name == "lockstep" else (name, name)
+                started, seconds, records = bench.run(
+                    FILE, role, launcher=launcher, fits=1, env=variables
+                )
+                whole[name].append(seconds)
+                first[name].append(_ready(records, 0) - started)
+        memory = _await_server(variables)
+    finally:
+        common.lockstep_command(variables, "warm", "--stop")
+    ten = Reach(10, "10 times faster")
+    return [
+        Measurement(
+            "lockstep run, warm: a script that imports torch and does nothing, whole process",
+            "s",
+            whole["lockstep"],
+            Reach(0.35, "0.35 s"),
+            [Against("torchrun", whole["torchrun"], in_turn=True)],
+        ),
+        Measurement(
+            "lockstep run, warm: to the function's first line, group ready",
+            "s",
+            first["lockstep"],
+            Reach(0.20, "0.20 s"),
+            [Against("torchrun", first["torchrun"], ten, in_turn=True)],
+        ),
+        Measurement("idle warm server: memory (PSS)", "MB", [memory], Reach(250, "250 MB")),
+    ]
+
+
+def _await_server(variables: dict[str, str]) -> float:
+    """Wait until the server listens and nothing of it runs; its memory in MB."""
+    deadline = time.monotonic() + common.PROGRAM_TIMEOUT_S
+    while time.monotonic() < deadline:
+        servers = json.loads(common.lockstep_command(variables, "warm", "--json"))
+        if servers and "torch" in servers[0]["packages"] and not servers[0]["running"]:
+            return float(servers[0]["memory"]) / (1 << 20)
+        time.sleep(0.1)
+    raise common.ProgramFailed("the warm server never listened")
+
+
 def _warm(bench: Bench) -> list[Measurement]:
     bench.say("warm fits in one process")
     fits = 1 + bench.times(15, 5)
@@ -164,6 +226,7 @@ if __name__ == "__main__":
     common.play(
         {
             "lockstep": play_lockstep,
+            "script": play_script,
             "ray": play_ray,
             "torchrun": play_torchrun,
             "spawn": play_spawn,

@@ -179,9 +179,8 @@ class _LocalGroup(ConnectedGroup):
             session, loop, self._ended, self._server_gone, lambda _: self._server_gone()
         )
         self._lesson: Timer | None = None
-        if modules.wants_to_learn():
-            preload = (*spec.preload, *spec.preload_later)
-            self._lesson = loop.call_later(LEARN_S, lambda: modules.learn(preload))
+        if modules.note_workers((*spec.preload, *spec.preload_later)):
+            self._lesson = loop.call_later(LEARN_S, modules.learn)
 
     def send(self, rank: int, message: Any) -> None:
         self._workers[rank].send_frame(self._frame(message))

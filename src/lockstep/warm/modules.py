@@ -18,8 +18,8 @@ __all__ = [
     "learn",
     "library_directories",
     "loaded_libraries",
+    "note_workers",
     "start_server",
-    "wants_to_learn",
 ]
 
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -50,6 +50,7 @@ class _Lesson:
         self.place = place
         self.known = known
         self.environment = environment
+        self.of_workers: tuple[str, ...] = ()
 
 
 _lesson: _Lesson | None = None
@@ -67,25 +68,25 @@ def expect(place: Place, known: Collection[str], environment: Mapping[str, str])
     _lesson = _Lesson(place, known, environment)
 
 
-def wants_to_learn() -> bool:
-    """Whether ``learn`` would have an effect."""
+def note_workers(names: tuple[str, ...]) -> bool:
+    """Workers of this process import these modules; whether ``learn`` has an effect."""
+    if _lesson is not None:
+        _lesson.of_workers = names
     return _lesson is not None
 
 
-def learn(also: Collection[str] = ()) -> None:
+def learn() -> None:
     """Note the libraries that this process has imported, once; start the server if there is none.
 
     Nothing here may disturb the script: whatever fails is left.
-
-    Args:
-        also: modules that workers import.
     """
     global _lesson
     lesson, _lesson = _lesson, None
     if lesson is None:
         return
     with contextlib.suppress(OSError, ValueError, Unavailable):
-        found = [*loaded_libraries(lesson.known), *(set(also) - set(lesson.known))]
+        found = [*loaded_libraries(lesson.known), *lesson.of_workers]
+        found = [name for name in found if name not in lesson.known]
         if lesson.known and not found:
             return
         learnt = lesson.place.learnt()
