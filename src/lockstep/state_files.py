@@ -9,6 +9,7 @@ that is divided among ranks each has its shard: ``chunks`` says where that begin
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,8 @@ __all__ = ["VERSION", "EntrySummary", "StoredState", "TensorSource", "bytes_sour
 
 VERSION = 1
 """Of the index. Readers refuse a newer one."""
+SMALL = 1 << 20
+"""Tensors that are no larger are always copied: an optimizer may keep its counters as such."""
 
 Shard = Callable[[str, tuple[int, ...]], "tuple[tuple[int, ...], tuple[int, ...]] | None"]
 """From a shard's name and the complete shape to the part that is wanted: its shape and offset."""
@@ -57,7 +60,7 @@ class StoredState:
         where: what an error calls it.
         indexes: the index of each rank, by rank.
         open_data: opens the tensors of a rank.
-        clone: whether tensors must be copied, because their memory will not stay.
+        fleeting: the memory of the tensors will not stay: what is kept of them must be copied.
     """
 
     def __init__(
@@ -66,12 +69,12 @@ class StoredState:
         indexes: Mapping[int, dict[str, Any]],
         open_data: Callable[[int], TensorSource],
         *,
-        clone: bool = False,
+        fleeting: bool = False,
     ) -> None:
         self.where = where
         self._indexes = indexes
         self._open_data = open_data
-        self._clone = clone
+        self.fleeting = fleeting
         self._sources: dict[int, TensorSource] = {}
         self._check()
 
@@ -143,13 +146,25 @@ class StoredState:
         """What kind of object an entry was."""
         return str(self._index(rank)["kinds"].get(entry, "value"))
 
-    def decode(self, rank: int, entry: str, node: Any, shard: Shard | None = None) -> Any:
+    def decode(
+        self,
+        rank: int,
+        entry: str,
+        node: Any,
+        shard: Shard | None = None,
+        *,
+        copied: bool = False,
+    ) -> Any:
         """The value of a node below an entry, for a rank.
 
-        ``shard`` says which part of a divided tensor is wanted; by default the complete tensor.
+        Args:
+            rank, entry, node: which.
+            shard: says which part of a divided tensor is wanted; by default the complete tensor.
+            copied: the caller copies large tensors itself, and keeps none.
         """
+        most = SMALL if copied else math.inf
         with _damage(self.where):
-            return self._decoder(rank, entry, shard).decode(node)
+            return self._decoder(rank, entry, shard, most).decode(node)
 
     def entries(self, rank: int = 0) -> dict[str, Any]:
         """Every entry that a rank gets back, with complete tensors."""
@@ -190,14 +205,15 @@ class StoredState:
                 return self._source(other), place
         raise ValueError(f"the tensor {name!r} is in none of its files")
 
-    def _decoder(self, rank: int, entry: str, shard: Shard | None) -> TreeDecoder:
+    def _decoder(self, rank: int, entry: str, shard: Shard | None, most: float) -> TreeDecoder:
         tensors: dict[str, Any] = {}
 
         def tensor(name: str) -> Any:
             if name not in tensors:  # tied weights are one tensor again
                 source, place = self._find(rank, entry, name)
                 found = source.tensor(place)
-                tensors[name] = found.clone() if self._clone else found
+                clone = self.fleeting and place.nbytes <= most
+                tensors[name] = found.clone() if clone else found
             return tensors[name]
 
         def array(name: str) -> Any:

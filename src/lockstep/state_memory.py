@@ -43,7 +43,7 @@ def open_memory(pid: int, descriptor: int, name: str, size: int) -> int:
     Raises:
         OSError: it is not open there any more, or that process is not on this machine.
     """
-    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
         # The process may be gone, and another have its number: the name is the memory's own.
         link = os.readlink(f"/proc/self/fd/{opened}")

@@ -44,7 +44,7 @@ def save(state: State, memory: SnapshotMemory, folder: Path, rank: int = 0, size
     ranks = tuple(range(size))
     groups = dict.fromkeys(captured.shared, ranks) if size > 1 else {}
     taken = memory.take(captured, "one", rank, ranks, groups)
-    taken.finish()
+    taken.wait()
     (folder / "train_state").mkdir(exist_ok=True)
     (folder / state_data(rank)).write_bytes(b"".join(taken.chunks()))
     (folder / state_index(rank)).write_bytes(taken.structure)
@@ -75,7 +75,7 @@ def test_models_and_optimizers_come_back(memory: SnapshotMemory, tmp_path: Path)
     assert torch.equal(got[0], expected[0])
     assert torch.equal(got[1], expected[1])
     assert got[2] == expected[2]
-    found = TorchCheckpoint(tmp_path).get_model(net())
+    found: Any = TorchCheckpoint(tmp_path).get_model(net())
     assert torch.equal(found[0].weight, model[0].weight)
 
 

@@ -257,16 +257,24 @@ def _buffers(name: str, model: Any) -> frozenset[str]:
 def _tree(stored: StoredState, rank: int, name: str, value: Any, node: Any) -> Any:
     """The stored value of an entry. Of divided tensors, the part that is this rank's now."""
     torch: Any = sys.modules.get("torch")
+    copied = _copies(value)
     if torch is None or not any(_divided(tensor) for tensor in _tensors(value)):
-        return stored.decode(rank, name, node)
+        return stored.decode(rank, name, node, copied=copied)
     specs = dict(_specs(name, value))
 
     def shard(leaf: str, shape: tuple[int, ...]) -> Any:
         spec = _spec_for(specs, leaf, shape)
         return None if spec is None else _part_of(spec)
 
-    tree = stored.decode(rank, name, node, shard)
+    tree = stored.decode(rank, name, node, shard, copied=copied)
     return _divide_again(tree, specs, name)
+
+
+def _copies(value: Any) -> bool:
+    """Whether loading copies large tensors: a model always, an optimizer to another device."""
+    if hasattr(value, "param_groups"):
+        return all(tensor.is_cuda for tensor in _tensors(value))
+    return hasattr(value, "parameters")
 
 
 def _tensors(value: Any) -> Iterator[Any]:

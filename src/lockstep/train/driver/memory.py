@@ -78,8 +78,9 @@ class StateMemory:
                         f"the copy of rank {rank}'s state in memory is not what the rank has "
                         "taken: its checksum differs."
                     )
-                chunks = _chunks(memory, part.size)
-                storage.put_stream(f"{directory}/{state_data(rank)}", chunks)
+                with memoryview(memory) as view:
+                    chunks = _chunks(view, part.size)
+                    storage.put_stream(f"{directory}/{state_data(rank)}", chunks)
             storage.put_bytes(f"{directory}/{state_index(rank)}", part.structure)
 
     def drop_until(self, number: int) -> None:
@@ -96,6 +97,8 @@ class StateMemory:
         self._snapshots = {}
 
 
-def _chunks(memory: mmap.mmap, size: int) -> Iterator[bytes]:
+def _chunks(memory: memoryview, size: int) -> Iterator[memoryview]:
     for start in range(0, size, CHUNK):
-        yield memory[start : min(start + CHUNK, size)]
+        # Released, so that the memory can be closed.
+        with memory[start : min(start + CHUNK, size)] as chunk:
+            yield chunk

@@ -215,8 +215,9 @@ class Session:
             return None
         buffers, indexes = {}, {}
         for part, descriptor in self._start_state:
-            private = {"flags": mmap.MAP_PRIVATE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
-            buffers[part.rank] = mmap.mmap(descriptor, part.size, **private)
+            # Mapped at once: a page at a time would take longer than copying them.
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            buffers[part.rank] = mmap.mmap(descriptor, part.size, flags)
             if checksum(buffers[part.rank], part.size) != part.checksum:
                 raise CheckpointError(
                     f"The copy of rank {part.rank}'s state in memory has another checksum than "
@@ -227,7 +228,7 @@ class Session:
             "the memory of the last workers",
             indexes,
             lambda rank: bytes_source(buffers[rank]),
-            clone=True,
+            fleeting=True,
         )
 
     def start_checkpoint(self) -> Checkpoint | None:
@@ -553,15 +554,23 @@ class Session:
 
     def _write_state(self, order: SaveOrder, taken: Snapshot) -> None:
         rank = self.context.world_rank
-        self._channel.send(Sealed(order.name, taken.finish()))
+        taken.wait()
+        # Summing and writing both only read, and neither holds the interpreter's lock.
+        seal = threading.Thread(target=self._seal, args=(order.name, taken), name="lockstep-seal")
+        seal.start()
         try:
             data = f"{order.directory}/{state_data(rank)}"
             self._storage.put_stream(data, taken.chunks())
             self._storage.put_bytes(f"{order.directory}/{state_index(rank)}", taken.structure)
         except StorageError as error:
+            seal.join()
             self._channel.send(NotSaved(order.name, pack_error(error)))
         else:
+            seal.join()  # the memory is written again after the next message
             self._channel.send(Saved(order.name, {}))
+
+    def _seal(self, name: str, taken: Snapshot) -> None:
+        self._channel.send(Sealed(name, taken.checksum()))
 
     def _may_take(self, checkpoint: Checkpoint) -> bool:
         # A committed checkpoint is the run's: moving its files would destroy it.

@@ -5,7 +5,7 @@ dies. It has no name in any file system, so nothing is left of it when the last 
 gone, however that ends. It is reused: of a state there is one copy, never two.
 
     SaveOrder ──▶ take()  ──▶ Snapshotted      training continues
-                  finish() ─▶ Sealed           every byte is there, with its checksum
+                  wait()   ─▶ Sealed           every byte is there, with its checksum
                   write    ─▶ Saved            on storage
 """
 
@@ -67,10 +67,13 @@ class Snapshot(NamedTuple):
     place: tuple[int, str] | None
     """The descriptor of the memory, and its name; None: no other process can open it."""
 
-    def finish(self) -> tuple[int, ...]:
-        """Wait until every byte is there; returns the checksum."""
+    def wait(self) -> None:
+        """Wait until every byte is there."""
         if self.event is not None:
             self.event.synchronize()
+
+    def checksum(self) -> tuple[int, ...]:
+        """The checksum of every byte."""
         return checksum(self.memory, self.layout.size)
 
     def chunks(self) -> Iterator[memoryview]:
