@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lockstep.cli.command import Command, add_run
-from lockstep.cli.output import print_facts, print_json
-from lockstep.console.text import date, metrics_line, plural
+from lockstep.cli.output import print_facts, print_json, print_table
+from lockstep.console.text import date, metrics_line, plural, shorten
 from lockstep.ledger import read_ledger
 from lockstep.ledger.why import duration
 from lockstep.lookup import find_place, run_name
@@ -28,6 +28,7 @@ from lockstep.observe.state import (
 )
 from lockstep.records import RunRecords, damage_named, existing_checkpoints, newest_run
 from lockstep.run_layout import JOURNAL_FILE
+from lockstep.state_files import StoredState
 from lockstep.storage import Storage
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def _show(options: Namespace) -> int:
     from lockstep.tune.experiment.records import ExperimentRecords, experiment_numbers
 
     place = find_place(options.run, pieces=True)
+    if StoredState.is_in(place):
+        _show_state(place, options.json)
+        return 0
     is_experiment = not place.exists(JOURNAL_FILE) and bool(experiment_numbers(place))
     if not is_experiment and not place.exists(JOURNAL_FILE):
         place = newest_run(place)
@@ -70,6 +74,39 @@ def _show(options: Namespace) -> int:
             else:
                 print_facts(list(_run_facts(place, records)))
     return 0
+
+
+def _show_state(place: Storage, as_json: bool) -> None:
+    """What is in a checkpoint of a ``train.State``. No tensor is read."""
+    state = StoredState.read(place)
+    entries = state.summary()
+    total = sum(entry.nbytes for entry in entries)
+    if as_json:
+        found = [entry._asdict() for entry in entries]
+        print_json({"path": place.uri, "ranks": list(state.ranks), "entries": found})
+        return
+    print_facts(
+        [
+            ("checkpoint", place.uri),
+            ("state of", plural(len(state.ranks), "rank")),
+            ("tensors", _size(total)),
+        ]
+    )
+    rows = []
+    for entry in entries:
+        value = "" if entry.value is None else shorten(repr(entry.value), 40)
+        tensors = f"{entry.tensors} tensors, {_size(entry.nbytes)}" if entry.tensors else value
+        rows.append((entry.name, entry.kind, tensors))
+    print()
+    print_table(("entry", "kind", "content"), rows)
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} GB"
 
 
 def _run_facts(storage: Storage, records: RunRecords) -> Iterator[tuple[str, str]]:
@@ -160,6 +197,7 @@ COMMAND = Command(
         "lockstep show mnist               the run or the search with this name",
         "lockstep show -1                  the newest run",
         "lockstep show s3://bucket/mnist   a directory anywhere",
+        "lockstep show …/checkpoint_000003 what a checkpoint of a train.State has",
     ),
     add_run,
     _show,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from lockstep import train
+from lockstep import cli, train
 from lockstep.errors import CheckpointError
 from lockstep.state_files import StoredState
 from lockstep.storage import local
@@ -263,3 +263,17 @@ def test_files_of_different_snapshots_are_not_mixed(tmp_path: Path) -> None:
     (target / "train_state/rank_1.json").unlink()
     with pytest.raises(CheckpointError, match=r"rank_1\.json is missing"):
         train.Checkpoint(target).to_dict()
+
+
+def test_show_lists_what_is_inside(capsys: pytest.CaptureFixture[str]) -> None:
+    result = fit(walk, workers=2, config={"steps": 1})
+    assert result.checkpoint is not None
+    assert cli.main(["show", str(result.checkpoint.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 ranks" in shown
+    assert "step       value" in shown
+    assert cli.main(["show", str(result.checkpoint.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    by_name = {entry["name"]: entry for entry in found["entries"]}
+    assert by_name["step"]["value"] == 1
+    assert by_name["place"]["nbytes"] == 2 * 24  # each rank's own
