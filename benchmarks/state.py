@@ -83,7 +83,8 @@ def stepper(config: dict[str, Any], model: Any, optimizer: Any) -> Callable[[], 
         return lambda: None
     import torch
 
-    tokens = torch.randint(0, 50257, (8, 512), device="cuda")
+    # Large enough that the GPU is the limit, as in training, and not the launching of its kernels.
+    tokens = torch.randint(0, 50257, (16, 1024), device="cuda")
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16):
@@ -153,9 +154,14 @@ def savers(config: dict[str, Any], model: Any, optimizer: Any) -> dict[str, Call
         dcp.save(content, checkpoint_id=path)
         return lambda: shutil.rmtree(path, ignore_errors=True)
 
-    def dcp_async(**options: Any) -> Callable[[], None]:
+    def names() -> Any:
+        return importlib.import_module("torch.distributed.checkpoint.state_dict").get_state_dict(
+            model, optimizer
+        )
+
+    def dcp_async(saved: Any = content, **options: Any) -> Callable[[], None]:
         path = fresh("async")
-        future: Any = dcp.async_save(content, checkpoint_id=path, process_group=group, **options)
+        future: Any = dcp.async_save(saved, checkpoint_id=path, process_group=group, **options)
 
         def finish() -> None:
             getattr(future, "upload_completion", future).result()
@@ -176,7 +182,9 @@ def savers(config: dict[str, Any], model: Any, optimizer: Any) -> dict[str, Call
                 use_non_blocking_copy=True,
             )
             stagers.append(staging.DefaultStager(options))
-        finish = dcp_async(async_stager=stagers[0])
+        if len(stagers) == 1:
+            stagers.append(dict(zip(("model", "optimizer"), names(), strict=True)))
+        finish = dcp_async(stagers[1], async_stager=stagers[0])
         # Training must not change the tensors before they are staged.
         finish.staged.result()  # type: ignore[attr-defined]
         return finish
