@@ -5,6 +5,7 @@
 #   make docs    the site, in build/site
 #   make signatures  renew tests/public_api.txt, the public names and signatures
 #   make compat  what of Ray's names and arguments there is; renews docs/compatibility.md (ARGS: directories with scripts)
+#   make dist    wheel, source archive, SBOM and licences, in dist/; TRY=1 installs and tries both
 #   make bench   the benchmarks, against peers in .venv-peers
 #   make clean   remove environments, caches and build outputs
 
@@ -62,6 +63,10 @@ docs: .venv/.dev
 	@$(PY) -m sphinx --quiet --fail-on-warning --jobs auto -c docs . build/site
 	@echo "docs: build/site/index.html"
 
+dist: .venv/.dev
+	@echo "dist: the archives of HEAD"
+	@$(PY) scripts/dist.py $(if $(TRY),--try)
+
 signatures: .venv/.dev
 	@echo "signatures: scripts/public_api.py"
 	@$(PY) scripts/public_api.py
@@ -93,7 +98,8 @@ clean:
 
 .venv/.dev: .venv/.torch pyproject.toml constraints-dev.txt
 	@echo "setup: lockstep and the development tools"
-	@$(PY) $(PIP) -c constraints-dev.txt -e ".[dev]"
+	@$(PY) $(PIP) "pip>=25.1" # the first that reads dependency groups
+	@$(PY) $(PIP) -c constraints-dev.txt -e . --group dev
 	@touch $@
 
 .venv-horovod/.done: scripts/install_horovod.py

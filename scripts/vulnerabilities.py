@@ -34,9 +34,14 @@ def pips_index() -> str | None:
     return str(PyPI.url)
 
 
-def dependencies(project: dict[str, Any]) -> list[str]:
-    """The names that a ``[project]`` table requires, without its own."""
-    groups = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+def dependencies(pyproject: dict[str, Any]) -> list[str]:
+    """The names that a ``pyproject.toml`` requires, without its own."""
+    project = pyproject["project"]
+    groups = [
+        project["dependencies"],
+        *project.get("optional-dependencies", {}).values(),
+        *pyproject.get("dependency-groups", {}).values(),
+    ]
     names = {found[0].lower() for group in groups for text in group if (found := _NAME.match(text))}
     return sorted(names - {project["name"].lower()})
 
@@ -80,10 +85,10 @@ def main() -> int:
     if index is None:
         print("vulnerabilities: not checked, because pip names no index here; give --index URL")
         return 0
-    project = tomllib.loads(options.project.read_text(encoding="utf-8"))["project"]
+    pyproject = tomllib.loads(options.project.read_text(encoding="utf-8"))
     found: list[str] = []
     known = unknown = 0
-    for name, number in installed(dependencies(project)).items():
+    for name, number in installed(dependencies(pyproject)).items():
         try:
             found += vulnerabilities(index, name, number)
             known += 1
