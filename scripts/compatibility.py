@@ -203,7 +203,7 @@ def _member(value: Any, name: str) -> Any:
         return getattr(value, name)
     except AttributeError:
         fields = {field.name for field in dataclasses.fields(value)} if _is_data(value) else set()
-        annotated = {key for base in getattr(value, "__mro__", ()) for key in _annotations(base)}
+        annotated = {key for base in getattr(value, "__mro__", ()) for key in _attributes(base)}
         if name in fields | annotated:
             return None
         raise Missing(name) from None
@@ -213,8 +213,10 @@ def _is_data(value: Any) -> bool:
     return inspect.isclass(value) and dataclasses.is_dataclass(value)
 
 
-def _annotations(cls: type) -> dict[str, Any]:
-    return dict(vars(cls).get("__annotations__", {}))
+def _attributes(cls: type) -> set[str]:
+    """What is annotated, and what the constructor sets."""
+    code = getattr(vars(cls).get("__init__"), "__code__", None)
+    return {*vars(cls).get("__annotations__", {}), *(code.co_names if code else ())}
 
 
 def takes(value: Any, argument: str) -> bool:

@@ -269,7 +269,8 @@ def test_old_spellings_define_nothing(file: str) -> None:
 def test_exceptions_has_every_error() -> None:
     errors = importlib.import_module("lockstep.errors")
     exceptions = importlib.import_module("lockstep.exceptions")
-    assert set(exceptions.__all__) == {*errors.__all__, "RayActorError"}
+    of_ray = {"RayActorError", "RayError", "RayTaskError", "WorkerCrashedError"}
+    assert set(exceptions.__all__) == {*errors.__all__, *of_ray}
     assert all(getattr(exceptions, name) is getattr(errors, name) for name in errors.__all__)
 
 

@@ -138,6 +138,27 @@ class Checkpoint:
         """The checkpoint at a URI such as ``s3://bucket/prefix`` or ``file:///directory``."""
         return cls(uri=uri)
 
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The checkpoint that ``to_bytes`` has made into bytes.
+
+        Raises:
+            ValueError: these bytes are no checkpoint.
+        """
+        files = _untar(data)
+        if files is None:
+            raise ValueError("Checkpoint.from_bytes(…): these bytes are not from to_bytes().")
+        return cls.from_dict({_TAR_KEY: data})
+
+    def to_bytes(self) -> bytes:
+        """All files of the checkpoint as one archive (tar), for ``from_bytes``."""
+        return self._tar()
+
+    def to_uri(self, uri: str) -> str:
+        """Copy the checkpoint to a place such as ``s3://bucket/prefix``; returns ``uri``."""
+        self.save_files(open_storage(uri), "", self.files())
+        return uri
+
     @property
     def storage(self) -> Storage | None:
         """The storage of the directory; None for a dict that is not stored."""

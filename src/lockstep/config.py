@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -87,6 +87,22 @@ def _check_int(config: object, name: str, least: int, why: str) -> None:
     check_field_int(type(config).__name__, name, getattr(config, name), least, why)
 
 
+class _Changeable:
+    """A config whose fields can be set before it is used. Each change is checked like a new one."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known: dict[str, Any] = type(self).__dataclass_fields__  # type: ignore[attr-defined]
+        if name not in known:
+            text = f"{type(self).__name__} has no field {name!r}; it has {', '.join(known)}."
+            raise AttributeError(text)
+        if name not in vars(self):  # __init__ sets it
+            object.__setattr__(self, name, value)
+            return
+        changed: Any = replace(self, **{name: value})  # type: ignore[type-var]
+        for each in fields(changed):
+            object.__setattr__(self, each.name, getattr(changed, each.name))
+
+
 PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -95,8 +111,8 @@ def _is_searched(value: object) -> bool:
     return grid or hasattr(value, "sample")
 
 
-@dataclass(frozen=True)
-class ScalingConfig:
+@dataclass(unsafe_hash=True)
+class ScalingConfig(_Changeable):
     """How many workers, and what each one gets.
 
     Args:
@@ -246,6 +262,34 @@ class ScalingConfig:
         return (self.resources_per_worker or {}).get("GPU", 1)
 
     @property
+    def additional_resources_per_worker(self) -> dict[str, float]:
+        """Ray's name of ``other_resources``."""
+        return self.other_resources
+
+    @property
+    def total_resources(self) -> dict[str, float]:
+        """What all workers get together; a worker without its own CPUs or GPUs counts one CPU."""
+        each = dict(self.resources_per_worker or {})
+        if self.num_gpus_per_worker:
+            each["GPU"] = self.num_gpus_per_worker
+        return {name: n * self.sizes[1] for name, n in (each or {"CPU": 1.0}).items()}
+
+    @property
+    def elasticity_enabled(self) -> bool:
+        """Whether the number of workers may change."""
+        return self.min_workers != self.max_workers
+
+    @property
+    def min_workers(self) -> int:
+        """The smallest number of workers."""
+        return self.sizes[0]
+
+    @property
+    def max_workers(self) -> int:
+        """The largest number of workers."""
+        return self.sizes[1]
+
+    @property
     def sizes(self) -> tuple[int, int]:
         """The smallest and the largest number of workers; ``num_workers=0`` counts as one."""
         if self.is_searched:
@@ -259,8 +303,8 @@ class ScalingConfig:
         return (size, size)
 
 
-@dataclass(frozen=True)
-class FailureConfig:
+@dataclass(unsafe_hash=True)
+class FailureConfig(_Changeable):
     """What to do when workers fail.
 
     Args:
@@ -327,8 +371,8 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-@dataclass(frozen=True)
-class CheckpointConfig:
+@dataclass(unsafe_hash=True)
+class CheckpointConfig(_Changeable):
     """Which checkpoints are kept, and how often a ``train.State`` becomes one.
 
     Args:
@@ -450,8 +494,8 @@ class Guard:
         _check_choice(self, "action", "warn", "stop", "rollback")
 
 
-@dataclass(frozen=True)
-class RunConfig:
+@dataclass(unsafe_hash=True)
+class RunConfig(_Changeable):
     """Where a run is stored and how it behaves.
 
     Args:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from lockstep import errors
 from lockstep.errors import *  # noqa: F403
+from lockstep.errors import LockstepError as RayError
+from lockstep.errors import TrainingFailedError as RayTaskError
 from lockstep.errors import WorkerDiedError as RayActorError
+from lockstep.errors import WorkerDiedError as WorkerCrashedError
 
-__all__ = ["RayActorError"]
+__all__ = [
+    "RayActorError",
+    "RayError",
+    "RayTaskError",
+    "WorkerCrashedError",
+]
 __all__ += errors.__all__

@@ -31,6 +31,7 @@ from lockstep import missing, settings
 
 __all__ = [
     "RAY_VERSION",
+    "home_of",
     "import_as_ray",
     "install",
     "install_in_worker",
@@ -45,6 +46,41 @@ RAY_VERSION = "2.60.0"
 
 OURS = ("train", "tune", "air", "data")
 """What is lockstep's even where Ray's own Core is used."""
+
+_PATHS = {
+    "data.grouped_data": "data.grouped",
+    "data.iterator": "data",
+    "data.read_api": "data",
+    "train._checkpoint": "train",
+    "train._internal": "train",
+    "train._internal.data_config": "train",
+    "train._internal.session": "air.session",
+    "train._internal.syncer": "train",
+    "train.session": "air.session",
+    "train.trainer": "train",
+    "tune.constants": "tune.result",
+    "tune.context": "tune",
+    "tune.resources": "tune",
+    "tune.search.variant_generator": "tune.search",
+    "tune.tune": "tune",
+}
+_HOMES = (
+    "data.preprocessors",
+    "train.horovod",
+    "train.huggingface.transformers",
+    "train.lightgbm",
+    "train.lightning",
+    "train.tensorflow",
+    "train.torch",
+    "train.v2.api",
+    "train.xgboost",
+    "tune.analysis",
+    "tune.logger",
+    "tune.stopper",
+    "tune.trainable",
+    "tune.utils",
+)
+"""Where Ray has a file for each class, and lockstep one module for all."""
 
 _INSTALL = "pip install 'lockstep-train[ray]'"
 _OLD = {
@@ -76,7 +112,7 @@ class _Finder:
         if rest.partition(".")[0] in OURS:
             self._activate()
             self._note(rest)
-            return _spec(fullname, _Alias(f"lockstep.{rest}"))
+            return _spec(fullname, _Alias(f"lockstep.{home_of(rest)}"))
         if self.ray_itself:
             return None
         self._activate()
@@ -150,7 +186,9 @@ class _Alias:
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
         try:
-            sys.modules[name] = importlib.import_module(self._real)
+            real = sys.modules[name] = importlib.import_module(self._real)
+            if self._real.removeprefix("lockstep.") in _HOMES:
+                vars(real).setdefault("__path__", [])  # Ray has files below it
         except ModuleNotFoundError as error:
             if error.name != self._real:
                 raise  # something that the module itself needs
@@ -211,6 +249,14 @@ def import_as_ray() -> ModuleType:
     install()
     _finder.active = True
     return importlib.import_module("ray")
+
+
+def home_of(path: str) -> str:
+    """Where lockstep has the names of a path below ``ray``: there, or in another module."""
+    if _exists(f"lockstep.{path}"):
+        return path
+    parent = path.rpartition(".")[0]
+    return _PATHS.get(path) or (parent if parent in _HOMES else path)
 
 
 def ray_is_installed() -> bool:

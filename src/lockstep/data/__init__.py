@@ -4,12 +4,15 @@ A dataset is read lazily, transformed in the worker that uses its rows, and divi
 without a coordinator: each rank finds its rows from the dataset's index.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from lockstep.data.compat import (
     DataContext,
     ExecutionOptions,
     ExecutionResources,
     FileShuffleConfig,
 )
+from lockstep.data.compat import DataContext as DatasetContext
 from lockstep.data.config import DataConfig, DatasetConfig
 from lockstep.data.create import (
     from_arrow,
@@ -24,6 +27,7 @@ from lockstep.data.create import (
 )
 from lockstep.data.dataset import Dataset
 from lockstep.data.iterate.iterator import DataIterator
+from lockstep.data.iterate.iterator import DataIterator as DatasetIterator
 from lockstep.data.iterate.shard import DataShard, ShardPlan, merge_states
 from lockstep.data.read import (
     read_binary_files,
@@ -38,6 +42,11 @@ from lockstep.data.read import (
 )
 from lockstep.data.transforms import ActorPoolStrategy, TaskPoolStrategy
 
+if TYPE_CHECKING:
+    from pyarrow import Schema
+
+    from lockstep.data.preprocessor import Preprocessor
+
 __all__ = [
     "ActorPoolStrategy",
     "DataConfig",
@@ -46,9 +55,13 @@ __all__ = [
     "DataShard",
     "Dataset",
     "DatasetConfig",
+    "DatasetContext",
+    "DatasetIterator",
     "ExecutionOptions",
     "ExecutionResources",
     "FileShuffleConfig",
+    "Preprocessor",
+    "Schema",
     "ShardPlan",
     "TaskPoolStrategy",
     "from_arrow",
@@ -71,3 +84,15 @@ __all__ = [
     "read_tfrecords",
     "read_webdataset",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Preprocessor":
+        from lockstep.data.preprocessor import Preprocessor
+
+        return Preprocessor
+    if name == "Schema":  # what Dataset.schema() returns
+        from pyarrow import Schema
+
+        return Schema
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -139,6 +139,14 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
             found.update(dict.fromkeys(source.files()))
         return list(found)
 
+    def copy(self) -> Dataset:
+        """The dataset itself: a dataset never changes."""
+        return self
+
+    def lazy(self) -> Dataset:
+        """The dataset itself: every dataset is lazy."""
+        return self
+
     def materialize(self) -> Dataset:
         """Read and transform all rows now; the result holds them in memory."""
         made = from_table(self.to_arrow())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lockstep.checks import check_int
 from lockstep.data.arrow.formats import check_format
@@ -252,6 +252,13 @@ class Transforms(DatasetBase):
         if expr.runs_user_code:
             return self._with_operation(operation)
         return self._checked(operation)
+
+    def with_columns(self, exprs: Mapping[str, Expr], **hints: Any) -> Dataset:
+        """Add or replace several columns: ``with_columns({"y": col("x") * 2})``."""
+        dataset: Any = self
+        for name, expr in exprs.items():
+            dataset = dataset.with_column(name, expr, **hints)
+        return cast("Dataset", dataset)
 
     def select_columns(self, cols: str | Sequence[str], **hints: Any) -> Dataset:
         """Keep some columns, in this order; only these are read from files."""

@@ -23,6 +23,7 @@ from lockstep.porting.names import (
     needs_ray_core,
     today,
 )
+from lockstep.ray_names import home_of
 
 if TYPE_CHECKING:
     import libcst
@@ -115,7 +116,7 @@ def _survey(wrapper: Any) -> _Survey:
             name = get_full_name_for_node(node.module) if node.module else ""
             if node.relative or (name or "").partition(".")[0] != "ray":
                 return
-            path = (name or "").partition(".")[2]
+            path = home_of((name or "").partition(".")[2])
             if isinstance(node.names, cst.ImportStar):
                 self._star(node, path)
                 return

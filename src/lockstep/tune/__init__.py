@@ -28,7 +28,7 @@ from lockstep.tune.compat import (
 )
 from lockstep.tune.error import TuneError
 from lockstep.tune.experiment import Experiment
-from lockstep.tune.legacy import run, run_experiments
+from lockstep.tune.legacy import checkpoint_dir, is_session_enabled, run, run_experiments
 from lockstep.tune.missing import raise_missing_name
 from lockstep.tune.parameters import (
     PlacementGroupFactory,
@@ -81,6 +81,7 @@ __all__ = [
     "TuneContext",
     "TuneError",
     "Tuner",
+    "checkpoint_dir",
     "choice",
     "create_scheduler",
     "create_searcher",
@@ -91,6 +92,7 @@ __all__ = [
     "get_trial_name",
     "get_trial_resources",
     "grid_search",
+    "is_session_enabled",
     "logger",
     "lograndint",
     "loguniform",

@@ -190,6 +190,12 @@ class ExperimentAnalysis:
         return self.best_trial.path
 
     @property
+    def best_result_df(self) -> pd.DataFrame:
+        """The last row of the best trial, with the trial's id as the index."""
+        frame = self.results_df
+        return frame.loc[[self.best_trial.trial_id]]
+
+    @property
     def best_dataframe(self) -> pd.DataFrame:
         """Every row of the best trial."""
         return self.best_trial.result.metrics_dataframe
@@ -214,9 +220,21 @@ class ExperimentAnalysis:
         """One row a trial: the last, or with a metric and a mode the best."""
         return self.grid.get_dataframe(metric, mode)
 
-    def get_all_configs(self) -> dict[str, dict[str, Any]]:
-        """A trial's directory → the trial's config."""
-        return {result.path: result.config for result in self.grid}
+    def fetch_trial_dataframes(self) -> dict[str, pd.DataFrame]:
+        """The older way to ``trial_dataframes``."""
+        return self.trial_dataframes
+
+    def get_all_configs(self, prefix: bool = False) -> dict[str, dict[str, Any]]:
+        """A trial's directory → the trial's config.
+
+        Args:
+            prefix: put ``config/`` before each name.
+        """
+        before = "config/" if prefix else ""
+        return {
+            result.path: {before + name: value for name, value in (result.config or {}).items()}
+            for result in self.grid
+        }
 
     def get_best_trial(
         self,
@@ -278,9 +296,15 @@ class ExperimentAnalysis:
         result = trial.result if isinstance(trial, AnalysedTrial) else trial
         return result.get_best_checkpoint(metric, mode)  # type: ignore[arg-type]
 
-    def get_last_checkpoint(self, trial: AnalysedTrial | Result | None = None) -> Checkpoint | None:
-        """The newest checkpoint of a trial, by default of the best trial."""
-        return (trial or self.best_trial).checkpoint
+    def get_last_checkpoint(
+        self,
+        trial: AnalysedTrial | Result | None = None,
+        metric: str = "training_iteration",
+        mode: str = "max",
+    ) -> Checkpoint | None:
+        """The newest checkpoint of a trial, by default of the trial that is best by the metric."""
+        chosen = trial or self.get_best_trial(metric, mode)
+        return None if chosen is None else chosen.checkpoint
 
     def __repr__(self) -> str:
         best = ""

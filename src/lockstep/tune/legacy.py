@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig
 from lockstep.errors import TrainingFailedError
+from lockstep.run_layout import scratch_prefix
+from lockstep.train.api import session_for
+from lockstep.train.worker.session import current
 from lockstep.tune.analysis import AnalysedTrial, ExperimentAnalysis
 from lockstep.tune.compat import ResumeConfig
 from lockstep.tune.experiment.spec import Experiment
@@ -21,7 +27,7 @@ from lockstep.tune.tuner import Tuner
 if TYPE_CHECKING:
     import pyarrow.fs
 
-__all__ = ["ExperimentAnalysis", "run", "run_experiments"]
+__all__ = ["ExperimentAnalysis", "checkpoint_dir", "is_session_enabled", "run", "run_experiments"]
 
 
 def run(
@@ -149,6 +155,26 @@ def run(
             failed,
         ) from first
     return analysis
+
+
+@contextlib.contextmanager
+def checkpoint_dir(step: int | None = None) -> Iterator[str]:
+    """The way to save a checkpoint before Ray 2.0: a directory that becomes a checkpoint.
+
+    ``with tune.checkpoint_dir(step) as directory: …`` in a function ``f(config,
+    checkpoint_dir=None)``, which gets the newest checkpoint's directory when it resumes.
+
+    Args:
+        step: without effect: checkpoints are numbered.
+    """
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix("checkpoint")) as directory:
+        yield directory
+        session_for("checkpoint_dir()").save_checkpoint(Checkpoint.from_directory(directory))
+
+
+def is_session_enabled() -> bool:
+    """Whether this is a training function's process."""
+    return current() is not None
 
 
 def run_experiments(

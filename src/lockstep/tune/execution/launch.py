@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from numbers import Number
@@ -17,7 +18,7 @@ from lockstep import settings
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.engine import Engine, GroupSpec
 from lockstep.metrics import describable
-from lockstep.train.api import report
+from lockstep.train.api import get_checkpoint, report
 from lockstep.train.context import TrainContext
 from lockstep.train.datasets import check_datasets
 from lockstep.train.driver.run_plan import RunPlan
@@ -103,7 +104,17 @@ class _Function:
         self.__name__: str = getattr(inner, "__name__", type(inner).__name__)
 
     def __call__(self, config: dict[str, Any]) -> None:
-        result = self.func(config) if takes_config(self.func, may_yield=True) else self.func()
+        if not takes_config(self.func, may_yield=True):
+            result = self.func()
+        elif _wants_checkpoint_dir(self.func):
+            with _checkpoint_directory() as directory:
+                self._report_all(self.func(config, checkpoint_dir=directory))
+            return
+        else:
+            result = self.func(config)
+        self._report_all(result)
+
+    def _report_all(self, result: Any) -> None:
         for row in result if inspect.isgenerator(result) else (result,):
             self._report(row)
 
@@ -117,6 +128,23 @@ class _Function:
                 f"{self.__name__}() returned {result!r}; return a dict of metrics, a number, or "
                 "nothing, and report the rest with tune.report()."
             )
+
+
+def _wants_checkpoint_dir(function: Callable[..., Any]) -> bool:
+    """Whether it is from before ``get_checkpoint()``: ``def f(config, checkpoint_dir=None)``."""
+    with suppress(TypeError, ValueError):
+        return "checkpoint_dir" in list(inspect.signature(function).parameters)[1:]
+    return False
+
+
+@contextlib.contextmanager
+def _checkpoint_directory() -> Iterator[str | None]:
+    checkpoint = get_checkpoint()
+    if checkpoint is None:
+        yield None
+    else:
+        with checkpoint.as_directory() as directory:
+            yield directory
 
 
 class _FunctionTrainer(DataParallelTrainer):
