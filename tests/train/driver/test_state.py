@@ -1125,3 +1125,81 @@ class TestIllegal:
     def test_a_commit_of_nothing(self) -> None:
         with pytest.raises(IllegalTransition, match="Committed"):
             Machine().run().feed(e.Committed("checkpoint_000000"))
+
+
+def state_report(rank: int, number: int = 1) -> e.Reported:
+    checkpoint = part(ASYNC)._replace(is_state=True)
+    return e.Reported(rank, Report(number, {"rank": rank}, checkpoint, None, 0.0, 0.0))
+
+
+class TestTrainingStates:
+    def machine(self, every: int = 1) -> Machine:
+        machine = Machine(2)
+        machine.state = machine.state._replace(every=every, policy=FailurePolicy(3))
+        return machine.run()
+
+    def snapshot(self, machine: Machine, number: int) -> str:
+        """A state up to its answer, not on storage yet."""
+        name = name_of(machine.feed(state_report(0, number), state_report(1, number)))
+        machine.snapshotted(name, 0, 1)
+        machine.feed(e.Recorded(False))
+        return name
+
+    def test_the_next_waits_until_the_memory_is_free(self) -> None:
+        machine = self.machine()
+        name = self.snapshot(machine, 1)
+        assert machine.feed(state_report(0, 2), state_report(1, 2)) == []
+        machine.saved(name, 0, 1)
+        (order,) = machine.feed(e.Committed(name))
+        assert isinstance(order, e.OrderSave)
+        assert order.save.name == "checkpoint_000001"
+
+    def test_one_that_is_not_due_is_a_row_without_a_checkpoint(self) -> None:
+        machine = self.machine(every=2)
+        (record,) = machine.feed(state_report(0), state_report(1))
+        assert record == e.Record(record.reports, None) if isinstance(record, e.Record) else False
+        assert machine.feed(e.Recorded(False)) == [e.Answer((0, 1), False)]
+        assert name_of(machine.feed(state_report(0, 2), state_report(1, 2)))
+
+    def test_a_stop_saves_first(self) -> None:
+        machine = self.machine(every=9)
+        machine.feed(state_report(0), state_report(1))
+        actions = machine.feed(e.Recorded(True))
+        name = name_of(actions)
+        assert machine.snapshotted(name, 0, 1) == [e.Answer((0, 1), True)]
+
+    def test_a_sealed_copy_outlives_its_ranks(self) -> None:
+        machine = self.machine()
+        name = self.snapshot(machine, 1)
+        machine.feed(e.SealedPart(0, name), e.SealedPart(1, name))
+        actions = machine.gone(0, 1, exitcode=-9)
+        assert [a.save.name for a in actions if isinstance(a, e.Adopt)] == [name]
+        assert e.StartWorkers(2, 2) in actions
+        assert not [a for a in actions if isinstance(a, e.Discard)]
+        machine.feed(e.Committed(name))
+        assert machine.state.saves == ()
+        assert name in machine.state.committed
+
+    def test_a_copy_that_is_not_sealed_everywhere_is_discarded(self) -> None:
+        machine = self.machine()
+        name = self.snapshot(machine, 1)
+        machine.feed(e.SealedPart(0, name))
+        actions = machine.gone(0, 1, exitcode=-9)
+        assert e.Discard((name,)) in actions
+        assert not [a for a in actions if isinstance(a, e.Adopt)]
+
+    def test_a_run_that_ends_waits_for_its_last_state(self) -> None:
+        machine = self.machine()
+        machine.state = machine.state._replace(policy=FailurePolicy(0))
+        name = self.snapshot(machine, 1)
+        machine.feed(e.SealedPart(0, name), e.SealedPart(1, name))
+        assert not [a for a in machine.gone(0, 1, exitcode=-9) if isinstance(a, e.End)]
+        assert machine.phase() is Phase.STOPPING
+        assert [a.phase for a in machine.feed(e.Committed(name)) if isinstance(a, e.End)]
+
+    def test_one_that_cannot_be_written_is_dropped(self) -> None:
+        machine = self.machine()
+        name = self.snapshot(machine, 1)
+        assert machine.feed(e.SaveDropped(0, name, {})) == []
+        assert machine.saved(name, 1) == [e.Discard((name,))]
+        assert machine.phase() is Phase.RUNNING

@@ -67,6 +67,8 @@ class Worker:
     order: e.Save | None = None
     uploads: deque[str] = field(default_factory=deque)
     upload_failed: bool = False
+    sealed: set[str] = field(default_factory=set)
+    unsaved: bool = False
     stop: bool = False
     killed: bool = False
     interrupted: bool = False
@@ -93,6 +95,10 @@ class Walk:
         self.short_rank = choose([None, None, None, 0, self.size - 1])
         self.remote = choose([False, True])
         self.max_pending = choose([1, 2])
+        # Then what is reported in ASYNC mode is a train.State.
+        self.states = choose([False, True])
+        self.every = choose([0, 1, 2])
+        self.dropped: set[str] = set()
         self.workers: list[Worker] = []
         self.queue: deque[e.Event] = deque()
         self.commits: deque[e.Save] = deque()
@@ -112,6 +118,7 @@ class Walk:
             FailurePolicy(self.max_failures, choose([-1, 0, 1])),
             scaling=self.scaling if self.disturbed else None,
             capacity=self.size,
+            every=self.every,
         )
         self.perform(actions)
 
@@ -185,8 +192,20 @@ class Walk:
         self.committed.append(save)
         return e.Committed(save.name)
 
+    def on_Adopt(self, action: e.Adopt) -> None:
+        save = action.save
+        assert all(worker.doing == "gone" for worker in self.workers)
+        assert save.is_state
+        assert save.name not in self.dropped
+        parts = {r for r, report in enumerate(save.reports) if report and report.checkpoint}
+        assert parts <= save.sealed, "a copy that is not complete"
+        assert all(save.id > earlier.id for earlier in self.committed), "out of order"
+        self.commits.append(save)
+
     def on_Discard(self, action: e.Discard) -> None:
-        assert all(worker.doing == "gone" for worker in self.workers), "a worker may still write"
+        for worker in self.workers:
+            writes = {*worker.uploads, *([worker.order.name] if worker.order else [])}
+            assert worker.doing == "gone" or not writes & set(action.names), "it may still write"
         self.lost |= set(action.names)
 
     def on_Answer(self, action: e.Answer) -> None:
@@ -308,6 +327,11 @@ class Walk:
         checkpoint = None
         if mode is not None and ranks[worker.rank]:
             checkpoint = CheckpointReport({"f": 1}, mode, None, None, None)
+        if checkpoint is not None and mode is ASYNC and self.states:
+            checkpoint = checkpoint._replace(is_state=True)
+            worker.unsaved = True
+            if self.choices.happens(0.2):
+                self.feed(e.SaveDue())
         worker.number += 1
         worker.doing = "waiting"
         self.feed(e.Reported(worker.rank, Report(worker.number, {}, checkpoint, None, 0.0, 0.0)))
@@ -315,8 +339,14 @@ class Walk:
     def save(self, worker: Worker) -> None:
         order, worker.order = worker.order, None
         assert order is not None
+        if order.is_state:
+            assert not worker.uploads, "the memory is in use"
+            worker.unsaved = False
         if self.choices.happens(self.trouble):
-            self.raise_error(worker)
+            if order.is_state and self.choices.happens(0.5):
+                self.drop(worker, order.name)
+            else:
+                self.raise_error(worker)
         elif order.mode is SYNC:
             self.send_saved(worker, order.name)
         else:
@@ -324,14 +354,24 @@ class Walk:
             self.feed(e.SnapshotPart(worker.rank, order.name))
 
     def upload(self, worker: Worker) -> None:
+        if self.states and worker.uploads[0] not in worker.sealed:
+            worker.sealed.add(worker.uploads[0])
+            self.feed(e.SealedPart(worker.rank, worker.uploads[0]))
+            return
         name = worker.uploads.popleft()
-        if self.choices.happens(self.trouble):
+        if self.states and self.choices.happens(self.trouble):
+            self.drop(worker, name)
+        elif self.choices.happens(self.trouble):
             # The thread of uploads fails; the function continues until its next report.
             worker.uploads.clear()
             worker.upload_failed = True
             self.feed(e.Raised(worker.rank, ERROR))
         else:
             self.send_saved(worker, name)
+
+    def drop(self, worker: Worker, name: str) -> None:
+        self.dropped.add(name)
+        self.feed(e.SaveDropped(worker.rank, name, ERROR))
 
     def send_saved(self, worker: Worker, name: str) -> None:
         self.saved.add((self.state.attempt, worker.rank, name))
@@ -342,6 +382,12 @@ class Walk:
         self.feed(e.Raised(worker.rank, ERROR))
 
     def finish(self, worker: Worker, doing: str = "returned") -> None:
+        if worker.unsaved and not worker.stop and doing == "returned":
+            worker.doing = "waiting"
+            part = CheckpointReport({"f": 1}, ASYNC, None, None, None, True, None, True)
+            final = Report(worker.number + 1, None, part, None, 0.0, 0.0)
+            self.feed(e.Reported(worker.rank, final))
+            return
         worker.doing = doing
         self.feed(e.Returned(worker.rank))
 
@@ -394,10 +440,11 @@ class Walk:
         committed = {save.name for save in self.committed}
         assert len(names) == len(set(names))
         assert not committed & self.lost
-        assert committed | self.lost == set(names)
+        # A state that waited for the memory was never ordered.
+        assert committed | (self.lost & set(names)) == set(names)
         assert state.committed == committed
         if state.phase is Phase.FINISHED:
-            assert self.rows_of_saves <= committed
+            assert self.rows_of_saves <= committed | self.dropped
         if self.disturbed:
             return
         assert not self.stopped
