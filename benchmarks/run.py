@@ -31,6 +31,7 @@ QUESTIONS = (
     "data_processes",
     "tune",
     "cluster",
+    "scale",
     "tracking",
     "ui",
 )

@@ -110,7 +110,8 @@ class RemoteGroup(ConnectedGroup):
         self._spec = spec
         self._cluster = cluster
         self._secret = secrets.token_bytes(32)
-        self._waiting = {rank: [make_frame(spec.payload)] for rank in range(spec.size)}
+        payload = make_frame(spec.payload)
+        self._waiting = {rank: [payload] for rank in range(spec.size)}
         self._controls: dict[int, Connection] = {}
         self._shares: list[Share] = []
         self._ends: dict[int, Ended] = {}

@@ -456,6 +456,8 @@ class Controller:
         storage = self._run.storage
         # Two ranks may hold the same name. After one warning, comparing the files is wasted work.
         compare = {} if self._notifier.has_warned("differ") else plan.compare
+        # Of a state ranks share what they have in common. All ranks in each order would be many.
+        ranks = tuple(plan.write) if save.is_state else ()
         for rank in plan.write:
             order = m.SaveOrder(
                 storage.stage(save.name),
@@ -463,7 +465,7 @@ class Controller:
                 plan.write[rank],
                 compare.get(rank, ()),
                 save.mode,
-                tuple(plan.write),
+                ranks,
             )
             self._send(rank, order)
         if save.is_state:

@@ -31,7 +31,7 @@ is discarded (``Discard``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
@@ -46,6 +46,7 @@ from lockstep.errors import (
     PreemptedError,
 )
 from lockstep.run_layout import checkpoint_name, entry_of
+from lockstep.train.driver.by_rank import nothing_for, put
 from lockstep.train.driver.events import (
     Action,
     Adopt,
@@ -138,14 +139,16 @@ class RunState(NamedTuple):
     rows: int = 0
     next_checkpoint_id: int = 0
     # This attempt's workers, by rank.
-    workers: tuple[WorkerInfo | None, ...] = ()
-    announcements: tuple[Any, ...] = ()
+    workers: Sequence[WorkerInfo | None] = ()
+    announcements: Sequence[Any] = ()
+    started: int = 0
+    """How many of the workers are up."""
     # The open report.
-    waiting: tuple[Report | None, ...] = ()
+    waiting: Sequence[Report | None] = ()
     """The reports of the ranks that wait for the others, by rank."""
     arrived: int = 0
     """How many ranks wait. Kept beside ``waiting``: counting it at each report would take long."""
-    meeting: tuple[Met | None, ...] = ()
+    meeting: Sequence[Met | None] = ()
     """The ranks that wait at a collective of ``train.collective``, by rank; empty if none does."""
     recording: bool = False
     """The row is being recorded: ``Recorded`` is due."""
@@ -219,9 +222,10 @@ def _fresh_attempt(state: RunState) -> RunState:
     size = state.world_size
     return state._replace(
         phase=Phase.STARTING,
-        workers=(None,) * size,
-        announcements=(None,) * size,
-        waiting=(None,) * size,
+        workers=nothing_for(size),
+        announcements=nothing_for(size),
+        waiting=nothing_for(size),
+        started=0,
         arrived=0,
         meeting=(),
         recording=False,
@@ -262,18 +266,19 @@ def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
         return state, []
     if state.phase is not Phase.STARTING or state.workers[event.rank] is not None:
         raise _illegal(state, event)
-    workers = _put(state.workers, event.rank, event.info)
+    workers = put(state.workers, event.rank, event.info)
     state = state._replace(
         workers=workers,
-        announcements=_put(state.announcements, event.rank, event.announcement),
+        started=state.started + 1,
+        announcements=put(state.announcements, event.rank, event.announcement),
         history=_note(state, f"rank {event.rank} ready"),
     )
     # No worker is launched before all are up: each one needs the addresses of the others.
-    known = tuple(worker for worker in workers if worker is not None)
-    if len(known) < state.world_size:
+    if state.started < state.world_size:
         return state, []
+    known = tuple(worker for worker in workers if worker is not None)
     state = _consider_growing(state._replace(phase=Phase.RUNNING))
-    return state, [LaunchWorkers(known, state.announcements)]
+    return state, [LaunchWorkers(known, tuple(state.announcements))]
 
 
 def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]:
@@ -292,7 +297,7 @@ def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]
     # A rank waits for its answer before it reports again.
     if state.waiting[rank] is not None or state.recording:
         raise _illegal(state, event)
-    waiting = _put(state.waiting, rank, report)
+    waiting = put(state.waiting, rank, report)
     arrived = state.arrived + 1
     if arrived < state.world_size:
         # The missing rank may have returned already. Then nobody would open this barrier.
@@ -310,11 +315,11 @@ def _reported_checkpoint(state: RunState) -> tuple[RunState, list[Action]]:
     if any(report.metrics is None for report in reports):
         return _final_save(state)
     if not all(part.is_state for part in parts):
-        return _start_save(state, state.waiting, is_row=True)
+        return _start_save(state, tuple(state.waiting), is_row=True)
     state = state._replace(offers=state.offers + 1)
     due = state.save_due or state.notice is not None
     if due or (state.every and state.offers % state.every == 0):
-        return _start_save(state._replace(save_due=False), state.waiting, is_row=True)
+        return _start_save(state._replace(save_due=False), tuple(state.waiting), is_row=True)
     return _record(state, None, unsaved=True)
 
 
@@ -330,7 +335,7 @@ def _final_save(state: RunState) -> tuple[RunState, list[Action]]:
         done = state.returned | finals.keys()
         return _unequal(state, sorted(done), late)
     reports = tuple(finals.get(rank) for rank in range(state.world_size))
-    state = state._replace(waiting=(None,) * state.world_size, arrived=0)
+    state = state._replace(waiting=nothing_for(state.world_size), arrived=0)
     return _start_save(state, reports, is_row=False)
 
 
@@ -341,10 +346,10 @@ def _save_due(state: RunState, event: SaveDue) -> tuple[RunState, list[Action]]:
 def _met(state: RunState, event: Met) -> tuple[RunState, list[Action]]:
     if state.phase is Phase.STOPPING:
         return _close_trackers(state, {event.rank})  # never answered, like a report
-    meeting = state.meeting or (None,) * state.world_size
+    meeting = state.meeting or nothing_for(state.world_size)
     if state.phase is not Phase.RUNNING or meeting[event.rank] is not None:
         raise _illegal(state, event)
-    state = state._replace(meeting=_put(meeting, event.rank, event))
+    state = state._replace(meeting=put(meeting, event.rank, event))
     present = [met for met in state.meeting if met is not None]
     if len(present) < state.world_size:
         return _check_counts(state)
@@ -546,7 +551,7 @@ def _open_barrier(state: RunState, **also: Any) -> tuple[RunState, list[Action]]
     # Under a notice every state is saved, so only the stop of a run can find one that is not.
     if state.unsaved and also.get("stop", state.stop) and state.phase is Phase.RUNNING:
         return _save_before_stop(state._replace(unsaved=False, **also), state.waiting)
-    state = state._replace(waiting=(None,) * size, arrived=0, unsaved=False, **also)
+    state = state._replace(waiting=nothing_for(size), arrived=0, unsaved=False, **also)
     # The attempt is stopping. An answer would let ranks train on, past the state that counts.
     if state.phase is not Phase.RUNNING:
         return state, []
@@ -558,7 +563,7 @@ def _open_barrier(state: RunState, **also: Any) -> tuple[RunState, list[Action]]
 
 
 def _save_before_stop(
-    state: RunState, waiting: tuple[Report | None, ...]
+    state: RunState, waiting: Sequence[Report | None]
 ) -> tuple[RunState, list[Action]]:
     """Ranks will stop at this report, and its state is not saved: save it, then answer."""
     last = tuple(
@@ -815,7 +820,7 @@ def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
 def _capacity_changed(state: RunState, event: CapacityChanged) -> tuple[RunState, list[Action]]:
     state = state._replace(capacity=event.capacity)
     size = state.scaling.size_for(event.capacity)
-    nobody = state.phase is Phase.STARTING and not any(state.workers)
+    nobody = state.phase is Phase.STARTING and not state.started
     if nobody and size is not None and size < state.world_size and not state.gone:
         # These workers may wait for ever for a place that is gone. Fewer do not have to.
         notice = Notice("resize")
@@ -955,8 +960,7 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
         return state, []
     if len(state.gone) < state.world_size:
         # Ranks that have failed may hang while they exit, in a collective's cleanup for example.
-        waited_for = _silent(state) or _still_closing(state)
-        if state.failures and not waited_for and not state.killed:
+        if state.failures and not state.killed and not (_silent(state) or _still_closing(state)):
             return state._replace(killed=True), [KillWorkers()]
         return state, []
     if any(save.committing and not save.adopted for save in state.saves):
@@ -1097,10 +1101,6 @@ def _too_few(state: RunState) -> tuple[RunState, list[Action]]:
     failures = (WorkerFailure(rank, pack_error(error)),)
     state = state._replace(phase=Phase.FAILED, failures=failures)
     return state, [*before, RecordFailure(failures, False), End(Phase.FAILED, failures)]
-
-
-def _put(items: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
-    return (*items[:index], value, *items[index + 1 :])
 
 
 def _is_taken(state: RunState, name: str) -> bool:

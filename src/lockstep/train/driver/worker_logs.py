@@ -19,6 +19,7 @@ from lockstep.storage.local import open_private
 
 __all__ = ["OutputRouter", "log_end"]
 
+_OPEN_LOGS = 256
 _TOGETHER_S = 1.0
 """Lines that are due so soon are shown with the one that is: alike on all ranks, they are one."""
 
@@ -99,7 +100,10 @@ class OutputRouter:
         self._display = display
         self._files: list[BinaryIO | None] = [None] * world_size
         for rank in range(world_size if create else 0):
-            self._open(rank)
+            file = self._open(rank)
+            if rank >= _OPEN_LOGS:  # thousands of open files: it is opened again when it prints
+                file.close()
+                self._files[rank] = None
         self._splitters = [LineSplitter() for _ in range(world_size)]
         self._stacks = [StackCollector(source_line) for _ in range(world_size)]
         self._collapser = LineCollapser(world_size)
