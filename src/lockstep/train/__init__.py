@@ -110,6 +110,7 @@ _MODULES = (
     "data_parallel_trainer",
     "horovod",
     "huggingface",
+    "jax",
     "lightgbm",
     "lightning",
     "tensorflow",

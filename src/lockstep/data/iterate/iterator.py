@@ -440,6 +440,39 @@ class DataIterator(ABC):
         specs = (feature_type_spec, label_type_spec, additional_type_spec)
         return tf_dataset(batches, self.schema(), parts, specs)
 
+    def iter_jax_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        dtypes: Any = None,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+    ) -> Rows[Any]:
+        """Batches of rows as dicts of JAX arrays on this process's default device.
+
+        Arguments as in ``iter_batches``; ``dtypes`` is a type of JAX for all columns, or by column.
+        """
+        import jax.numpy as jnp
+
+        def convert(batches: Iterator[Batch]) -> Iterator[Batch]:
+            for arrays, rows in batches:
+                yield (
+                    {
+                        name: jnp.asarray(
+                            array, dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+                        )
+                        for name, array in arrays.items()
+                    },
+                    rows,
+                )
+
+        request = Request(
+            batch_size, drop_last, prefetch_batches, local_shuffle_buffer_size, local_shuffle_seed
+        )
+        return Rows(self, request, _Work(partial(cut_arrays, write=False), convert))
+
     def iter_tf_batches(
         self,
         *,

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lockstep.train.v2 import api
+from lockstep.train.v2 import api, jax
 
-__all__ = ["api"]
+__all__ = ["api", "jax"]
