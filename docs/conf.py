@@ -47,6 +47,7 @@ html_css_files = ["lockstep.css"]
 html_theme_options = {"navigation_with_keys": True}
 html_show_sphinx = False
 html_copy_source = False
+# Decisions are listed on their own page; tests/test_docs.py checks the others.
 suppress_warnings = ["toc.not_included"]
 copybutton_prompt_text = "$ "
 

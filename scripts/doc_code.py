@@ -137,6 +137,10 @@ def _run_command(line: str, where: str) -> Iterator[str]:
         _check_extras(line, where)
     elif words[0] == "make":
         _check_targets(words[1:], where)
+    elif words[:2] == ["lockstep", "ui"]:
+        raise PageError(
+            f"{where}: lockstep ui does not end; say above the block why it is not run."
+        )
     elif words[0] == "lockstep":
         yield from _run_lockstep(words[1:]).splitlines()
     elif words[0] == "python":

@@ -62,6 +62,19 @@ def test_links_are_found() -> None:
     assert "where-a-run-is" in anchors_of(ROOT / "docs" / "reference" / "results.md")
 
 
+def test_every_page_is_in_a_table_of_contents() -> None:
+    indexes = [ROOT / "docs" / "index.md", ROOT / "docs" / "benchmarks.md"]
+    indexes += (ROOT / "docs").glob("*/index.md")
+    listed = set(" ".join(page.read_text(encoding="utf-8") for page in indexes).split())
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.parent != DECISIONS]
+    missing = [
+        named(page)
+        for page in pages
+        if page.name != "index.md" and not {page.stem, f"/docs/{page.stem}"} & listed
+    ]
+    assert not missing, "add it to the index of its folder"
+
+
 def test_every_decision_is_in_the_index_once() -> None:
     pages = sorted(path.name for path in DECISIONS.glob("[0-9]*.md"))
     listed = [link for link in links_of(DECISIONS / "README.md") if link[0].isdigit()]
