@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep import cli, train
-from lockstep.testing import verify_run
+from lockstep.testing import replay, verify_run
 from lockstep.train import CheckpointConfig, Result
 from tests.integration.runs import fit
 
@@ -83,6 +83,30 @@ def test_what_cannot_be_verified(run: Result, tmp_path: Path) -> None:
         verify_run(result.path)
     with pytest.raises(ValueError, match="no report after step 1"):
         verify_run(result.path, step=1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_probe_sees_the_variables_of_the_step(tmp_path: Path, workers: int) -> None:
+    result = fit(walk, config={"rng": True}, workers=workers, storage_path=str(tmp_path))
+    seen, last = tmp_path / "seen", workers - 1
+
+    def probe(variables: dict[str, Any]) -> None:
+        seen.write_text(json.dumps([variables["step"], variables["state"].at]))
+
+    found = replay(result.path, step=5, rank=last, probe=probe)
+    assert (found.ok, found.step, found.steps) == (True, 3, 2)
+    frame = result.rank_dataframe
+    row = frame[(frame["rank"] == last) & (frame["training_iteration"] == 5)].iloc[0]
+    assert json.loads(seen.read_text()) == [5, row["at"]]
+
+
+def test_what_cannot_be_replayed(run: Result) -> None:
+    with pytest.raises(ValueError, match="no report of step 9; it has 1 to 8"):
+        replay(run.path, step=9, probe=print)
+    with pytest.raises(ValueError, match=r"replay\(rank=2\): the step has ranks 0 to 1"):
+        replay(run.path, step=5, rank=2, probe=print)
+    with pytest.raises(ValueError, match=r"keeps no checkpoint before step 3 .* it keeps 3, 6"):
+        replay(run.path, step=3, probe=print)
 
 
 def test_the_command(run: Result, capsys: pytest.CaptureFixture[str]) -> None:

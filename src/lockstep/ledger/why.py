@@ -102,7 +102,8 @@ def _ranks(ledger: Ledger, goodput: Goodput) -> _Explained:
 def _data(ledger: Ledger, goodput: Goodput) -> _Explained:
     saved = saved_without_data_waits(ledger)
     most = max(range(len(goodput.ranks)), key=lambda rank: goodput.ranks[rank]["data"])
-    whose = f" (rank {most} the most, {goodput.ranks[most]['data']:.0%})" if most else ""
+    share = goodput.ranks[most]["data"]
+    whose = f" (rank {most} the most, {share:.0%})" if share > 1.2 * goodput["data"] else ""
     return (
         saved,
         f"Ranks wait {duration(goodput['data'] * ledger.wall_s)} for batches{whose}. If each batch "

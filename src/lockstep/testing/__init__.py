@@ -2,7 +2,7 @@
 
 from lockstep.testing.engines import EngineConformance
 from lockstep.testing.faults import FaultPlan, InjectedError
-from lockstep.testing.reproduce import Reproduction, verify_run
+from lockstep.testing.reproduce import Reproduction, replay, verify_run
 from lockstep.testing.resume import Difference, ResumeReport, verify_resume
 from lockstep.testing.schedulers import SchedulerConformance
 from lockstep.testing.searchers import SearcherConformance
@@ -18,6 +18,7 @@ __all__ = [
     "SchedulerConformance",
     "SearcherConformance",
     "TrainerConformance",
+    "replay",
     "verify_resume",
     "verify_run",
 ]

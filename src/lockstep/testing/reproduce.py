@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.console.text import shorten
@@ -13,15 +15,17 @@ from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.run_layout import scratch_prefix
 from lockstep.storage import Storage
 from lockstep.testing.compare import ABSENT, Comparison
+from lockstep.train.record.fork import choose_fork
 from lockstep.train.record.saved_trainer import run_storage
 from lockstep.train.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     import pyarrow.fs
 
-__all__ = ["Reproduction", "verify_run"]
+__all__ = ["Reproduction", "replay", "verify_run"]
 
 _STEPS = 10
+_OWN = "lockstep."
 _MAX_VALUE = 60
 
 
@@ -95,13 +99,94 @@ def verify_run(
     if step is None:
         step = _newest_followed(storage, records, rows)
     wanted = [number for number in range(step + 1, step + steps + 1) if number in rows]
-    trainer = DataParallelTrainer.fork(storage.root, storage_filesystem, step=step)
     if not wanted:
+        choose_fork(storage, step)  # names the steps there are, if this is none
         raise ValueError(
             f"{storage.uri} has no report after step {step} to compare with; choose an earlier one."
         )
-    size = len(records.attempts[rows[wanted[0]]["attempt"]]["workers"])
-    if trainer.scaling_config.sizes[1] > 0 and trainer.scaling_config.sizes != (size, size):
+    return _run_again(storage, records, step, wanted, ignore)
+
+
+def replay(
+    path: str | os.PathLike[str],
+    storage_filesystem: pyarrow.fs.FileSystem | None = None,
+    *,
+    step: int,
+    probe: Callable[[dict[str, Any]], Any],
+    rank: int = 0,
+    ignore: Collection[str] = (),
+) -> Reproduction:
+    """Go back to a step of a run: run it again from the newest checkpoint before, and look.
+
+    As ``verify_run``, up to the report of this step, where it stops. A run of one rank is run again
+    in this process.
+
+    Args:
+        path, storage_filesystem, ignore: see ``verify_run``.
+        step: the ``training_iteration`` of the report to go back to.
+        probe: called with the variables of the function that reports, as the step's report is
+            about to be sent. It runs where the rank runs: in a process of its own if there are
+            several.
+        rank: on which rank ``probe`` is called.
+
+    Raises:
+        FileNotFoundError: there is no run, or nothing to run it again with.
+        ValueError: the run has no such step or rank, or no checkpoint before it.
+    """
+    storage = run_storage(path, storage_filesystem)
+    records = RunRecords(storage)
+    rows = {report["iteration"]: report for report in records.reports()}
+    if step not in rows:
+        there = f"{min(rows)} to {max(rows)}" if rows else "none"
+        raise ValueError(f"{storage.uri} has no report of step {step}; it has {there}.")
+    size = len(rows[step]["ranks"])
+    if not 0 <= rank < size:
+        raise ValueError(f"replay(rank={rank!r}): the step has ranks 0 to {size - 1}.")
+    kept = existing_checkpoints(storage, records.checkpoints)
+    before = [record.iteration for record in kept if record.iteration < step]
+    if not before:
+        steps = ", ".join(str(record.iteration) for record in kept) or "none"
+        raise ValueError(
+            f"{storage.uri} keeps no checkpoint before step {step} to start from; it keeps {steps}."
+        )
+    start = max(before)
+    wanted = [number for number in range(start + 1, step + 1) if number in rows]
+    return _run_again(storage, records, start, wanted, ignore, _Look(rank, step - start, probe))
+
+
+class _Look:
+    """Called before each report, as a fault plan is: looks once."""
+
+    def __init__(self, rank: int, number: int, probe: Callable[[dict[str, Any]], Any]) -> None:
+        self._where = rank, number, 1
+        self._probe = probe
+
+    def __call__(self, rank: int, number: int, attempt: int) -> None:
+        if (rank, number, attempt) != self._where:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith(_OWN):
+            frame = frame.f_back
+        self._probe(dict(frame.f_locals) if frame is not None else {})
+
+
+def _run_again(
+    storage: Storage,
+    records: RunRecords,
+    step: int,
+    wanted: list[int],
+    ignore: Collection[str],
+    look: _Look | None = None,
+) -> Reproduction:
+    """Run the reports ``wanted`` again from the checkpoint at ``step``, and compare."""
+    rows = {report["iteration"]: report for report in records.reports()}
+    filesystem = None if storage.is_local else storage.filesystem
+    trainer = DataParallelTrainer.fork(storage.root, filesystem, step=step)
+    size = len(rows[wanted[0]]["ranks"])
+    trainer.fault_plan = look
+    if look is not None and size == 1:
+        size = 0  # in this process
+    if trainer.scaling_config.num_workers != size:
         trainer.scaling_config = replace(trainer.scaling_config, num_workers=size)
     with tempfile.TemporaryDirectory(prefix=scratch_prefix("verify")) as directory:
         trainer.run_config = replace(
@@ -113,14 +198,14 @@ def verify_run(
             stop={"training_iteration": wanted[-1]},
             verbose=0,
         )
-        again = trainer.fit()
-        there = RunRecords(run_storage(again.path, None))
+        again = run_storage(trainer.fit().path, None)
+        there = RunRecords(again)
         comparison = Comparison(0.0, ignore)
         difference = _first_difference(comparison, rows, wanted, there)
         states = 0
         if difference is None:
             states, difference = _compare_states(
-                comparison, (storage, records), (run_storage(again.path, None), there), wanted
+                comparison, (storage, records), (again, there), wanted
             )
     return Reproduction(storage.uri, step, len(wanted), states, difference)
 
