@@ -228,14 +228,20 @@ def test_a_run_that_has_ended_has_no_stacks(capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def journal(directory: Path, *, hostname: str, pid: int, when: float | None = None) -> str:
+def journal(
+    directory: Path, *, hostname: str, pid: int, when: float | None = None, **others: int
+) -> str:
     """The books of a run that seems to be live."""
     books = Journal(str(directory / "journal.jsonl"))
     books.append(
         "run", trial_id="abcde_00000", trainer="T", experiment_name="x", time=1.0, config={}
     )
-    worker = {"rank": 0, "pid": pid, "hostname": hostname, "node_ip": ""}
-    books.append("attempt", attempt=1, workers=[worker], time=time.time() if when is None else when)
+    pids = {hostname: pid, **others}
+    workers = [
+        {"rank": rank, "pid": number, "hostname": name, "node_ip": ""}
+        for rank, (name, number) in enumerate(pids.items())
+    ]
+    books.append("attempt", attempt=1, workers=workers, time=time.time() if when is None else when)
     books.close()
     return str(directory)
 
@@ -248,6 +254,13 @@ def test_workers_of_another_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "; run this command there." in err
     assert cli.main(["show", run]) == 0
     assert "unfinished; whether it runs can be seen on far.away" in capsys.readouterr().out
+
+
+def test_workers_of_several_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = {socket.gethostname(): os.getpid()}  # no worker either
+    run = journal(tmp_path, hostname="far.away", pid=os.getpid(), **here)
+    assert cli.main(["stack", run]) == 1
+    assert "it is on far.away; run this command there, too" in capsys.readouterr().err
 
 
 def test_a_process_that_is_no_worker_is_left_alone(

@@ -12,7 +12,7 @@ from lockstep.console.stacks import first_dump, is_complete, parse_stacks, tidy_
 from lockstep.engine.attach import StackRequest
 from lockstep.errors import LockstepError
 from lockstep.lookup import run_name
-from lockstep.observe.state import RunFacts, hosts_of, is_elsewhere, newest_attempt, started_of
+from lockstep.observe.state import RunFacts, hosts_of, newest_attempt, started_of
 
 __all__ = ["Stacks", "stacks_now"]
 
@@ -41,11 +41,17 @@ def stacks_now(records: RunFacts) -> Stacks:
     workers = _check_running(records)["workers"]
     pids = {int(worker["rank"]): int(worker["pid"]) for worker in workers}
     started = {int(worker["rank"]): started_of(worker) for worker in workers}
-    problems: dict[int, str] = {}
+    problems: dict[int, str] = {
+        int(worker["rank"]): f"it is on {worker['hostname']}; run this command there, too"
+        for worker in workers
+        if worker["hostname"] != socket.gethostname()
+    }
     alike: dict[tuple[str, ...], list[int]] = {}
     with ExitStack() as open_requests:
         requests: dict[int, StackRequest] = {}
         for rank, pid in sorted(pids.items()):
+            if rank in problems:
+                continue
             try:
                 requests[rank] = open_requests.enter_context(StackRequest(pid, started[rank]))
             except LockstepError as error:
@@ -74,7 +80,7 @@ def _check_running(records: RunFacts) -> dict[str, Any]:
     attempt = newest_attempt(records)
     if attempt is None:
         raise LockstepError(f"the workers of the run {name} are not up yet; try again.")
-    if is_elsewhere(attempt):
+    if all(worker["hostname"] != socket.gethostname() for worker in attempt["workers"]):
         raise LockstepError(
             f"the run {name} has workers on {hosts_of(records)}, and this is "
             f"{socket.gethostname()}; run this command there."
