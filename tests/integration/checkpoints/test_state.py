@@ -277,3 +277,23 @@ def test_show_lists_what_is_inside(capsys: pytest.CaptureFixture[str]) -> None:
     by_name = {entry["name"]: entry for entry in found["entries"]}
     assert by_name["step"]["value"] == 1
     assert by_name["place"]["nbytes"] == 2 * 24  # each rank's own
+
+
+def preempted(config: Mapping[str, Any]) -> None:
+    state = State(step=0)
+    restored = state.restore()
+    first = state.step
+    while state.step < first + 3 or not restored:
+        state.step += 1
+        train.report({"step": state.step, "restored": restored}, checkpoint=state)
+        if state.step == 2 and not restored and train.get_context().get_world_rank() == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_preempted_run_keeps_the_state_at_which_it_stopped() -> None:
+    result = fit(preempted, workers=2, checkpoint_config=CheckpointConfig(every=10**6))
+    frame = result.metrics_dataframe
+    assert frame is not None
+    # Nothing is trained twice, and nothing is missing.
+    assert list(frame["step"]) == list(range(1, len(frame) + 1))
+    assert list(frame["restored"])[-3:] == [True] * 3

@@ -12,6 +12,7 @@ How a report travels:
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections import deque
@@ -48,6 +49,7 @@ from lockstep.train.driver.hangs import HangWatch, Stalled
 from lockstep.train.driver.memory import StateMemory
 from lockstep.train.driver.notes import (
     hang_note,
+    held_note,
     lingering_note,
     missing_score_note,
     retry_note,
@@ -77,6 +79,9 @@ INSIST_S = 1.0
 
 EXIT_S = 60.0
 """How long workers may take to exit after everyone has finished (trackers upload then)."""
+
+HELD_S = 1.0
+"""How long a state may wait for the one before it without a remark."""
 
 # One object for all ranks: an engine that has just packed a message does not pack it again.
 _CONTINUE = m.Answer(False, [])
@@ -154,6 +159,8 @@ class Controller:
         self._memory = StateMemory()
         self._digests: dict[str, dict[int, Any]] = {}
         """Of states that are being saved: what each rank has in common with others."""
+        self._held_since: dict[str, float] = {}
+        """States that wait for the one before, and since when."""
         self._pace = Pace.of(config.checkpoint_config)
         self._asking: dict[int, int] = {}
         """Ranks that wait until every checkpoint is committed, and which question it is."""
@@ -316,9 +323,10 @@ class Controller:
         # than isinstance(), and messages have no subclasses.
         kind = type(message)
         if kind is m.Report:
-            if message.checkpoint is not None and self._pace.due(time.monotonic()):
-                self._feed(e.SaveDue())
-            self._feed(e.Reported(rank, message))
+            if message.checkpoint is not None and message.checkpoint.is_state:
+                self._reported_state(rank, message)
+            else:
+                self._feed(e.Reported(rank, message))
         elif kind is Posted:
             self._logged += 1
             rows = [item.json for item in message.items]
@@ -370,6 +378,15 @@ class Controller:
             what = shorten(repr(message), 200)
             error = LockstepError(f"rank {rank} sent {what}, which nobody expects.")
             self._feed(e.Raised(rank, pack_error(error)))
+
+    def _reported_state(self, rank: int, report: m.Report) -> None:
+        now = time.monotonic()
+        if self._pace.due(now):
+            self._feed(e.SaveDue())
+        self._feed(e.Reported(rank, report))
+        for save in self.state.saves:
+            if save.held:
+                self._held_since.setdefault(save.name, now)
 
     def _share_state(self, rank: int, message: m.StateDigests) -> None:
         """When every rank has said what it has, tell each which ranks have the same."""
@@ -470,6 +487,10 @@ class Controller:
             self._send(rank, order)
         if save.is_state:
             self._memory.expect(save.name, save.id)
+            waited = time.monotonic() - self._held_since.pop(save.name, math.inf)
+            if waited > HELD_S:
+                note = held_note(waited, self._run.storage.uri)
+                self._notifier.warn_once("held", note)
 
     def _record(self, action: e.Record) -> None:
         # Journaled before anybody acts on the row, so that what was decided can be explained.

@@ -16,6 +16,7 @@ from lockstep.train.reduction import keys_of_nobody
 
 __all__ = [
     "hang_note",
+    "held_note",
     "lingering_note",
     "missing_score_note",
     "missing_stop_note",
@@ -137,4 +138,12 @@ def unknown_keys_note(reports: Sequence[Report]) -> str | None:
     return (
         f"report(reduce=…) names {', '.join(map(repr, unknown))}, which no rank has in report "
         f"{reports[0].number} (it has {known}): misspelt, or only in other reports."
+    )
+
+
+def held_note(seconds: float, where: str) -> str:
+    """A state was saved late, because the one before it was still being written."""
+    return (
+        f"A report waited {seconds:.1f} s until the state before was written to {where}: storage "
+        "is slower than the interval. Save less often: CheckpointConfig(every='auto')."
     )
