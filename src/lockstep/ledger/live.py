@@ -19,7 +19,7 @@ class LiveTimes:
     """The times of an attempt so far. ``add`` is called thousands of times a second.
 
     Attributes:
-        seconds: the wall time of the reports so far.
+        seconds: the wall time of the reports so far, without the start.
         computed, data, ranks: what of it a rank computed, waited for data, and for other ranks,
             on average.
         straggler: the rank that all others wait for, once it costs enough to be told.
@@ -41,7 +41,8 @@ class LiveTimes:
         seconds: float,
     ) -> None:
         """A report: how long each rank was busy since the last one, and what it waited for."""
-        self.seconds += seconds
+        # Before the first report the workers start, which is no rank's fault.
+        self.seconds += seconds if self._reports else max(busy)
         self._reports += 1
         size = self._size
         total = sum(busy)
