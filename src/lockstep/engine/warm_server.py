@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import marshal
 import os
 import selectors
 import signal
@@ -61,13 +62,22 @@ _SAFE_THREADS = {"jemalloc_bg_thd"}
 
 def main(
     lock_fd: int,
+    others_fd: int,
     directory: str,
     identity: list[Any],
     variables: dict[str, str],
     idle_s: float,
 ) -> NoReturn:
-    """Load, then serve until nobody needs it."""
+    """Load, then serve until nobody needs it.
+
+    Args:
+        lock_fd: the lock of the place, held.
+        others_fd: where the caller's other variables can be read, see ``_Others``; -1: nowhere.
+        directory, identity, variables: of the place.
+        idle_s: how long to stay unused.
+    """
     os.set_inheritable(lock_fd, False)
+    others = _Others(others_fd, lock_fd) if others_fd >= 0 else None
     os.umask(0o077)
     path = list(sys.path)
     os.chdir("/")
@@ -77,6 +87,8 @@ def main(
     place = Place(directory, identity, variables)
     libraries = _Libraries(place, lock_fd, idle_s)
     libraries.load()
+    if others is not None:
+        libraries.add_variables(others.values(libraries.reads))
     known = Place(directory, identity, libraries.variables())
     if known.lock != place.lock:
         # Clients look for the server under the values of all variables that matter.
@@ -143,6 +155,18 @@ class _Libraries:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 
+    @property
+    def reads(self) -> set[str]:
+        """The variables that the imports have read."""
+        return self._reads
+
+    def add_variables(self, values: dict[str, str]) -> None:
+        """Start again with variables that the imports would have found in the caller."""
+        if values:
+            self._before.update(values)
+            self._place.write_variables(self._reads, self.made)
+            self.start_again()
+
     def variables(self) -> dict[str, str]:
         """The variables that may have changed the imports, now that all reads are known."""
         own = dict(self._before)
@@ -188,7 +212,6 @@ class _Libraries:
 
     def start_again(self) -> NoReturn:
         """Become a new server, in the same process and with the same lock."""
-        import marshal
         import subprocess
 
         place = self._place
@@ -198,11 +221,43 @@ class _Libraries:
             "import marshal, sys; "
             "sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]; "
             "from lockstep.engine.warm_server import main; "
-            f"main({self._lock_fd}, *marshal.loads({setup!r}))"
+            f"main({self._lock_fd}, -1, *marshal.loads({setup!r}))"
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         os.chdir(self._place.identity[8] or "/")
         os.execve(sys.executable, [sys.executable, *flags, "-c", code], self._before)
+
+
+class _Others:
+    """The variables of the first caller that the server must not know, in a process of their own.
+
+    Which of them the imports read is known only afterwards. These few are asked for then; the
+    others have never been in the server's memory, nor in that of what it forks.
+    """
+
+    def __init__(self, source: int, lock_fd: int) -> None:
+        asking, self._question = os.pipe()
+        self._answer, answering = os.pipe()
+        if os.fork() == 0:
+            for fd in (self._question, self._answer, lock_fd):
+                os.close(fd)
+            with open(source, "rb") as file, open(asking, "rb") as questions:
+                names, values = questions.read(), marshal.loads(file.read())
+            found = {name: values[name] for name in names.decode().split("\0") if name in values}
+            with open(answering, "wb") as file:
+                file.write(marshal.dumps(found))
+            os._exit(0)
+        for fd in (source, asking, answering):
+            os.close(fd)
+
+    def values(self, names: set[str]) -> dict[str, str]:
+        """Those of the variables that the caller has. Once: the process ends then."""
+        with open(self._question, "wb") as file:
+            file.write("\0".join(sorted(names)).encode())
+        with open(self._answer, "rb") as file:
+            found: dict[str, str] = marshal.loads(file.read())
+        os.wait()
+        return found
 
 
 def _state(path: str) -> Any:

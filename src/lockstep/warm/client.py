@@ -21,7 +21,7 @@ from lockstep.warm.place import Place, Unavailable
 
 __all__ = ["FORWARDED", "ask", "connect", "follow", "peer", "start_script"]
 
-ANSWER_S = 10.0
+ANSWER_S = 30.0
 """How long the server may take to answer, as it does at once unless the machine is very busy."""
 _LOOK_S = 0.25
 _PEER = struct.Struct("3i")

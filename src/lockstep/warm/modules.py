@@ -149,13 +149,14 @@ def start_server(place: Place, environment: Mapping[str, str]) -> bool:
     idle_s = settings.warm_idle_seconds()
     setup = marshal.dumps((place.directory, place.identity, place.variables, idle_s))
     read_fd, write_fd = os.pipe()
+    rest = {name: value for name, value in environment.items() if name not in kept}
     code = (
         "import marshal, os, sys\n"
         "if os.fork(): os._exit(0)\n"
-        f"with open({read_fd}, 'rb') as file: setup = marshal.loads(file.read())\n"
+        f"setup = marshal.loads(os.read({read_fd}, {len(setup)}))\n"
         "sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]\n"
         "from lockstep.engine.warm_server import main\n"
-        f"main({lock}, *setup)"
+        f"main({lock}, {read_fd}, *setup)"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     directory = place.identity[8] or "/"
@@ -175,6 +176,8 @@ def start_server(place: Place, environment: Mapping[str, str]) -> bool:
         read_fd = -1
         with contextlib.suppress(BrokenPipeError), open(write_fd, "wb", closefd=False) as pipe:
             pipe.write(setup)
+            pipe.flush()
+            pipe.write(marshal.dumps(rest))  # for a process beside the server: see _Others
         os.close(write_fd)
         write_fd = -1
         process.wait()
