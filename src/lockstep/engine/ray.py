@@ -558,20 +558,24 @@ class RayEngine(Engine):
                 current = runtime.current()
                 address = current.address
                 _refuse_client(address)
-                limits = {}
-                if address is None and settings.library_variable("RAY_ADDRESS") is None:
-                    limits = {"num_cpus": current.num_cpus, "num_gpus": current.num_gpus}
-                # What workers print comes through lockstep; agents print nothing. Tasks of a
-                # script that uses Ray's own Core may print.
+                start = partial(
+                    ray.init,
+                    address,
+                    # What workers print comes through lockstep; agents print nothing. Tasks of a
+                    # script that uses Ray's own Core may print.
+                    log_to_driver=settings.ray_names(),
+                    logging_level=logging.WARNING,
+                    include_dashboard=None,
+                    runtime_env=runtime_env or None,
+                )
+                limits = {"num_cpus": current.num_cpus, "num_gpus": current.num_gpus}
                 try:
-                    ray.init(
-                        address,
-                        log_to_driver=settings.ray_names(),
-                        logging_level=logging.WARNING,
-                        include_dashboard=None,
-                        runtime_env=runtime_env or None,
-                        **limits,
-                    )
+                    try:
+                        start(**limits)
+                    except ValueError:
+                        if not any(limits.values()):
+                            raise
+                        start()  # a cluster that runs already has its own numbers
                 except ConnectionError as error:
                     raise EngineError(
                         f"no Ray cluster answers at {address or 'the default address'} ({error}); "
