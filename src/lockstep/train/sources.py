@@ -13,6 +13,7 @@ import linecache
 import os
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, zip_longest
@@ -316,8 +317,13 @@ def _same_definitions(kept: str, text: str) -> bool:
     return kept == now or ast.dump(_parsed(kept)) == ast.dump(_parsed(now))
 
 
+_parsing = threading.Lock()
+"""Python 3.11 counts the depth of two parses at once together, and raises a SystemError."""
+
+
 def _parsed(text: str) -> ast.Module:
     try:
-        return ast.parse(text)
+        with _parsing:
+            return ast.parse(text)
     except (SyntaxError, ValueError):  # a file that is being edited, or magics of a notebook
         return ast.Module([ast.Expr(ast.Constant(text))], [])
