@@ -382,6 +382,7 @@ def test_every_page_is_accessible(browser: Any, site: Site, scheme: str, tmp_pat
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(browser: Any, site: Site) -> None:
+    site.step()
     context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
     try:
         opened = Opened(context.new_page(), site)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep.storage import open_storage
+from lockstep.ui import library as library_module
 from lockstep.ui.follow import Follower
 from lockstep.ui.library import Library
 from lockstep.ui.logs import LogTail, log_ranks, search_log
@@ -300,14 +302,30 @@ def test_what_is_reported_is_pushed_once(tmp_path: Path, run: MadeRun) -> None:
     }
 
 
-def test_a_run_that_was_deleted_leaves_the_table(tmp_path: Path, run: MadeRun) -> None:
+def test_what_was_deleted_leaves_the_table_and_may_come_again(
+    tmp_path: Path, run: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_module, "ENDED_POLL_S", 0.0)
+    made_experiment(tmp_path, 2)
     library = Library([root_of(tmp_path)])
     read_all(library)
     view = RunsView(library)
-    list(view.news())
-    library.runs.clear()
-    (message,) = view.news()
-    assert message["gone"] == [run.id]
+    assert len([row for message in view.news() for row in message["rows"]]) == 2
+    for path in (run.path.parent, tmp_path / "search"):
+        shutil.rmtree(path)
+    gone: set[str] = set()
+    while gone != {run.id, "0:search"}:
+        library._round()
+        gone |= {one for message in view.news() for one in message["gone"]}
+    assert not library.runs
+    assert not library.searches
+    again = MadeRun(tmp_path)
+    rows: list[str] = []
+    while not rows:
+        library._listed = 0.0
+        library._round()
+        rows = [row["id"] for message in view.news() for row in message["rows"]]
+    assert rows == [again.id]
 
 
 def test_every_message_is_json_that_a_browser_reads(tmp_path: Path, run: MadeRun) -> None:

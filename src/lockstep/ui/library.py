@@ -138,6 +138,9 @@ class Library:
                 with suppress(LockstepError):
                     watched.model.follow()
                 self._open[run_id] = watched
+                if light.follower.behind and run_id in self._watched:
+                    # Long, and still being read: it is read once, for both.
+                    self.runs[run_id] = self._watched[run_id].model = watched.model
                 while len(self._open) > _OPEN_RUNS:
                     self._open.popitem(last=False)
                 self._asleep.set()
@@ -257,6 +260,11 @@ class Library:
                 if search.follow():
                     news = True
                     self._take_trials(search)
+                if not search.header and not search.place.exists(search.journal):
+                    del self.searches[search_id]  # its directory was deleted
+                    self._directories.pop(search.place, None)
+                    news = True
+                    continue
                 busy |= search.follower.behind
                 ended = search.ended is not None
                 self._search_due[search_id] = now + _pause(search.place, ended=ended)
@@ -327,6 +335,9 @@ class Library:
             with self.lock:
                 with suppress(LockstepError):
                     news |= model.follow()
+                if not model.run and not model.place.exists(JOURNAL_FILE):
+                    news |= self._forget(run_id)  # its directory was deleted
+                    continue
                 busy |= model.follower.behind
                 ended = model.end is not None or model.damage is not None
                 watched.due = now + _pause(model.place, ended=ended)
@@ -338,6 +349,12 @@ class Library:
                         model.version += 1
                         news = True
         return news, busy
+
+    def _forget(self, run_id: str) -> bool:
+        known = run_id in self.runs
+        for models in (self.runs, self._watched, self._open, self.states):
+            models.pop(run_id, None)
+        return known
 
     def _look(self, model: RunModel) -> str:
         if not model.run:

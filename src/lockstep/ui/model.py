@@ -108,8 +108,8 @@ class RunModel:
             self.version = version + 1
             lines = self.follower.more() or []
         try:
-            for line in lines:
-                self._apply(line)
+            if lines:
+                self._apply(lines)
         except (LockstepError, OSError) as error:
             self.damage = str(error)
         sampled = self.samples is not None and self.samples.follow()
@@ -117,16 +117,17 @@ class RunModel:
             self.version += 1
         return bool(lines) or sampled
 
-    def _apply(self, line: bytes) -> None:
-        where = f"{self.place.storage.path(JOURNAL_FILE)}"
+    def _apply(self, lines: list[bytes]) -> None:
+        where = self.place.storage.path(JOURNAL_FILE)
         with damage_named(where):
-            # Without parse_line() for the many rows: nothing here prints what they contain.
-            if line.startswith(b'{"event":"report"'):
-                self._report(json.loads(line))
-            elif line.startswith(b'{"event":"log"'):
-                self._log(json.loads(line))
-            else:
-                self._event(parse_line(line), where)
+            for line in lines:
+                # Without parse_line() for the many rows: nothing here prints what they contain.
+                if line.startswith(b'{"event":"report"'):
+                    self._report(json.loads(line))
+                elif line.startswith(b'{"event":"log"'):
+                    self._log(json.loads(line))
+                else:
+                    self._event(parse_line(line), where)
 
     def _event(self, record: dict[str, Any], where: str) -> None:
         event = record.pop("event")

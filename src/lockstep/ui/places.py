@@ -21,7 +21,7 @@ from lockstep.storage import Storage, open_storage
 
 __all__ = ["Place", "Root", "Version", "open_roots"]
 
-_MAX_READ = 4 << 20
+_MAX_READ = 1 << 20
 """How many bytes are read at once: other runs, and the pages, wait for no longer."""
 
 

@@ -44,7 +44,7 @@ CHART_POINTS = 1200
 SPARK_POINTS = 40
 _MAX_APPENDED = 3000
 """After so many points were sent one by one, the chart is sent anew, thinned."""
-_ROWS_A_MESSAGE = 500
+_ROWS_A_MESSAGE = 250
 _MAX_SHOWN_METRICS = 60
 _MAX_COMPARED = 12
 
@@ -68,12 +68,18 @@ class View(ABC):
 
     def news(self) -> Iterator[dict[str, Any]]:
         """The messages since the last call."""
-        with self._library.lock:
-            messages = list(self._news())
-        yield from messages
+        messages = self._news()
+        while True:
+            # A message at a time: the first rows of many are shown while others are written.
+            with self._library.lock:
+                message = next(messages, None)
+            if message is None:
+                return
+            yield message
 
     @abstractmethod
-    def _news(self) -> Iterator[dict[str, Any]]: ...
+    def _news(self) -> Iterator[dict[str, Any]]:
+        """The same; each message is made under the library's lock."""
 
 
 # -------------------------------------------------------------------------------- all runs
@@ -90,31 +96,37 @@ class RunsView(View):
 
     def _news(self) -> Iterator[dict[str, Any]]:
         library = self._library
-        changed: list[dict[str, Any]] = []
+        changed: list[tuple[float, str]] = []
         for run_id, model in library.runs.items():
-            if not model.run and model.damage is None:
-                continue
-            mark = (model.version, library.state_of(run_id, model))
-            if self._sent.get(run_id) != mark:
-                self._sent[run_id] = mark
-                changed.append(_run_row(library, run_id, model, self._metric))
+            if model.run or model.damage is not None:
+                mark = (model.version, library.state_of(run_id, model))
+                if self._sent.get(run_id) != mark:
+                    self._sent[run_id] = mark
+                    changed.append((-(_number(model.run.get("time")) or 0.0), run_id))
         for search_id, search in library.searches.items():
-            if not search.header and search.damage is None:
-                continue
-            mark = (search.version, _search_state(search))
-            if self._sent.get(search_id) != mark:
-                self._sent[search_id] = mark
-                changed.append(_search_row(library, search_id, search))
+            if search.header or search.damage is not None:
+                mark = (search.version, _search_state(search))
+                if self._sent.get(search_id) != mark:
+                    self._sent[search_id] = mark
+                    changed.append((-(_number(search.header.get("time")) or 0.0), search_id))
         gone = [one for one in self._sent if one not in library.runs | library.searches]
         for one in gone:
             del self._sent[one]
         complete = library.complete and not self._said_complete
         self._said_complete |= complete
-        changed.sort(key=lambda row: -(row["started"] or 0))
+        changed.sort()
         for start in range(0, max(len(changed), 1), _ROWS_A_MESSAGE):
-            rows = changed[start : start + _ROWS_A_MESSAGE]
-            if rows or gone or complete:
+            ids = [one for _, one in changed[start : start + _ROWS_A_MESSAGE]]
+            if ids or gone or complete:
+                rows = [row for one in ids if (row := self._row(one)) is not None]
                 yield {"type": "runs", "rows": rows, "gone": gone, "complete": library.complete}
+
+    def _row(self, one: str) -> dict[str, Any] | None:
+        library = self._library
+        if (model := library.runs.get(one)) is not None:
+            return _run_row(library, one, model, self._metric)
+        search = library.searches.get(one)
+        return _search_row(library, one, search) if search is not None else None
 
 
 def _run_row(library: Library, run_id: str, model: RunModel, metric: str | None) -> dict[str, Any]:
@@ -170,7 +182,10 @@ def _last_metrics(model: RunModel) -> dict[str, Any]:
 
 
 def _spark(series: Series) -> list[Any]:
-    return thin(series, SPARK_POINTS)["values"]
+    if len(series.values) > 2 * SPARK_POINTS:
+        return thin(series, SPARK_POINTS)["values"]
+    # Most are short: ten thousand of them are sent at once.
+    return [value if math.isfinite(value) else None for value in series.values]
 
 
 def _spent(model: RunModel) -> dict[str, float]:

@@ -126,6 +126,21 @@ export function useEvents(query, onMessage, deps) {
   return state;
 }
 
+// Draws at once, then not more often than a page with ten thousand rows can.
+export function useSpacing(ms) {
+  const state = useRef({ timer: 0, last: 0, call: null });
+  useEffect(() => () => clearTimeout(state.current.timer), []);
+  return (call) => {
+    const own = state.current;
+    own.call = call;
+    if (own.timer) return;
+    const wait = Math.max(0, own.last + ms - performance.now());
+    const run = () => { own.timer = 0; own.last = performance.now(); own.call(); };
+    if (wait) own.timer = setTimeout(run, wait);
+    else run();
+  };
+}
+
 export async function get(path, values) {
   const response = await fetch(`${path}?${new URLSearchParams(values)}`);
   if (!response.ok) throw new Error(`${response.status}: ${(await response.text()).trim()}`);

@@ -1,5 +1,5 @@
 // An experiment: its trials, which parameters matter, how the best came about.
-import { html, useEffect, useMemo, useRef, useState, useEvents, State, Empty, age, date, duration, number, plural, to } from "../lib.js";
+import { html, useEffect, useMemo, useRef, useState, useEvents, useSpacing, State, Empty, age, date, duration, number, plural, to } from "../lib.js";
 import { Chart, ParallelCoordinates, Sparkline } from "../charts.js";
 import { Table, compare } from "../table.js";
 
@@ -12,14 +12,17 @@ export function Experiment({ id }) {
   const [only, setOnly] = useState("all");
   const [chosen, setChosen] = useState(new Set());
   const collected = useRef(new Map());
+  const draw = useSpacing(collected.current.size > 2000 ? 1000 : 300);
   useEvents(`view=experiment&id=${encodeURIComponent(id)}`, (message) => {
     if (message.type === "open") { collected.current = new Map(); return; }
     if (message.type === "missing") { setMissing(true); return; }
     if (message.type !== "experiment") return;
     for (const trial of message.trials) collected.current.set(trial.trial_id, trial);
-    setMissing(false);
-    setExperiment(message.experiment);
-    setTrials(new Map(collected.current));
+    draw(() => {
+      setMissing(false);
+      setExperiment(message.experiment);
+      setTrials(new Map(collected.current));
+    });
   });
   useEffect(() => { document.title = experiment ? `${experiment.name} · lockstep` : "lockstep"; }, [experiment?.name]);
   const all = useMemo(() => [...trials.values()], [trials]);

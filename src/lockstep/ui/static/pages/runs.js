@@ -1,5 +1,5 @@
 // All runs and experiments: a table first.
-import { html, useEffect, useMemo, useRef, useState, useEvents, usePreference, State, Spent, Empty, age, duration, number, plural, to } from "../lib.js";
+import { html, useEffect, useMemo, useRef, useState, useEvents, usePreference, useSpacing, State, Spent, Empty, age, duration, number, plural, to } from "../lib.js";
 import { Sparkline } from "../charts.js";
 import { Table, compare } from "../table.js";
 
@@ -16,6 +16,7 @@ export function Runs() {
   const [metric, setMetric] = useState("");
   const [chosen, setChosen] = useState(new Set());
   const pending = useRef(new Map());
+  const draw = useSpacing(pending.current.size > 2000 ? 1000 : 200);
   useEffect(() => { document.title = "Runs · lockstep"; }, []);
   useEvents(`view=runs${metric ? `&metric=${encodeURIComponent(metric)}` : ""}`, (message) => {
     if (message.type === "open") { pending.current = new Map(); return; }
@@ -23,8 +24,10 @@ export function Runs() {
     const next = pending.current;
     for (const row of message.rows) next.set(row.id, row);
     for (const id of message.gone) next.delete(id);
-    setRows(new Map(next));
-    setComplete(message.complete);
+    draw(() => {
+      setRows(new Map(pending.current));
+      setComplete(message.complete);
+    });
   }, [metric]);
   const all = [...rows.values()];
   const metrics = useMemo(() => [...new Set(all.flatMap((r) => Object.keys(r.metrics ?? {})))].sort().slice(0, 300), [rows]);
