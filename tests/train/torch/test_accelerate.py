@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def test_accelerator_uses_the_process_group(tmp_path: Path) -> None:
         group = dist.group.WORLD
         accelerator = Accelerator()
         assert dist.group.WORLD is group
+        assert os.environ["ACCELERATE_TORCH_DEVICE"] == str(accelerator.device) == "cpu"
         linear = torch.nn.Linear(1, 1)
         rows: Any = torch.arange(16.0).reshape(16, 1) / 16
         model, optimizer, loader = accelerator.prepare(

@@ -120,6 +120,8 @@ class TorchBackend(Backend):
         else:
             # Accelerate, and so Transformers, uses a group of CPU workers only with this variable.
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+        device = f"cuda:{torch.cuda.current_device()}" if use_cuda else "cpu"
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device)
         arguments: dict[str, Any] = {}
         if port is None:
             arguments["init_method"] = self._url
