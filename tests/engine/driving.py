@@ -19,7 +19,7 @@ from lockstep.engine.base import (
 )
 from lockstep.engine.loop import EventLoop
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Driven:
@@ -111,7 +111,7 @@ def members(session: int) -> list[int]:
     return found
 
 
-def wait_until(done: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(done: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -124,7 +124,7 @@ def function():
 result = DataParallelTrainer(
     function, run_config=RunConfig(storage_path=sys.argv[2], verbose=0)
 ).fit()
-print(result.metrics["text"])
+print(result.metrics["text"], flush=True)
 """
 
 
@@ -140,4 +140,5 @@ def test_a_working_directory_travels(cluster: str, tmp_path: Path) -> None:
         text=True,
         timeout=120,
     )
-    assert done.stdout.split() == ["hello", "you"], done.stderr
+    # Ray may print of a node that another test has killed.
+    assert done.stdout.split()[-2:] == ["hello", "you"], done.stderr

@@ -37,7 +37,8 @@ def test_what_does_not_fit_says_what_the_cluster_has(engine: Engine) -> None:
     text = str(raised.value)
     assert "3 worker(s) with 2 CPU each do not fit" in text
     assert "2 node(s)" in text
-    assert engine.capacity(spec) == 2
+    # The driver of another test may have been killed just now: Ray takes a while to free its room.
+    wait_until(lambda: engine.capacity(spec) == 2, 60)
 
 
 def test_each_worker_sees_the_gpus_of_its_bundle(engine: Engine) -> None:
@@ -91,7 +92,9 @@ lockstep.shutdown()
 print("still", ray.is_initialized())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
-    assert done.stdout.split() == ["room", "4", "still", "True"], done.stderr
+    # Ray may print of a node that another test has killed.
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("room", "still"))]
+    assert lines == ["room 4", "still True"], done.stderr
 
 
 def test_an_agent_that_died_is_replaced(engine: Any) -> None:
