@@ -15,9 +15,6 @@ from typing import Any
 
 from scripts.public_api import MADE_FROM_A_FRAMEWORK, MODULES
 
-# Bases whose members are not described with a class of ours.
-NOT_OURS = "object, Exception, tuple, int, str, dict"
-
 INTRODUCTION = """\
 API
 ===
@@ -93,7 +90,13 @@ def _directive(path: str, value: Any) -> str:
         return f".. autofunction:: {path}\n"
     if issubclass(value, BaseException):
         return f".. autoexception:: {path}\n   :show-inheritance:\n"
-    return f".. autoclass:: {path}\n   :members:\n   :inherited-members: {NOT_OURS}\n"
+    if not value.__module__.startswith("lockstep"):  # described by its own library
+        return f".. py:class:: {path}\n\n   ``{value.__module__}.{value.__qualname__}``\n"
+    foreign = {
+        base.__name__ for base in value.__mro__ if not base.__module__.startswith("lockstep")
+    }
+    inherited = ", ".join(sorted(foreign))
+    return f".. autoclass:: {path}\n   :members:\n   :inherited-members: {inherited}\n"
 
 
 def markdown() -> str:
