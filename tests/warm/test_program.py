@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.repository import SRC
+from tests.warm.warm_runs import Warm
 
 STATE = """
 import sys
@@ -49,11 +50,15 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def outcome(directory: Path, command: list[str], flags: list[str]) -> tuple[int, str, str]:
+def outcome(
+    directory: Path, command: list[str], flags: list[str], warm: Warm | None = None
+) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, *flags, *command],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(SRC), "LOCKSTEP_WARM": "0"},
+        env=warm.environment
+        if warm
+        else {**os.environ, "PYTHONPATH": str(SRC), "LOCKSTEP_WARM": "0"},
         input="typed",
         capture_output=True,
         text=True,
@@ -88,9 +93,17 @@ def outcome(directory: Path, command: list[str], flags: list[str]) -> tuple[int,
     ],
     ids=" ".join,
 )
-def test_it_is_as_with_python(directory: Path, command: list[str]) -> None:
-    plain = outcome(directory, command, [])
-    assert outcome(directory, command, ["-m", "lockstep", "run"]) == plain
+@pytest.mark.parametrize("kind", ["cold", "warm"])
+def test_it_is_as_with_python(
+    directory: Path, command: list[str], kind: str, running: Warm
+) -> None:
+    warm = running if kind == "warm" else None
+    plain = outcome(directory, command, [], warm)
+    written = directory / "written"
+    text = written.read_text() if written.exists() else ""
+    written.unlink(missing_ok=True)
+    assert outcome(directory, command, ["-m", "lockstep", "run"], warm) == plain
+    assert (written.read_text() if written.exists() else "") == text
 
 
 def test_without_an_entry_for_the_script(directory: Path) -> None:

@@ -25,7 +25,7 @@ def _run(options: Namespace) -> Any:
 
 COMMAND = Command(
     "run",
-    "run a script as python does",
+    "run a script as python does, from a warm process that has the libraries imported",
     (
         "lockstep run train.py --lr 0.1     instead of python train.py --lr 0.1",
         "lockstep run -m package.train      instead of python -m package.train",
