@@ -66,7 +66,12 @@ def test_tasks_actors_and_a_trainer_in_one_script(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lockstep", "run", "script.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(SRC), "LOCKSTEP_STORAGE": str(tmp_path / "results")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SRC),
+            "LOCKSTEP_STORAGE": str(tmp_path / "results"),
+            "LOCKSTEP_WARM": "0",
+        },
         capture_output=True,
         text=True,
         timeout=170,

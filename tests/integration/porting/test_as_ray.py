@@ -22,6 +22,7 @@ def run_as_ray(directory: Path, source: str, **files: str) -> str:
             **os.environ,
             "PYTHONPATH": str(SRC),
             "LOCKSTEP_STORAGE": str(directory / "results"),
+            "LOCKSTEP_WARM": "0",
         },
         capture_output=True,
         text=True,

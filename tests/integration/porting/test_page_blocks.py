@@ -411,7 +411,12 @@ def run_blocks(directory: Path, codes: dict[str, str]) -> dict[str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "lockstep", "run", "runner.py", "blocks.json"],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(SRC), "LOCKSTEP_STORAGE": str(directory / "results")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SRC),
+            "LOCKSTEP_STORAGE": str(directory / "results"),
+            "LOCKSTEP_WARM": "0",
+        },
         capture_output=True,
         text=True,
         timeout=500,
