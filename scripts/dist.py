@@ -27,6 +27,7 @@ import venv
 import zipfile
 from email.message import Message
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
@@ -122,12 +123,17 @@ def _required(lines: list[str]) -> list[str]:
 def licence_of(distribution: importlib.metadata.Distribution) -> str:
     """The licence as its package states it, in one line."""
     metadata = distribution.metadata
-    stated = metadata.get("License-Expression") or ""
+    stated = _stated(metadata, "License-Expression")
     if not stated:
         classifiers = metadata.get_all("Classifier") or []
         names = [c.rsplit("::", 1)[1].strip() for c in classifiers if c.startswith("License ::")]
-        stated = ", ".join(names) or (metadata.get("License") or "").partition("\n")[0]
+        stated = ", ".join(names) or _stated(metadata, "License").partition("\n")[0]
     return stated or "not stated"
+
+
+def _stated(metadata: Any, field: str) -> str:
+    # Any: the type that Python gives the message lacks get(), which it has.
+    return str(metadata.get(field) or "")
 
 
 def sbom(wheel: Path) -> str:

@@ -25,7 +25,7 @@ def test_notebook(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.setenv("LOCKSTEP_STORAGE", str(tmp_path / "results"))
     monkeypatch.setenv("PYTHONPATH", str(SRC))
-    notebook = nbformat.read(file, as_version=4)
+    notebook = nbformat.read(file, as_version=4)  # type: ignore[no-untyped-call]
     client = NotebookClient(
         notebook,
         timeout=250,
