@@ -170,7 +170,13 @@ def licences(wheel: Path) -> str:
     return "\n".join(["| package | version | licence |", "|---|---|---|", *rows]) + "\n"
 
 
-def try_out(archives: list[Path]) -> None:
+def lowest(wheel: Path) -> list[str]:
+    """The lowest version of each requirement that a wheel allows, for pip."""
+    lines = metadata_of(wheel).get_all("Requires-Dist") or []
+    return [line.replace(">=", "==") for line in lines if "extra ==" not in line]
+
+
+def try_out(archives: list[Path], pins: list[str]) -> None:
     """Install archives in an empty environment, one after the other, and train with each."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(Path(folder, "venv"), with_pip=True)
@@ -182,7 +188,7 @@ def try_out(archives: list[Path]) -> None:
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
         for archive in archives:
             # What the first has brought along is there for the second.
-            again = ["--force-reinstall", "--no-deps"] if archive != archives[0] else []
+            again = ["--force-reinstall", "--no-deps"] if archive != archives[0] else pins
             for command in (
                 [*pip, *again, str(archive)],
                 [python, str(script)],
@@ -201,6 +207,7 @@ def main() -> None:
     """Build; with ``--try`` install and train, too."""
     parser = argparse.ArgumentParser(description="Build the archives of a release.")
     parser.add_argument("--try", dest="tried", action="store_true", help="install and train")
+    parser.add_argument("--lowest", action="store_true", help="… with the lowest versions allowed")
     arguments = parser.parse_args()
     built = build(DIST)
     wheel = next(file for file in built if file.suffix == ".whl")
@@ -210,7 +217,7 @@ def main() -> None:
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         print(f"{digest}  dist/{archive.name}", flush=True)
     if arguments.tried:
-        try_out(built)
+        try_out(built, lowest(wheel) if arguments.lowest else [])
 
 
 if __name__ == "__main__":

@@ -56,6 +56,10 @@ def test_the_sbom_has_what_is_required_and_no_extra(wheel: Path) -> None:
     assert document["metadata"]["component"]["purl"] == "pkg:pypi/lockstep-train@1.0"
 
 
+def test_the_lowest_versions_are_those_of_the_requirements(wheel: Path) -> None:
+    assert dist.lowest(wheel) == ["rich==13"]
+
+
 def test_every_requirement_states_a_licence(wheel: Path) -> None:
     text = dist.licences(wheel)
     assert f"| rich | {importlib.metadata.version('rich')} | MIT License |" in text
