@@ -220,7 +220,8 @@ def session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         temporary = str(tmp_path_factory.mktemp("tmp"))
         patch.setenv("TMPDIR", temporary)
         patch.setattr(tempfile, "tempdir", temporary)
-        # No warm server of the user's: a test that wants one has a directory of its own for it.
+        # No warm server is used, or left behind. A test that wants one has a directory for it.
+        patch.setenv("LOCKSTEP_WARM", "0")
         patch.setenv("XDG_RUNTIME_DIR", temporary)
         before = Snapshot()
         yield

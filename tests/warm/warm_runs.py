@@ -25,7 +25,11 @@ class Warm:
         self.runtime = runtime
         runtime.mkdir(mode=0o700, exist_ok=True)
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("PYTHON") and name != "LOCKSTEP_WARM"
+            },
             "XDG_RUNTIME_DIR": str(runtime),
             "PYTHONPATH": str(SRC),
             "LOCKSTEP_WARM_IDLE_S": "300",
