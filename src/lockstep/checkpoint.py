@@ -28,7 +28,7 @@ from lockstep.run_layout import (
     PICKLED_DICT_FILE,
     scratch_prefix,
 )
-from lockstep.state_files import StoredState
+from lockstep.state.files import StoredState
 from lockstep.storage import Storage, open_storage
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from lockstep.observe.state import (
 )
 from lockstep.records import RunRecords, damage_named, existing_checkpoints, newest_run
 from lockstep.run_layout import JOURNAL_FILE
-from lockstep.state_files import StoredState
+from lockstep.state.files import StoredState
 from lockstep.storage import Storage
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError
-from lockstep.state_files import StoredState
-from lockstep.state_tree import TreeEncoder
+from lockstep.state.files import StoredState
+from lockstep.state.tree import TreeEncoder
 from lockstep.train.worker.session import current
 from lockstep.train.worker.snapshot import Captured, StateBase
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from lockstep import cli, train
 from lockstep.errors import CheckpointError
-from lockstep.state_files import StoredState
+from lockstep.state.files import StoredState
 from lockstep.storage import local
 from lockstep.testing import verify_resume
 from lockstep.train import CheckpointConfig, Result, State
@@ -236,7 +236,7 @@ def test_a_rank_may_return_with_an_unsaved_state_that_others_do_not_have() -> No
 
 
 def test_memory_that_has_changed_is_not_used(tmp_path: Path) -> None:
-    from lockstep.state_memory import checksum, create_memory, open_memory
+    from lockstep.state.memory import checksum, create_memory, open_memory
 
     descriptor, name = create_memory(4096)
     try:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from lockstep.errors import CheckpointError
 from lockstep.run_layout import state_data, state_index
-from lockstep.state_memory import CHUNK, checksum, open_memory
+from lockstep.state.memory import CHUNK, checksum, open_memory
 from lockstep.storage import Storage
 from lockstep.train.protocol import MemoryPart
 

@@ -26,8 +26,8 @@ from lockstep.jobs import JobThread
 from lockstep.metrics import normalise
 from lockstep.records import address_from
 from lockstep.run_layout import snapshot_prefix, state_data, state_index
-from lockstep.state_files import StoredState, bytes_source
-from lockstep.state_memory import checksum, open_memory
+from lockstep.state.files import StoredState, bytes_source
+from lockstep.state.memory import checksum, open_memory
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers.values import Outcome
 from lockstep.train.context import PreemptionInfo, TrainContext

@@ -23,10 +23,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from lockstep.errors import StorageError
-from lockstep.state_files import VERSION
-from lockstep.state_memory import CHUNK, checksum, create_memory
-from lockstep.state_tree import Leaf, torch_dtype
-from lockstep.tensor_file import Layout, Slot, lay_out
+from lockstep.state.files import VERSION
+from lockstep.state.memory import CHUNK, checksum, create_memory
+from lockstep.state.tensors import Layout, Slot, lay_out
+from lockstep.state.tree import Leaf, torch_dtype
 
 __all__ = ["Captured", "Snapshot", "SnapshotMemory", "StateBase", "digests"]
 

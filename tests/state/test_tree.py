@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.state_tree import TreeDecoder, TreeEncoder
+from lockstep.state.tree import TreeDecoder, TreeEncoder
 
 
 def there_and_back(value: Any) -> Any:

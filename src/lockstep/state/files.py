@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 from lockstep.errors import CheckpointError, StorageError
 from lockstep.run_layout import STATE_DIRECTORY, state_data, state_index, state_rank
-from lockstep.state_tree import TreeDecoder, numpy_dtype, torch_dtype
+from lockstep.state.tensors import Place, data_start, parse_header
+from lockstep.state.tree import TreeDecoder, numpy_dtype, torch_dtype
 from lockstep.storage import Storage
-from lockstep.tensor_file import Place, data_start, parse_header
 
 __all__ = ["VERSION", "EntrySummary", "StoredState", "TensorSource", "bytes_source"]
 
@@ -138,7 +138,7 @@ class StoredState:
         return rank in self._indexes
 
     def nodes(self, rank: int) -> dict[str, Any]:
-        """The entries that a rank gets back, as nodes of ``state_tree``."""
+        """The entries that a rank gets back, as nodes of ``tree``."""
         entries: dict[str, Any] = self._index(rank)["entries"]
         return entries
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lockstep.tensor_file import PAGE, Slot, data_start, lay_out, parse_header
+from lockstep.state.tensors import PAGE, Slot, data_start, lay_out, parse_header
 
 
 def test_a_file_is_read_by_the_safetensors_package(tmp_path: Path) -> None:
