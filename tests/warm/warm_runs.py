@@ -71,7 +71,9 @@ class Warm:
 
     def is_locked(self) -> bool:
         """Whether a server runs, or is being started."""
-        for path in self.runtime.glob("lockstep/*/*.lock"):
+        # Twice: a server that has just learnt its name takes that lock, then releases its first.
+        again = (path for _ in range(2) for path in [*self.runtime.glob("lockstep/*/*.lock")])
+        for path in again:
             with path.open() as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
