@@ -56,7 +56,8 @@ def _ignored() -> list[int]:
     with open("/proc/self/status", "rb") as file:
         text = next(line for line in file if line.startswith(b"SigIgn:"))
     mask = int(text.split()[1], 16)
-    found = {number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1}
+    # The valid ones: the C library keeps two for itself, and may have ignored them.
+    found = {int(number) for number in signal.valid_signals() if mask >> (number - 1) & 1}
     return sorted(found - _PYTHON_IGNORES)
 
 
