@@ -616,9 +616,15 @@ class DataParallelTrainer(BaseTrainer):
                     f"fork({storage.uri!r}): the run's RunConfig(stop=…) could not be pickled; "
                     "give run_config to fork()."
                 )
-            placed = origin.placed(kept["run_config"], name)
+            # A fork is a new run: the newest of that name may be its own parent.
+            placed = replace(origin.placed(kept["run_config"], name), resume="never")
         else:
             _checked(run_config, RunConfig, "run_config")
+            if run_config.resume != "never":
+                raise ValueError(
+                    f"fork(run_config=RunConfig(resume={run_config.resume!r})): a fork is a new "
+                    "run; leave resume out, and continue a fork with restore()."
+                )
             placed = run_config if name is None else replace(run_config, name=name)
         trainer = cls.__new__(cls)
         arguments = {**kept, **changes, "train_loop_config": config, "run_config": placed}

@@ -68,6 +68,12 @@ def test_a_fork_continues_from_the_step(parent: Result) -> None:
     assert fork.history_dataframe["trial_id"].nunique() == 2
 
 
+def test_a_fork_does_not_resume(parent: Result) -> None:
+    config = RunConfig(name="digits", storage_path=str(Path(parent.path).parents[1]), resume="auto")
+    with pytest.raises(ValueError, match=r"resume='auto'.*a fork is a new run"):
+        DataParallelTrainer.fork(parent.path, step=4, run_config=config)
+
+
 def test_a_fork_of_a_fork_below_another_name(parent: Result) -> None:
     first = DataParallelTrainer.fork(parent.path, step=2, train_loop_config={"by": 10}).fit()
     second = DataParallelTrainer.fork(
