@@ -199,7 +199,9 @@ class StoredState:
     def _find(self, rank: int, entry: str, name: str) -> tuple[TensorSource, Place]:
         own = rank if rank in self._indexes else min(self._indexes)
         # Its own first: of tensors that are each rank's own, every rank has one of the name.
-        for other in (own, *self._index(rank)["groups"].get(entry, ())):
+        # A tensor may be of another entry, whose name it begins with: a model and a part of it.
+        groups, owner = self._index(rank)["groups"], name.partition(".")[0]
+        for other in (own, *groups.get(entry, ()), *groups.get(owner, ())):
             place = self._source(other).places.get(name)
             if place is not None:
                 return self._source(other), place

@@ -99,6 +99,9 @@ def killed_while_writing(config: Mapping[str, Any]) -> None:
     writing = threading.Event()
 
     def held(path: str) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "lockstep-seal":
+                thread.join()
         writing.set()
         threading.Event().wait()
 
@@ -108,7 +111,7 @@ def killed_while_writing(config: Mapping[str, Any]) -> None:
         state.step = step + 1
         train.report({"step": step, "restored": restored}, checkpoint=state)
         if not restored and step == 0:
-            writing.wait()  # what is flushed was sealed before
+            writing.wait()  # sealed, and not written
             train.collective.barrier()
             if first:
                 open(config["flag"], "w").close()

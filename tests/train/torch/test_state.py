@@ -76,3 +76,36 @@ def test_a_sharded_state_loads_at_any_size() -> None:
     alone = trainer_of("ddp", 1, 2).fit()
     got = losses(trainer_of("fsdp", 2, 4, alone.checkpoint).fit())
     assert got == pytest.approx(whole[2:], rel=1e-5)
+
+
+def some_ranks(config: Mapping[str, Any]) -> None:
+    """Ranks 0 and 1 have a state, rank 2 reports metrics only; the models differ in one place."""
+    rank = train.get_context().get_world_rank()
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 64) for _ in range(40)]
+    with torch.no_grad():
+        layers[config["layer"]].weight[3, 5] += rank
+    model = torch.nn.Sequential(*layers)
+    state = train.State(model=model, part=layers[0], step=1)
+    if not config["from"]:
+        train.report({"rank": rank}, checkpoint=state if rank < 2 else None)
+        return
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    for value in model.state_dict().values():
+        value.zero_()
+    state.restore(config["from"])
+    same = all(torch.equal(own[name], value) for name, value in model.state_dict().items())
+    train.report({"same": int(same)}, reduce={"same": "min"})
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_models_that_differ_somewhere_are_not_mixed(layer: int) -> None:
+    def run(workers: int, start: Checkpoint | None) -> Result:
+        return TorchTrainer(
+            some_ranks,
+            train_loop_config={"from": start, "layer": layer},
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(verbose=0),
+        ).fit()
+
+    assert run(2, run(3, None).checkpoint).metrics["same"] == 1

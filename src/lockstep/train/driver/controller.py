@@ -59,7 +59,7 @@ from lockstep.train.driver.notifier import RunNotifier
 from lockstep.train.driver.pace import Pace
 from lockstep.train.driver.resources import FIRST_S, append_sample, sample_interval
 from lockstep.train.driver.run_plan import RunPlan
-from lockstep.train.driver.save_plan import differing_files, share_groups
+from lockstep.train.driver.save_plan import differing_files, has_part, share_groups
 from lockstep.train.driver.state import RunState, transition
 from lockstep.train.driver.storage_queue import StorageQueue
 from lockstep.train.driver.terminal_loan import TerminalLoan
@@ -395,7 +395,7 @@ class Controller:
             return
         digests = self._digests.setdefault(save.name, {})
         digests[rank] = message.digests
-        if len(digests) == sum(report is not None for report in save.reports):
+        if len(digests) == sum(has_part(report) for report in save.reports):
             for other, groups in share_groups(self._digests.pop(save.name)).items():
                 self._send(other, m.StateShares(groups))
 

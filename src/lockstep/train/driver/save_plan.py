@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from lockstep.errors import CheckpointError
 from lockstep.run_layout import DICT_FILE, DICT_FILES
-from lockstep.train.protocol import CheckpointReport
+from lockstep.train.protocol import CheckpointReport, Report
 
 __all__ = [
     "SavePlan",
     "agreed_name",
     "differing_files",
+    "has_part",
     "plan_save",
     "share_groups",
 ]
@@ -23,6 +24,11 @@ class SavePlan(NamedTuple):
 
     write: dict[int, tuple[str, ...]]
     compare: dict[int, tuple[str, ...]]
+
+
+def has_part(report: Report | None) -> bool:
+    """Whether a rank has a part of the checkpoint; others may have reported metrics only."""
+    return report is not None and report.checkpoint is not None
 
 
 def agreed_name(parts: Mapping[int, CheckpointReport]) -> str | None:

@@ -105,7 +105,7 @@ from lockstep.train.driver.failure import (
     name_ranks,
     signature,
 )
-from lockstep.train.driver.save_plan import agreed_name, plan_save
+from lockstep.train.driver.save_plan import agreed_name, has_part, plan_save
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.protocol import Report, Stop
 
@@ -970,7 +970,8 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     kept = [save for save in state.saves if save.adopted]
     for save in state.saves:
         # One at most: the memory has room for one. It is complete if it is sealed on every rank.
-        due = frozenset(_ranks_of(save)) - save.sealed
+        parts = {rank for rank, report in enumerate(save.reports) if has_part(report)}
+        due = parts - save.sealed
         if save.is_state and not (save.adopted or save.dropped or save.snapshots_due or due):
             save = save._replace(committing=True, adopted=True)
             lost.append(Adopt(save))

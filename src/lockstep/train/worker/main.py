@@ -169,7 +169,12 @@ def _train(
     try:
         with session.end_hooks(_packed), debugging:
             session.start_clock()  # what came before belongs to the start
-            returned = call()
+            try:
+                returned = call()
+            except SystemExit as stop:  # sys.exit() is a way to return
+                if stop.code in (None, 0):
+                    session.keep_last_state()
+                raise
             session.keep_last_state()
     except StopTraining:
         pass

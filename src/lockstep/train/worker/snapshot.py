@@ -30,9 +30,6 @@ from lockstep.state.tree import Leaf, torch_dtype
 
 __all__ = ["Captured", "Snapshot", "SnapshotMemory", "StateBase", "digests"]
 
-_SAMPLED = 8
-"""Of how many tensors a digest has some elements: of all of them would take long on a GPU."""
-
 
 class Captured(NamedTuple):
     """A state as it is now: structure and values copied, tensors only referred to."""
@@ -84,7 +81,7 @@ class Snapshot(NamedTuple):
 
 
 def digests(captured: Captured) -> dict[str, str]:
-    """For each entry with shared tensors: their names and shapes, and a few elements, as one word.
+    """For each entry with shared tensors: their names, shapes and sums of elements, as one word.
 
     Where two ranks have the same word, each needs to write only a part of the entry.
     """
@@ -96,20 +93,31 @@ def digests(captured: Captured) -> dict[str, str]:
         word = hashlib.sha256()
         for leaf in leaves:
             word.update(f"{leaf.name}|{leaf.dtype}|{leaf.shape};".encode())
-        step = max(len(leaves) // _SAMPLED, 1)
-        for leaf in leaves[::step]:
-            word.update(_sample(leaf))
+        for sums in _sums(leaves):
+            word.update(sums)
         found[entry] = word.hexdigest()[:32]
     return found
 
 
-def _sample(leaf: Leaf) -> bytes:
-    if not leaf.is_torch or not leaf.source.numel():
-        return b""
-    flat = leaf.source.reshape(-1) if leaf.source.is_contiguous() else leaf.source.flatten()[:1]
-    step = max(flat.numel() // 4, 1)
-    content: bytes = flat[::step][:4].double().cpu().numpy().tobytes()
-    return content
+def _sums(leaves: Sequence[Leaf]) -> Iterator[bytes]:
+    """The sums of all tensors: an element that differs must not be missed, wherever it is."""
+    by_device: dict[Any, list[Any]] = {}
+    for leaf in leaves:
+        if leaf.is_torch and leaf.source.numel():
+            by_device.setdefault(leaf.source.device, []).append(_sum(leaf.source.detach()))
+    for sums in by_device.values():  # one transfer a device
+        content: bytes = sys.modules["torch"].stack(sums).cpu().numpy().tobytes()
+        yield content
+
+
+def _sum(tensor: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    elif tensor.is_floating_point() and tensor.element_size() == 1:  # float8 has no sum
+        tensor = tensor.view(torch.uint8)
+    # Apple's GPUs have no float64.
+    return tensor.sum(dtype=torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
 def _divide(leaves: Sequence[Leaf], ranks: Sequence[int], rank: int) -> set[str]:
@@ -254,12 +262,14 @@ class SnapshotMemory:
         cuda = sys.modules["torch"].cuda
         if self._stream is None:
             self._stream = cuda.Stream()
-        current = cuda.current_stream()
+        current = cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with cuda.stream(self._stream):
             for leaf in leaves:
                 if leaf.is_torch and leaf.source.is_cuda:
-                    self._target(leaf).copy_(leaf.source, non_blocking=True)
+                    # The event below is of this stream, and so of its device only.
+                    here = leaf.source.device == self._stream.device
+                    self._target(leaf).copy_(leaf.source, non_blocking=here)
             event = self._stream.record_event(cuda.Event(blocking=True))
         # Whatever the function starts from here on waits for the copy, on the GPU. This thread
         # does not.
