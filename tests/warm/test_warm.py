@@ -272,6 +272,32 @@ def test_it_learns_libraries_and_never_the_user_s_code(library: Path, tmp_path: 
         warm.stop()
 
 
+def test_a_module_of_the_script_s_own_is_not_hidden_by_a_library(
+    library: Path, tmp_path: Path
+) -> None:
+    (library / "helpers.py").write_text("")
+    warm = Warm(tmp_path / "runtime", PYTHONPATH=f"{SRC}:{library}")
+    show = "import helpers; print(helpers.__file__)"
+    own = tmp_path / "project"
+    own.mkdir()
+    (own / "helpers.py").write_text("")
+    (own / "train.py").write_text(show)
+    try:
+        warm.run("-c", show)
+        warm.wait_until(warm.status)
+        ended = warm.run("-v", "-c", show)
+        assert ended.stdout == f"{library / 'helpers.py'}\n"
+        assert "warm start" in ended.stderr
+        for arguments in (["project/train.py"], ["-c", show]):
+            cwd = tmp_path if len(arguments) == 1 else own
+            ended = warm.run("-v", *arguments, cwd=cwd)
+            assert ended.stdout == f"{own / 'helpers.py'}\n"
+            assert "ordinary start" in ended.stderr
+            assert "has a 'helpers' of its own" in ended.stderr
+    finally:
+        warm.stop()
+
+
 def test_a_variable_that_a_library_reads_is_one_that_matters(library: Path, tmp_path: Path) -> None:
     (library / "reader.py").write_text("import os\nHOME = os.environ.get('READER_HOME')\n")
     place = {"PYTHONPATH": f"{SRC}:{library}", "READER_HOME": "/first"}

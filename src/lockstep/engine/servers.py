@@ -230,8 +230,8 @@ def _borrow(spec: GroupSpec, remote: socket.socket) -> _Borrowed:
             answer = receive(sock)
     finally:
         os.close(files[0])
-    if answer is None:
-        raise Unavailable("the warm server has ended")
+    if answer is None or answer[0] != "started":
+        raise Unavailable("the warm server has ended" if answer is None else answer[1]["reason"])
     return _Borrowed(answer[1]["pid"], answer[2][0])
 
 

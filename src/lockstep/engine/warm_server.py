@@ -27,6 +27,7 @@ import stat
 import sys
 import threading
 import time
+from importlib.machinery import PathFinder
 from typing import Any, NoReturn
 
 from lockstep import settings
@@ -41,7 +42,7 @@ from lockstep.warm.client import FORWARDED, peer
 from lockstep.warm.identity import variables_that_matter
 from lockstep.warm.messages import receive, send
 from lockstep.warm.place import Place
-from lockstep.warm.program import Program, run_program
+from lockstep.warm.program import SCRIPT, Program, run_program
 from lockstep.warm.variables import recorded_reads
 
 __all__ = ["WARM_TITLE", "main"]
@@ -97,6 +98,7 @@ def main(
             os._exit(0)  # there is one already
         os.dup2(own_lock, lock_fd, inheritable=False)
         os.close(own_lock)
+        libraries.moved(known)
     libraries.publish()
     _Server(known, lock_fd, path, libraries, idle_s).run()
 
@@ -210,6 +212,10 @@ class _Libraries:
                 found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
         return {(fd, target) for fd, target in found if not target.endswith("/fd")}
 
+    def moved(self, place: Place) -> None:
+        """The server is found at another place from now on, and has that place's lock."""
+        self._place = place
+
     def start_again(self) -> NoReturn:
         """Become a new server, in the same process and with the same lock."""
         import subprocess
@@ -217,15 +223,51 @@ class _Libraries:
         place = self._place
         setup = marshal.dumps((place.directory, place.identity, place.variables, self._idle_s))
         os.set_inheritable(self._lock_fd, True)
+        # Not on the command line, which every user of the machine can read.
+        setup_fd = os.memfd_create("setup", 0)
+        os.write(setup_fd, setup)
+        os.lseek(setup_fd, 0, os.SEEK_SET)
         code = (
             "import marshal, sys; "
             "sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]; "
             "from lockstep.engine.warm_server import main; "
-            f"main({self._lock_fd}, -1, *marshal.loads({setup!r}))"
+            f"file = open({setup_fd}, 'rb'); setup = marshal.loads(file.read()); file.close(); "
+            f"main({self._lock_fd}, -1, *setup)"
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         os.chdir(self._place.identity[8] or "/")
         os.execve(sys.executable, [sys.executable, *flags, "-c", code], self._before)
+
+
+def _entry(program: tuple[str, str, Any], directory_fd: int) -> str:
+    """Where the program's own modules are: what ``python`` puts first into ``sys.path``."""
+    directory = os.readlink(f"/proc/self/fd/{directory_fd}")
+    kind, target, _ = program
+    if kind != SCRIPT or target == "-":
+        return directory
+    path = os.path.realpath(os.path.join(directory, target))
+    return path if os.path.isdir(path) else os.path.dirname(path)
+
+
+def _hidden(entries: list[str], own: list[str]) -> str | None:
+    """Why an import of the program would find a library that is imported here, and not its own.
+
+    Args:
+        entries: the program's ``sys.path``, or what comes first in it.
+        own: the server's, with which the libraries were found.
+    """
+    importlib.invalidate_caches()
+    for entry in entries:
+        if entry in own:
+            return None  # from here on both look in the same order
+        with contextlib.suppress(OSError):
+            names = {name.partition(".")[0] for name in os.listdir(entry or ".")}
+            for name in sorted(names & sys.modules.keys() - {"__main__", "__pycache__"}):
+                spec = PathFinder.find_spec(name, [entry])
+                imported = getattr(sys.modules[name], "__spec__", None)
+                if spec and spec.origin and spec.origin != getattr(imported, "origin", None):
+                    return f"{entry} has a {name!r} of its own, and the server a library"
+    return None
 
 
 class _Others:
@@ -468,6 +510,9 @@ class _Server:
     def _become_fork_server(
         self, client: socket.socket, values: dict[str, Any], files: list[int]
     ) -> int:
+        if reason := _hidden(values["sys_path"], self._path):
+            send(client, "refused", reason=reason)
+            return 1
         driver = peer(client)[0]
         handle = os.pidfd_open(os.getpid())
         send(client, "started", [handle], pid=os.getpid())
@@ -484,6 +529,9 @@ class _Server:
         return 0
 
     def _keep_script(self, client: socket.socket, values: dict[str, Any], files: list[int]) -> int:
+        if reason := _hidden([_entry(values["program"], files[0])], self._path):
+            send(client, "refused", reason=reason)
+            return 1
         wakeup = Wakeup()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup.signal_fd, warn_on_full_buffer=False)

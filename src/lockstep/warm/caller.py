@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import resource
 import signal
@@ -98,6 +99,9 @@ def adopt(values: dict[str, Any], files: list[int], made: Mapping[str, str]) -> 
     reset_signals()
     for number in values["ignored"]:
         signal.signal(number, signal.SIG_IGN)
+    if faulthandler.is_enabled():  # its handlers were among those that were reset
+        faulthandler.disable()
+        faulthandler.enable(file=2)
     importlib.invalidate_caches()
     main: Any = threading.main_thread()
     if hasattr(main, "_set_native_id"):  # Python leaves the parent's
@@ -106,6 +110,9 @@ def adopt(values: dict[str, Any], files: list[int], made: Mapping[str, str]) -> 
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    if "multiprocessing.process" in sys.modules:  # nor may one script's key open another's sockets
+        process = sys.modules["multiprocessing.process"].current_process()
+        process.authkey = os.urandom(32)
 
 
 def _place_files(wanted: dict[int, int]) -> None:

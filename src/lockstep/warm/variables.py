@@ -30,7 +30,6 @@ _READ_IN_C = (
     "JEMALLOC",
     "KINETO",
     "KMP_",
-    "LANG",
     "LC_",
     "LD_",
     "MALLOC",
@@ -59,7 +58,8 @@ _READ_IN_C = (
 
 def matters_at_import(name: str, reads: Collection[str]) -> bool:
     """Whether a variable may have changed an import, given the names that Python code has read."""
-    return name in reads or name.startswith(_READ_IN_C)
+    # LANG is no prefix: LANGCHAIN_API_KEY and the like are secrets, and no server needs them.
+    return name in reads or name in ("LANG", "LANGUAGE") or name.startswith(_READ_IN_C)
 
 
 @contextlib.contextmanager
