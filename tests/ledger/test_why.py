@@ -188,7 +188,7 @@ def test_a_straggler_is_told_once_during_the_run(
     def train_func() -> None:
         for step in range(30):
             if train.get_context().get_world_rank() == 1:
-                time.sleep(0.03)
+                time.sleep(0.1)
             train.report({"step": step})
 
     fit(train_func, storage_path=str(tmp_path))

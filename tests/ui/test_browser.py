@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine.driving import wait_until
 from tests.repository import SRC
 from tests.ui.journals import MadeRun, made_experiment
 
@@ -220,7 +221,7 @@ def test_what_is_reported_appears_while_the_page_is_open(opened: Opened, site: S
     expect(loss.locator("b").first).to_have_text(f"{1 / step:.5g}")
     expect(page.locator("figure", has_text="val/acc")).to_be_visible()
     expect(page.locator("figure", has_text="train.log")).to_contain_text("grad")
-    assert page.locator("figure canvas").first.evaluate(DRAWN)
+    wait_until(lambda: page.locator("figure canvas").first.evaluate(DRAWN))
     page.get_by_label("All ranks").check()
     expect(loss).to_contain_text("rank 1")
     page.get_by_label("Log scale").check()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from lockstep import settings
-from lockstep.storage.local import open_private
 
 __all__ = ["announce", "dashboard_address", "dashboard_command"]
 
@@ -31,23 +31,43 @@ def dashboard_command(path: str) -> str:
 def announce(address: str, roots: Sequence[str]) -> Iterator[None]:
     """Leave the address of a dashboard for the displays of runs, as long as it runs."""
     path = _file()
-    with suppress(OSError), open(path, "w", encoding="utf-8", opener=open_private) as file:
-        json.dump({"address": address, "roots": list(roots), "pid": os.getpid()}, file)
+    with suppress(OSError):
+        _leave({"address": address, "roots": list(roots), "pid": os.getpid()}, path)
     try:
         yield
     finally:
-        with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-            mine = json.load(file).get("pid") == os.getpid()
-            if mine:
-                os.unlink(path)
+        with suppress(OSError, ValueError, AttributeError):
+            if _is_own(path):
+                with open(path, encoding="utf-8") as file:
+                    mine = json.load(file).get("pid") == os.getpid()
+                if mine:
+                    os.unlink(path)
+
+
+def _leave(content: dict[str, object], path: str) -> None:
+    """Write a new file, then give it its name: another user may have put something there."""
+    handle, new = tempfile.mkstemp(prefix="lockstep-ui-", dir=os.path.dirname(path))
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        os.replace(new, path)
+    except OSError:
+        os.unlink(new)
+        raise
+
+
+def _is_own(path: str) -> bool:
+    """Whether a file is this user's, and nobody else can read it."""
+    status = os.lstat(path)
+    private = stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
+    return private and status.st_uid == os.getuid()
 
 
 def dashboard_address(path: str) -> str | None:
     """The address of a running dashboard that shows the run at ``path``; None if there is none."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
         file = _file()
-        status = os.lstat(file)
-        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        if not _is_own(file):
             return None
         with open(file, encoding="utf-8") as opened:
             found = json.load(opened)

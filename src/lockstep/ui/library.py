@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +31,8 @@ STATE_S = 1.0
 _SLICE_S = 0.05
 _DEPTH = 2
 """Runs lie in experiments, and these in a root; a root may also be one of them."""
-_OPEN_RUNS = 8
+_OPEN_RUNS = 16
+"""More than a page that compares runs has."""
 
 
 class _Watched:
@@ -162,7 +164,11 @@ class Library:
     def _run(self) -> None:
         while not self._closing:
             self._asleep.clear()
-            busy = self._round()
+            try:
+                busy = self._round()
+            except Exception:  # of one damaged run; the pages of all others go on
+                traceback.print_exc()
+                busy = False
             if not busy and not self._closing:
                 self._asleep.wait(POLL_S)
 
@@ -361,7 +367,7 @@ class Library:
             return "starting"
         try:
             return run_state(model.place.storage, model)
-        except (LockstepError, OSError, LookupError, TypeError, ValueError):
+        except (LockstepError, OSError, ArithmeticError, LookupError, TypeError, ValueError):
             return "damaged"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lockstep.errors import LockstepError
@@ -96,7 +97,7 @@ class SearchModel:
             return None
         value = look_up(trial.model.last, self.metric)
         is_score = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return float(value) if is_score and value == value else None
+        return float(value) if is_score and math.isfinite(value) else None
 
     def best(self) -> TrialModel | None:
         """The trial with the best score."""
@@ -140,6 +141,6 @@ class SearchModel:
 
 def _name(directory: Any) -> str:
     """The name of a trial's directory, which lies in its experiment's."""
-    if not isinstance(directory, str) or directory in ("", ".", "..") or "/" in directory:
+    if not isinstance(directory, str) or directory in ("", ".", "..") or {"/", "\0"} & {*directory}:
         raise ValueError(f"{directory!r} is not the name of a trial's directory")
     return directory

@@ -109,7 +109,8 @@ class RunsView(View):
                 if self._sent.get(search_id) != mark:
                     self._sent[search_id] = mark
                     changed.append((-(_number(search.header.get("time")) or 0.0), search_id))
-        gone = [one for one in self._sent if one not in library.runs | library.searches]
+        known = library.runs.keys() | library.searches.keys()
+        gone = [one for one in self._sent if one not in known]
         for one in gone:
             del self._sent[one]
         complete = library.complete and not self._said_complete

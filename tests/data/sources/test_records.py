@@ -21,6 +21,21 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80" * 40,  # a number without an end
+        b"\x0a\x7f",  # a field that is longer than the record
+        # A list of bytes with a number in it, which as a size would take 50 MB.
+        b"\x0a\x0f\x0a\x0d\x0a\x01a\x12\x08\x0a\x06\x08\x80\xe1\xeb\x17\x00",
+        b"\x0a\x07\x0a\x05\x08\x80\xe1\xeb\x17",  # a number as a name
+    ],
+)
+def test_a_hostile_example_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"of an Example|of another kind|cut off"):
+        decode_example(memoryview(data))
+
+
 def test_tfrecords_are_read_as_written(tmp_path: Path) -> None:
     written = lockstep.data.from_items(ROWS).write_tfrecords(tmp_path / "out", num_rows_per_file=1)
     assert len(written) == 2

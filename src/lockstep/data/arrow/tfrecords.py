@@ -75,6 +75,8 @@ def decode_example(data: memoryview) -> dict[str, list[Any]]:
         for inner, entry in _fields(message):
             if inner == 1:
                 parts = dict(_fields(entry))
+                if isinstance(parts.get(1), int):
+                    raise ValueError("a feature of an Example has a number as its name")
                 features[bytes(parts[1]).decode()] = _values(parts.get(2, b""))
     return features
 
@@ -141,6 +143,8 @@ def _read_varint(data: Any, place: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, place
         shift += 7
+        if shift > 63:
+            raise ValueError("a number of an Example has too many bytes")
 
 
 def _fields(data: Any) -> Iterator[tuple[int, Any]]:
@@ -157,6 +161,8 @@ def _fields(data: Any) -> Iterator[tuple[int, Any]]:
             size, place = _read_varint(data, place)
         else:
             size = {1: 8, 5: 4}[kind]
+        if place + size > len(data):
+            raise ValueError("a field of an Example is cut off")
         yield tag >> 3, data[place : place + size]
         place += size
 
@@ -168,6 +174,8 @@ def _values(feature: Any) -> list[Any]:
         for number, value in _fields(message):
             if number != 1:
                 continue
+            if isinstance(value, int) and kind in (1, 2):
+                raise ValueError("a feature of an Example has a value of another kind")
             if kind == 1:
                 found.append(bytes(value))
             elif kind == 2:

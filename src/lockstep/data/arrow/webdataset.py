@@ -20,7 +20,9 @@ def read_samples(data: bytes) -> Iterator[dict[str, Any]]:
     sample: dict[str, Any] = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for member in archive:
-            file = archive.extractfile(member) if member.isfile() else None
+            # A sparse member of a few bytes may claim to be as long as it likes.
+            whole = member.isfile() and not member.issparse()
+            file = archive.extractfile(member) if whole else None
             directory, slash, name = member.name.rpartition("/")
             base, dot, ending = name.partition(".")
             if file is None or not dot or not base:

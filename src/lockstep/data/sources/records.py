@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import tarfile
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -93,7 +94,7 @@ class TFRecordSource(_RecordSource):
             rows: list[dict[str, Any]] = [
                 dict(decode_example(record)) for record in records_of(_bytes_of(file))
             ]
-        except (ValueError, KeyError, IndexError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, struct.error) as error:
             raise unreadable(file, error) from error
         names = dict.fromkeys(name for row in rows for name in row)
         for name in names:
