@@ -2,7 +2,6 @@
 
     python scripts/install_horovod.py            # PyTorch has to be installed there already
     python scripts/install_horovod.py --check    # only say what is missing
-    python scripts/install_horovod.py --quick    # to test with: built in a third of the time, slow
 
 Horovod's last release asks for C++14, which the headers of current PyTorch releases no longer
 compile with. This takes Horovod's own source package, raises the standard to C++17 in its two
@@ -27,14 +26,12 @@ from pathlib import Path
 VERSION = "0.28.1"
 STANDARD = re.compile(r"set\(CMAKE_CXX_STANDARD 1[14]\)")
 TO_PATCH = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
-BUILD_TYPE = "'RelWithDebInfo'"
 
 
 def main() -> None:
     """Check, download, patch, build, prove."""
     arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     arguments.add_argument("--check", action="store_true", help="only say what is missing")
-    arguments.add_argument("--quick", action="store_true", help="do not optimise; to test with")
     chosen = arguments.parse_args()
     if missing := missing_tools():
         sys.exit(f"install_horovod: {'; '.join(missing)}.")
@@ -44,8 +41,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="install-horovod-") as directory:
         source = unpack(download(directory), directory)
         patch(source)
-        if chosen.quick:
-            skip_optimisation(source)
         build(source)
     prove()
 
@@ -107,15 +102,6 @@ def patch(source: Path) -> None:
         if not count:
             sys.exit(f"install_horovod: {name} of Horovod {VERSION} sets no C++ standard to raise.")
         file.write_text(text)
-
-
-def skip_optimisation(source: Path) -> None:
-    """Compile without optimisation and debug information, which take two thirds of the time."""
-    file = source / "setup.py"
-    text = file.read_text()
-    if BUILD_TYPE not in text:
-        sys.exit(f"install_horovod: setup.py of Horovod {VERSION} has no build type to change.")
-    file.write_text(text.replace(BUILD_TYPE, "'None'"))  # CMake adds no flags for this type
 
 
 def build(source: Path) -> None:
