@@ -1,6 +1,6 @@
 """How long until a dashboard shows something: of few trials, of many, of a run with many rows?
 
-Every system gets the same trials in its own format, is started anew for each sample, and is opened
+Every system gets the same trials in its own format, is restarted for each sample, and is opened
 in Chromium. Two times are taken: from the command to the first content, and from opening the page
 of a server that answers. Content is a trial's row, or a chart of the run. The browser is driven by
 the interpreter of ``.venv-ui`` (``make .venv-ui/.done``).

@@ -465,7 +465,7 @@ class Guard:
         spike: ``metric`` is above its usual value by more than this many times its usual spread
             (the median and the median absolute deviation of the last 50 reports, of which there
             must be 20). None: do not look.
-        agree_every: after so many reports, compare the parameters of all ranks, bit by bit, with
+        agree_every: every this many reports, compare the parameters of all ranks, bit by bit, with
             rank 0's. Of models that ``prepare_model()`` has wrapped for data parallelism. None:
             never.
         metric: the metric that may have a spike; ``a/b`` for a nested one.

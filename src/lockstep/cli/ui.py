@@ -54,7 +54,7 @@ def _ui(options: Namespace) -> int:
                 "ssh -L is safer.",
                 file=sys.stderr,
             )
-        print("Ctrl-C ends it; runs go on.", flush=True)
+        print("Ctrl-C stops the dashboard; runs continue.", flush=True)
 
     serve(
         open_roots(paths, settings.results_root()),

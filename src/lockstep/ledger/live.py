@@ -12,7 +12,7 @@ OFTEN_LAST = 0.6
 """A rank that is last less often than at this share of the reports is not slower than others."""
 STRAGGLER_REPORTS = 20
 STRAGGLER_S = 1.0
-"""Before so many reports and seconds, a slow rank may be a coincidence."""
+"""With fewer reports or seconds, a slow rank may be a coincidence."""
 
 
 class LiveTimes:
