@@ -620,10 +620,13 @@ class _Nodes:
         self._others_seen: dict[str, dict[str, float]] = {}
         self._rows: dict[str, Any] = {}
         self._head = _split(ray.get_runtime_context().gcs_address)
-        self._head_missing = 0
+        self._head_answers = True
         self._look()
         self._others = self._others_seen  # this driver has reserved nothing yet
         threading.Thread(target=self._follow, name="lockstep-ray-nodes", daemon=True).start()
+        # A look that is under way when the head dies waits until Ray ends this process: the head
+        # is watched by another thread.
+        threading.Thread(target=self._follow_head, name="lockstep-ray-head", daemon=True).start()
 
     def close(self) -> None:
         self._ended.set()
@@ -711,18 +714,21 @@ class _Nodes:
     def _follow(self) -> None:
         while not self._ended.wait(LOOK_AGAIN_S):
             self._each_time()
-            # A call would wait for a head that is gone, for a minute; then Ray ends this process.
-            if not greets(self._head, LOOK_S):
-                self._head_missing += 1
-                if self._head_missing == HEAD_MISSED:
-                    self._tell(HeadGone(_no_head(self._head)))
+            if not self._head_answers:
                 continue
-            self._head_missing = 0
             with contextlib.suppress(Exception):  # Ray may have been shut down
                 before = self._signature()
                 self._look()
                 if self._signature() != before and not self._ended.is_set():
                     self._changed()
+
+    def _follow_head(self) -> None:
+        missed = 0
+        while not self._ended.wait(LOOK_AGAIN_S):
+            self._head_answers = greets(self._head, LOOK_S)
+            missed = 0 if self._head_answers else missed + 1
+            if missed == HEAD_MISSED:
+                self._tell(HeadGone(_no_head(self._head)))
 
     def _changed(self) -> None:
         for changed in list(self._watchers):
