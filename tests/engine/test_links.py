@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lockstep.engine import links
-from lockstep.engine.links import LinkListener, link_to
+from lockstep.engine.links import LinkListener, OpenPorts, link_to, reaches
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.wire import Connection, make_frame
 from lockstep.errors import EngineError
@@ -163,3 +163,14 @@ def test_nobody_listens() -> None:
         address = listener.getsockname()[:2]
     with pytest.raises(EngineError, match=f"cannot reach the driver at 127.0.0.1:{address[1]}"):
         link_to(address, SECRET, 0)
+
+
+def test_ports_that_are_open_at_once_do_not_close_each_other() -> None:
+    ports = OpenPorts()
+    first, second = ports.open("127.0.0.1"), ports.open("127.0.0.1")
+    ports.close(first[1])
+    assert reaches(second) == ""
+    assert "refused" in reaches(first)
+    ports.close(first[1])  # again
+    ports.close(second[1])
+    assert "refused" in reaches(second)

@@ -34,7 +34,7 @@ from lockstep import __version__, settings
 from lockstep.engine.base import GroupSpec, Node
 from lockstep.engine.forkserver import DumpStacks, Ended, Interrupt, Kill, Spawn
 from lockstep.engine.heartbeats import ORPHANED, PING, PONG
-from lockstep.engine.links import link_to, open_port, reaches
+from lockstep.engine.links import OpenPorts, link_to, reaches
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.processes import STACK_SIGNAL, current_directory, kill_family
 from lockstep.engine.resources import worker_environment
@@ -202,6 +202,7 @@ class Agent:
         _undo_ray_variables()
         self._pool = ServerPool()
         self._retired = False
+        self._ports = OpenPorts()
         self._loop = EventLoop()
         self._lifeline = link_to(address, secret, role)
         self._lifeline.setblocking(False)
@@ -233,12 +234,11 @@ class Agent:
 
     def open_port(self, host: str) -> tuple[str, int]:
         """Open a port that other nodes try to reach, until ``close_port``."""
-        self._port, address = open_port(host)
-        return address
+        return self._ports.open(host)
 
-    def close_port(self) -> None:
-        """Close the port of ``open_port``."""
-        self._port.close()
+    def close_port(self, number: int) -> None:
+        """Close a port of ``open_port``."""
+        self._ports.close(number)
 
     def reaches(self, address: tuple[str, int]) -> str:
         """Why a port of another node cannot be reached from here; empty if it can."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from lockstep.engine.loop import EventLoop, Timer
 from lockstep.errors import EngineError
 
-__all__ = ["LinkListener", "greets", "link_to", "open_port", "reaches"]
+__all__ = ["LinkListener", "OpenPorts", "greets", "link_to", "reaches"]
 
 PROOF_S = 20.0
 """How long the proof of a secret may take."""
@@ -95,10 +95,27 @@ def greets(address: tuple[str, int], seconds: float = REACH_S) -> bool:
         return False
 
 
-def open_port(host: str) -> tuple[socket.socket, tuple[str, int]]:
-    """A free port of ``host`` that accepts connections, and answers nothing."""
-    port = socket.create_server((host, 0), backlog=_BACKLOG)
-    return port, port.getsockname()[:2]
+class OpenPorts:
+    """Ports that accept connections and answer nothing, for whoever tries to reach this machine.
+
+    Several may be open at once. Any thread may call all of it.
+    """
+
+    def __init__(self) -> None:
+        self._ports: dict[int, socket.socket] = {}
+
+    def open(self, host: str) -> tuple[str, int]:
+        """Open a free port of ``host``, until ``close``."""
+        port = socket.create_server((host, 0), backlog=_BACKLOG)
+        address: tuple[str, int] = port.getsockname()[:2]
+        self._ports[address[1]] = port
+        return address
+
+    def close(self, number: int) -> None:
+        """Close the port of this number. Idempotent."""
+        port = self._ports.pop(number, None)
+        if port is not None:
+            port.close()
 
 
 class LinkListener:

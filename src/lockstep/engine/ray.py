@@ -65,6 +65,8 @@ KEPT_S = 1.0
 """How long a placement group is kept for the next attempt, fit or trial."""
 NO_DEADLINE_S = 3600.0
 """How long ranks may take to save on a node that is drained without a deadline."""
+ROUTES_S = 60.0
+"""How long agents may take to try whether they reach each other."""
 HEAD_MISSED = 3
 """After so many looks without an answer, the head is gone."""
 _AGENT_CALLS = 64
@@ -89,9 +91,9 @@ class AgentActor:
         """See :class:`Agent`."""
         return self._agent.open_port(host)
 
-    def close_port(self) -> None:
+    def close_port(self, number: int) -> None:
         """See :class:`Agent`."""
-        self._agent.close_port()
+        self._agent.close_port(number)
 
     def reaches(self, address: tuple[str, int]) -> str:
         """See :class:`Agent`."""
@@ -375,11 +377,21 @@ class RayEngine(Engine):
         if not new or len(agents) <= len(new):
             return  # one is lost: the caller starts it again, or says so
         meeting = agents[first.id]
-        address = ray.get(meeting.open_port.remote(first.address))
         try:
-            why = ray.get([agents[node.id].reaches.remote(address) for node in new], timeout=60)
-        finally:
-            meeting.close_port.remote()
+            address = ray.get(meeting.open_port.remote(first.address), timeout=ROUTES_S)
+            try:
+                calls = [agents[node.id].reaches.remote(address) for node in new]
+                why = ray.get(calls, timeout=ROUTES_S)
+            finally:
+                meeting.close_port.remote(address[1])
+        except ray.exceptions.RayActorError:
+            return  # the caller finds out which agent is lost
+        except ray.exceptions.GetTimeoutError as error:
+            where = ", ".join(node.address for node in (first, *new))
+            raise EngineError(
+                f"the agents on {where} did not answer in {ROUTES_S:g} s whether they reach each "
+                "other; the nodes may be overloaded or cut off"
+            ) from error
         for node, text in zip(new, why, strict=True):
             if text:
                 raise EngineError(

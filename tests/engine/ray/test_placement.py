@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,24 @@ def test_a_group_waits_for_a_node_that_comes(
         assert "label_selector={'extra': 'yes'}" in run.notices[0]
         add_node()
         assert run.until_ended() == [0]
+
+
+def test_groups_that_start_at_once_check_their_routes(engine: Any) -> None:
+    engine._routes.clear()
+    codes: list[list[int | None]] = []
+
+    def start() -> None:
+        spread = {"preload": (ENTRIES,), "placement_strategy": "STRICT_SPREAD"}
+        with driven(engine, f"{ENTRIES}:who", 2, **spread) as run:
+            codes.append(run.until_ended())
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [[0, 0], [0, 0]]
+    assert engine._routes
 
 
 def test_storage_that_is_not_shared_names_the_node(tmp_path: Path) -> None:
