@@ -43,7 +43,9 @@ NOT_RUN = re.compile(r"\*Not run by the tests: [^*]+\*\s*\Z")
 PROGRESS = re.compile(r"\[lockstep\] (?!finished|failed|interrupted|preempted)\w+ · ")
 # What is another in each run, and stays readable on a page: the ids of trials, dates, durations.
 VOLATILE = re.compile(
-    r"(?<=_)[0-9a-f]{5}(?=_\d{5})|\d{4}-\d\d-\d\d[ _]\d\d[:-]\d\d[:-]\d\d|\d+\.\d+(?= ?s\b)"
+    r"(?<![0-9a-zA-Z])[0-9a-f]{5}(?=_\d{5})"
+    r"|\d{4}-\d\d-\d\d[ _]\d\d[:-]\d\d[:-]\d\d"
+    r"|\d+\.\d+(?= ?s\b)"
 )
 TEXT = {"", "text", "json", "toml", "yaml", "mermaid", "csv"}
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from lockstep.errors import StorageError
 from lockstep.train.protocol import Report
 from lockstep.train.serialize import dump
 
@@ -260,9 +261,12 @@ def _plan(name: str, dataset: Dataset, sharing: Sharing, size: int) -> tuple[Sha
             dataset = dataset.randomize_block_order()
     title = f"datasets[{name!r}]"
     ranks = size if split else 1
-    plan = dataset.prepare(
-        ranks, equal=config.equal, order=config.order, seed=config.seed, name=title
-    )
+    try:
+        plan = dataset.prepare(
+            ranks, equal=config.equal, order=config.order, seed=config.seed, name=title
+        )
+    except StorageError as error:
+        raise StorageError(f"{title}: {error}") from error
     if not plan.rows:
         raise ValueError(f"{title} is empty: {_described(dataset)} gives no rows to train on.")
     if config.equal and plan.rows < ranks:

@@ -573,7 +573,7 @@ def test_restore_sees_that_a_file_has_changed(tmp_path: Path, change: str) -> No
         file.unlink()
     else:
         pq.write_table(pa.concat_tables([TABLE, TABLE]), file)
-    with pytest.raises(StorageError, match=r"0\.parquet"):
+    with pytest.raises(StorageError, match=r"^datasets\['train'\]: .*0\.parquet"):
         DataParallelTrainer.restore(path, train_loop_per_worker=never).fit()
 
 

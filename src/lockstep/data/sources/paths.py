@@ -70,7 +70,9 @@ def check_unchanged(files: Iterable[File]) -> None:
 
 def unreadable(file: File, error: BaseException) -> StorageError:
     """The error for a file that cannot be read."""
-    cause = str(error).partition("\n")[0].strip().rstrip(".") or type(error).__name__
+    # Without the number and, once more, the name of the file.
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    cause = text.partition("\n")[0].strip().rstrip(".") or type(error).__name__
     return StorageError(f"Could not read {file.path!r}: {cause}.")
 
 

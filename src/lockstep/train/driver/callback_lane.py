@@ -80,7 +80,7 @@ class CallbackLane:
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         # Bound once: it is called for each report.
         self.put = self._queue.put
-        # A user's callback may set these, too (docs/tracking.md).
+        # A user's callback may set these, too (docs/tracking/your-own.md).
         self.end_timeout_s = _option(callback, "end_timeout_s")
         self._limit = _option(callback, "max_waiting")
         self.offer = self.put if self._limit is None else self._put_if_room

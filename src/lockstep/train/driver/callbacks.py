@@ -222,7 +222,7 @@ class CallbackDispatcher:
 
 def _check(callback: object) -> None:
     if isinstance(callback, (Callback, UserCallback)):
-        # A user's callback may have one, too (docs/tracking.md).
+        # A user's callback may have one, too (docs/tracking/your-own.md).
         check_before_run = getattr(callback, "check_before_run", None)
         if check_before_run is not None:
             check_before_run()
