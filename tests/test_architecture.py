@@ -115,6 +115,7 @@ INNER_LAYERS = {
         "mosaic",
         "rl",
         "context",
+        "validation",
         "protocol",
         "backend",
         "meeting",

@@ -106,6 +106,11 @@ SPELLINGS = [
             ("config", "report_config", ["CheckpointConsistencyMode", "CheckpointUploadMode"]),
             ("train.api", "reported_checkpoint", ["ReportedCheckpoint"]),
             ("result", "result", ["Result"]),
+            (
+                "train.validation",
+                "validation_config",
+                ["ValidationConfig", "ValidationFn", "ValidationTaskConfig"],
+            ),
             ("train.api", "train_fn_utils", ["report", "get_checkpoint", "get_context"]),
         )
         for name in names

@@ -68,7 +68,7 @@ class CheckpointConsistencyMode(Enum):
     COMMITTED = "COMMITTED"
     """Every checkpoint that was reported is on storage and committed."""
     VALIDATED = "VALIDATED"
-    """The same."""
+    """The same, and their validations have ended: see ``ValidationConfig``."""
 
 
 def _invalid(config: object, name: str, text: str, kind: type[Exception] = ValueError) -> Exception:

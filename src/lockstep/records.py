@@ -205,6 +205,10 @@ class RunRecords:
             self.checkpoints[checkpoint.id] = checkpoint
             if not checkpoint.uploaded:
                 self._never_uploaded.add(checkpoint.name)
+        elif event == "validated":
+            known = self.checkpoints.get(record["id"])
+            if known is not None:
+                self.checkpoints[known.id] = known.validated(record)
         elif event == "delete":
             # By id: a later checkpoint may have the same name.
             self.checkpoints.pop(record["id"], None)

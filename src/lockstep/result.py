@@ -95,6 +95,10 @@ class Result:
         self.resizes = _resizes(self.attempts)
         self._checkpoints = existing_checkpoints(storage, records.checkpoints)
         self._checkpoint_config = CheckpointConfig(**records.run["checkpoint_config"])
+        for checkpoint in self._checkpoints:
+            # Those of the last row's own checkpoint, as Ray has them.
+            if checkpoint.validation is not None and checkpoint.index == records.rows:
+                self.metrics.update(checkpoint.validation.get("metrics") or {})
 
     @classmethod
     def from_path(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lockstep.config import CheckpointConfig
 
-__all__ = ["CheckpointRecord", "surplus", "worst_to_best"]
+__all__ = ["PENDING", "CheckpointRecord", "surplus", "worst_to_best"]
+
+
+PENDING = "PENDING_VALIDATION"
+"""The status of a checkpoint whose validation was requested and has not ended."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,22 @@ class CheckpointRecord:
     """How far all ranks had read the datasets. An attempt from here resumes there."""
     kind: str | None = None
     """Which subclass of ``Checkpoint`` was reported, and comes back; None: none of lockstep's."""
+    validation: dict[str, Any] | None = None
+    """Its validation's status, and what was requested or came of it; None: none was requested."""
+
+    @property
+    def awaits_validation(self) -> bool:
+        """Whether its validation has not ended yet."""
+        return self.validation is not None and self.validation.get("status") == PENDING
+
+    def validated(self, written: Mapping[str, Any]) -> CheckpointRecord:
+        """The record after its validation, which the journal has ``written``."""
+        return replace(
+            self,
+            metrics={**self.metrics, **written["metrics"]},
+            score=written["score"],
+            validation={"status": str(written["status"]), "metrics": written["metrics"]},
+        )
 
     @staticmethod
     def of(written: Mapping[str, Any]) -> CheckpointRecord:
@@ -63,6 +83,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "trained_s": (int, float),
     "positions": (dict, type(None)),
     "kind": (str, type(None)),
+    "validation": (dict, type(None)),
 }
 
 

@@ -67,6 +67,8 @@ ENVIRONMENT_FILE = "environment.json"
 RESOURCES_FILE = "resources.jsonl"
 """Samples of what each rank uses, one JSON object a line: see ``train/driver/resources``."""
 LOG_DIRECTORY = "logs"
+VALIDATION_LOG = f"{LOG_DIRECTORY}/validation.log"
+"""What validations of checkpoints print."""
 OBJECT_DIRECTORY = "objects"
 TRACE_DIRECTORY = "pytorch_profiler"
 

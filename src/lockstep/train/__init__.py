@@ -51,6 +51,7 @@ from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.missing import raise_missing_name
 from lockstep.train.state import State
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer
+from lockstep.train.validation import ValidationConfig, ValidationFn, ValidationTaskConfig
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
@@ -85,6 +86,9 @@ __all__ = [
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
+    "ValidationConfig",
+    "ValidationFn",
+    "ValidationTaskConfig",
     "WorkerGroupError",
     "checkpoint_requested",
     "get_all_reported_checkpoints",

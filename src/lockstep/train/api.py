@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.checks import is_number
@@ -15,6 +16,7 @@ from lockstep.config import CheckpointConsistencyMode, CheckpointUploadMode
 from lockstep.errors import SessionMisuseError
 from lockstep.run_layout import OWN_NAMES
 from lockstep.train.context import PreemptionInfo, TrainContext
+from lockstep.train.validation import ValidationTaskConfig
 from lockstep.train.worker.session import Session, current
 from lockstep.train.worker.shards import Shards
 from lockstep.train.worker.snapshot import StateBase
@@ -77,6 +79,7 @@ def report(
     delete_local_checkpoint_after_upload: bool = False,
     reduce: str | Mapping[str, str] | None = None,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+    validation: bool | ValidationTaskConfig = False,
     **legacy_metrics: Any,
 ) -> dict[str, Any] | None:
     """Report metrics and optionally a checkpoint. A barrier: every rank must call it.
@@ -104,6 +107,9 @@ def report(
         checkpoint_upload_fn: uploads the checkpoint instead of lockstep: called on every rank that
             reports one, with the checkpoint and the name of its directory, before ``report``
             returns. It returns the uploaded ``Checkpoint``, which is recorded where it is.
+        validation: True, or a ``ValidationTaskConfig``: the function of the trainer's
+            ``validation_config`` is called with this checkpoint beside training, once it is
+            committed. ``report`` does not wait for it. Of several ranks, the lowest one's counts.
 
     Raises:
         ValueError: a metric is a tensor, a reduction is unknown, this rank's metrics have none
@@ -130,6 +136,7 @@ def report(
             "CheckpointUploadMode.SYNC, ASYNC or NO_UPLOAD."
         ) from None
     session = session_for("report()")
+    task = _validation_task(session, validation, checkpoint)
     if isinstance(checkpoint, StateBase):
         if checkpoint_upload_fn is not None or delete_local_checkpoint_after_upload:
             raise ValueError(
@@ -154,7 +161,33 @@ def report(
         mode=mode,
         take_over=delete_local_checkpoint_after_upload,
         reduce=reduce,
+        validation=task,
     )
+
+
+def _validation_task(
+    session: Session, validation: bool | ValidationTaskConfig, checkpoint: object
+) -> dict[str, Any] | None:
+    """What was requested, as the journal has it; None: nothing."""
+    if validation is False or validation is None:
+        return None
+    if validation is not True and not isinstance(validation, ValidationTaskConfig):
+        raise TypeError(
+            f"report(validation={validation!r}): expected True, False or a ValidationTaskConfig."
+        )
+    if checkpoint is None:
+        raise ValueError(
+            "report(validation=…) needs a checkpoint to validate; a rank without one leaves "
+            "validation out."
+        )
+    if not session.validates:
+        raise ValueError(
+            "report(validation=…): the trainer has no validation_config; give it "
+            "validation_config=ValidationConfig(fn=…)."
+        )
+    if validation is True:
+        return {}
+    return {"fn_kwargs": validation.fn_kwargs, "timeout_s": validation.timeout_s}
 
 
 def _upload(
@@ -234,18 +267,27 @@ class ReportedCheckpointStatus(Enum):
 
     COMMITTED = "COMMITTED"
     """It is on storage, and no validation was requested."""
+    PENDING_VALIDATION = "PENDING_VALIDATION"
+    """It is on storage, and its validation has not ended."""
+    VALIDATED = "VALIDATED"
+    """Its metrics have those of the validation."""
+    VALIDATION_TIMEOUT = "VALIDATION_TIMEOUT"
+    """The validation took longer than its ``timeout_s``."""
+    VALIDATION_FAILED = "VALIDATION_FAILED"
+    """The validation function raised, or its process ended."""
 
 
-class ReportedCheckpoint(NamedTuple):
-    """A checkpoint and the metrics it was reported with."""
+@dataclass(frozen=True)
+class ReportedCheckpoint:
+    """A checkpoint and its metrics, which it can be unpacked into."""
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]
+    status: ReportedCheckpointStatus = ReportedCheckpointStatus.COMMITTED
 
-    @property
-    def status(self) -> ReportedCheckpointStatus:
-        """How far it is: only committed checkpoints are known to ranks."""
-        return ReportedCheckpointStatus.COMMITTED
+    def __iter__(self) -> Iterator[Any]:
+        """The checkpoint, then its metrics."""
+        return iter((self.checkpoint, self.metrics))
 
 
 def get_all_reported_checkpoints(
@@ -254,11 +296,12 @@ def get_all_reported_checkpoints(
 ) -> list[ReportedCheckpoint]:
     """Return every committed checkpoint of the run, oldest first, with its metrics.
 
-    After a report in ``ASYNC`` mode this waits until the checkpoints reported so far are committed.
+    After a report in ``ASYNC`` mode this waits until the checkpoints reported so far are committed,
+    and after a report with ``validation`` until they are validated.
     Some may have been deleted from storage since, see ``CheckpointConfig(num_to_keep=…)``.
 
     Args:
-        consistency_mode: what to wait for; both modes wait for the commit.
+        consistency_mode: what to wait for: the commit, or the validation, too.
         timeout_s: return after this many seconds without those that are still on their way; None:
             wait for all of them.
 
@@ -266,7 +309,7 @@ def get_all_reported_checkpoints(
         ValueError: an argument is none of these.
     """
     try:
-        CheckpointConsistencyMode(consistency_mode)
+        mode = CheckpointConsistencyMode(consistency_mode)
     except ValueError:
         raise ValueError(
             f"get_all_reported_checkpoints(consistency_mode={consistency_mode!r}): expected "
@@ -278,9 +321,11 @@ def get_all_reported_checkpoints(
             "or None."
         )
     session = session_for("get_all_reported_checkpoints()")
-    session.wait_for_commits(timeout_s)
-    known = session.reported_checkpoints
-    return [ReportedCheckpoint(checkpoint, metrics) for checkpoint, metrics in known]
+    session.wait_for_commits(timeout_s, validated=mode is CheckpointConsistencyMode.VALIDATED)
+    return [
+        ReportedCheckpoint(known.checkpoint, known.metrics, ReportedCheckpointStatus(known.status))
+        for known in session.reported_checkpoints
+    ]
 
 
 def get_preemption_info() -> PreemptionInfo | None:

@@ -11,6 +11,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.train.backend import BackendConfig
 from lockstep.train.trainer import DataParallelTrainer
+from lockstep.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
@@ -56,6 +57,7 @@ class BoostingTrainer(DataParallelTrainer):
         dataset_config: DataConfig | Mapping[str, DatasetConfig] | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        validation_config: ValidationConfig | None = None,
         params: Mapping[str, Any] | None = None,
         label_column: str | None = None,
         num_boost_round: int | None = None,
@@ -102,6 +104,7 @@ class BoostingTrainer(DataParallelTrainer):
             dataset_config=dataset_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
+            validation_config=validation_config,
         )
 
     @property

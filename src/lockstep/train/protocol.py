@@ -45,6 +45,7 @@ __all__ = [
     "CheckpointReport",
     "CloseTrackers",
     "ClosingTrackers",
+    "Committed",
     "DataReport",
     "Exit",
     "Failed",
@@ -69,11 +70,16 @@ __all__ = [
     "Stop",
     "Terminal",
     "TrackerOpened",
+    "Validated",
+    "ValidationSetup",
     "WorkerSetup",
 ]
 
 WORKER_ENTRY = "lockstep.train.worker.main:main"
 """What an engine runs in each worker's process."""
+
+VALIDATION_ENTRY = "lockstep.train.worker.validate:main"
+"""What an engine runs in the process that validates a checkpoint."""
 
 Stop = bool | Literal["pause"]
 """Whether ranks stop at a report; ``"pause"``: the run is resumed from its newest checkpoint."""
@@ -109,6 +115,8 @@ class WorkerSetup:
     overrides: bytes = b""
     """Values of the config that are this run's own, pickled; empty without."""
     guard: Guard | None = None
+    validates: bool = False
+    """The trainer has a ``validation_config``."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """File → source code of the function, where the worker would not find it in the file."""
 
@@ -128,12 +136,22 @@ class Launch(NamedTuple):
     attempt: int
     checkpoint: Any
     """The checkpoint to start from, or None."""
-    reported: list[tuple[Any, dict[str, Any]]]
-    """Every checkpoint the run has kept so far, with its metrics."""
+    reported: list[Committed]
+    """Every checkpoint the run has kept so far."""
     positions: dict[str, Any] | None = None
     """Where the datasets' shards resume, as kept with the checkpoint; None: at their beginning."""
     memory: tuple[MemoryPart, ...] = ()
     """The snapshots of the state to start from, where the driver has them; else empty."""
+
+
+class Committed(NamedTuple):
+    """A committed checkpoint."""
+
+    id: int
+    checkpoint: Any
+    metrics: dict[str, Any]
+    status: str = "COMMITTED"
+    """The value of a ``ReportedCheckpointStatus``."""
 
 
 class MemoryPart(NamedTuple):
@@ -168,6 +186,8 @@ class CheckpointReport(NamedTuple):
     """The name of its class if that is a subclass of ``Checkpoint`` that lockstep has."""
     is_state: bool = False
     """A ``train.State``: the driver decides whether it is saved."""
+    validation: dict[str, Any] | None = None
+    """The ``fn_kwargs`` and ``timeout_s`` of its validation; empty: the trainer's; None: none."""
 
 
 class DataReport(NamedTuple):
@@ -262,8 +282,8 @@ class Answer(NamedTuple):
     """The report is recorded (and its checkpoint committed, unless it is asynchronous)."""
 
     stop: Stop
-    committed: list[tuple[Any, dict[str, Any]]]
-    """Checkpoints committed since the last answer, with their metrics."""
+    committed: list[Committed]
+    """Checkpoints that were committed or validated since the last answer."""
     notice: tuple[str, int | None, float | None] | None = None
     """Save soon, the group will stop: the notice's kind, the rank that must go, the deadline."""
     reduced: dict[str, Any] | None = None
@@ -288,6 +308,8 @@ class AskCommitted(NamedTuple):
     """Answer when every checkpoint that was reported is committed, or after the timeout."""
 
     timeout_s: float | None
+    validated: bool = False
+    """Also when no validation is under way."""
 
 
 class LogRow(NamedTuple):
@@ -344,6 +366,23 @@ class Failed(NamedTuple):
     error: dict[str, Any]
     before_start: bool = False
     """The function was not called yet."""
+
+
+class ValidationSetup(NamedTuple):
+    """What the process that validates a checkpoint gets."""
+
+    function: bytes
+    """The user's function, as ``serialize.dump_function`` has it."""
+    sources: Mapping[str, str]
+    """As in ``WorkerSetup``."""
+    checkpoint: Any
+    fn_kwargs: Mapping[str, Any]
+
+
+class Validated(NamedTuple):
+    """The validation function has returned."""
+
+    metrics: dict[str, Any]
 
 
 class Interrupted(NamedTuple):

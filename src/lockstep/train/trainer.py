@@ -67,8 +67,9 @@ from lockstep.train.driver.events import Phase
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import RunState
+from lockstep.train.driver.validations import ValidationPlan
 from lockstep.train.function import config_like, takes_config
-from lockstep.train.protocol import WORKER_ENTRY, Faults, WorkerSetup
+from lockstep.train.protocol import VALIDATION_ENTRY, WORKER_ENTRY, Faults, WorkerSetup
 from lockstep.train.record.fork import Fork, choose_fork
 from lockstep.train.record.run import Run, experiment_storage
 from lockstep.train.record.saved_trainer import (
@@ -87,6 +88,7 @@ from lockstep.train.training_loop import (
     one_worker,
     worker_run_config,
 )
+from lockstep.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -110,6 +112,7 @@ class TrainerPayload:
     group: GroupSpec
     """Without a payload, which belongs to a run."""
     warnings: Sequence[str]
+    validation: ValidationPlan | None = None
     tables: SharedTables | None = None
     """The datasets' tables in memory. Workers can map them while this object exists."""
 
@@ -293,6 +296,7 @@ class DataParallelTrainer(BaseTrainer):
             ``"train"``, unless it is fitted, and transforms all datasets with it.
             ``get_preprocessor()`` of every checkpoint that the run uploads returns it.
         resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
+        validation_config: how ``report(…, validation=True)`` validates a checkpoint.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 
@@ -309,6 +313,7 @@ class DataParallelTrainer(BaseTrainer):
         metadata: Mapping[str, Any] | None = None,
         preprocessor: Preprocessor | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        validation_config: ValidationConfig | None = None,
         fault_plan: Faults | None = None,
     ) -> None:
         super().__init__(
@@ -348,6 +353,11 @@ class DataParallelTrainer(BaseTrainer):
         if fault_plan is not None and not callable(fault_plan):
             raise TypeError(f"fault_plan={fault_plan!r}: expected a lockstep.testing.FaultPlan.")
         self.fault_plan = fault_plan
+        if validation_config is not None and not isinstance(validation_config, ValidationConfig):
+            raise TypeError(
+                f"validation_config={validation_config!r}: expected a ValidationConfig."
+            )
+        self.validation_config = validation_config
         self._restored_from: Storage | None = None
         self._changed = False
         self._kept_sources: Mapping[str, str] | None = None
@@ -455,7 +465,33 @@ class DataParallelTrainer(BaseTrainer):
             self.train_loop_per_worker,
             shared=engine.single_machine,
         )
-        return TrainerPayload(engine, setup, scaling, group, warnings, tables)
+        validation = self._validation_plan(engine, group)
+        return TrainerPayload(engine, setup, scaling, group, warnings, validation, tables)
+
+    def _validation_plan(self, engine: Engine, group: GroupSpec) -> ValidationPlan | None:
+        config = self.validation_config
+        if config is None:
+            return None
+        options = config.ray_remote_kwargs
+        own = (options.get("runtime_env") or {}).get("env_vars") or {}
+        spec = replace(
+            group,
+            size=1,
+            entry=VALIDATION_ENTRY,
+            environment={**group.environment, **own},
+            cpus_per_worker=options.get("num_cpus"),
+            gpus_per_worker=options.get("num_gpus") or 0,
+            resources=options.get("resources") or {},
+            label_selectors=(),
+        )
+        engine.check(spec)
+        return ValidationPlan(
+            engine,
+            spec,
+            dump_function(config.fn, {}),
+            differing_sources(sources_of(config.fn)),
+            config.task,
+        )
 
     def plan_run(self, payload: TrainerPayload, run: Run, overrides: bytes = b"") -> RunPlan:
         """Internal: what a Controller needs to drive ``run``.
@@ -482,6 +518,7 @@ class DataParallelTrainer(BaseTrainer):
             single_machine=payload.engine.single_machine,
             own_process=not payload.engine.in_this_process,
             guard=self.run_config.guard,
+            validates=payload.validation is not None,
             use_gpu=self.scaling_config.use_gpu,
             working_dir=self.run_config.working_dir,
         )
@@ -493,6 +530,7 @@ class DataParallelTrainer(BaseTrainer):
             run_config=self.run_config,
             run_context=self._run_context(run),
             start_from=self.resume_from_checkpoint,
+            validation=payload.validation,
         )
 
     @classmethod

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import settings
-from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
 from lockstep.console import Display, RunStatus
 from lockstep.console.text import shorten
@@ -63,6 +62,7 @@ from lockstep.train.driver.save_plan import differing_files, has_part, share_gro
 from lockstep.train.driver.state import RunState, transition
 from lockstep.train.driver.storage_queue import StorageQueue
 from lockstep.train.driver.terminal_loan import TerminalLoan
+from lockstep.train.driver.validations import Validations
 from lockstep.train.driver.worker_logs import OutputRouter
 from lockstep.train.record.run import Run
 
@@ -151,9 +151,9 @@ class Controller:
         self._insist: Timer | None = None
         self._handling = False
         self._started_at = 0.0
-        # Committed checkpoints, oldest first, and how many of them each rank has been sent: an
-        # answer carries only the new ones.
-        self._reported: list[tuple[Checkpoint, dict[str, Any]]] = []
+        # Committed checkpoints, oldest first, again once they are validated, and how many of these
+        # each rank has been sent: an answer carries only the new ones.
+        self._reported: list[m.Committed] = []
         self._known_to: list[int] = []
         self._reduced: dict[str, Any] | None = None
         self._memory = StateMemory()
@@ -162,9 +162,11 @@ class Controller:
         self._held_since: dict[str, float] = {}
         """States that wait for the one before, and since when."""
         self._pace = Pace.of(config.checkpoint_config)
-        self._asking: dict[int, int] = {}
-        """Ranks that wait until every checkpoint is committed, and which question it is."""
+        self._asking: dict[int, tuple[int, bool]] = {}
+        """Ranks that wait until every checkpoint is committed: which question it is, and whether
+        they wait for validations, too."""
         self._questions = 0
+        self._validations = Validations(plan.validation, run, loop, display, self._validated)
         past = run.past()
         if not run.restored and plan.start_from is not None:
             # Numbers continue those of the checkpoint that the run starts from.
@@ -193,6 +195,7 @@ class Controller:
             )
         if not self._run.storage.is_local:
             self._storage.sync_regularly()
+        self._validations.start()
         # As while an event is handled: an engine that cannot start feeds Closed during the loop.
         self._handling = True
         for action in self._first_actions:
@@ -205,6 +208,8 @@ class Controller:
 
         # The handler may run in the middle of a transition, so it only queues the call.
         def feed() -> None:
+            if self.state.phase.ended and self._validations.cancel():
+                return
             notice = self.state.notice
             if notice is not None and notice.kind == "preemption" and notice.rank is None:
                 self._feed(e.TimerFired("preemption", self.state.attempt))
@@ -222,6 +227,8 @@ class Controller:
 
         def feed() -> None:
             self._interrupts += by_user
+            if by_user and self.state.phase.ended and self._validations.cancel():
+                return
             # A worker or a store may ignore everything. This timer ends the wait in any case.
             if self._interrupts == 2 and self._insist is None:
                 self._insist = self._loop.call_later(INSIST_S, self._end_now)
@@ -239,6 +246,7 @@ class Controller:
             return
         if self._group is not None:
             self._group.abandon()
+        self._validations.cancel()
         self._feed(e.Interrupt(gives_up=True))
         self._storage.give_up("until Ctrl-C")
 
@@ -281,6 +289,7 @@ class Controller:
         if self._group is not None:
             self._group.close()
             self._group = None
+        self._validations.close()
         self._storage.close()
         self._memory.close()
 
@@ -354,7 +363,7 @@ class Controller:
             self._run.note_return(rank, message.busy, message.waits)
             self._feed(e.Returned(rank))
         elif kind is m.AskCommitted:
-            self._ask_committed(rank, message.timeout_s)
+            self._ask_committed(rank, message.timeout_s, message.validated)
         elif kind is m.Meet:
             self._logged += 1  # progress, also where the ranks meet again before the next look
             self._feed(e.Met(rank, message.call, message.value))
@@ -450,7 +459,7 @@ class Controller:
         newest = run.newest_checkpoint()
         # The run's own progress comes before what it was started from.
         checkpoint = run.open_checkpoint(newest) if newest else self._start_from
-        self._reported = [(run.open_checkpoint(r), r.metrics) for r in run.checkpoints]
+        self._reported = [self._committed(record) for record in run.checkpoints]
         self._known_to = [len(self._reported)] * self.state.world_size
         self._asking = {}
         launch = m.Launch(
@@ -529,7 +538,8 @@ class Controller:
         record = self._run.describe_checkpoint(save.name, save.id, save.report_number, save.reports)
         self._warn_of_different_files(save)
         attribute = self._run.checkpoint_config.checkpoint_score_attribute
-        if record.score is None and attribute is not None and not self._run.has_score:
+        unscored = record.score is None and record.validation is None
+        if unscored and attribute is not None and not self._run.has_score:
             note = missing_score_note(attribute, record.metrics)
             self._notifier.warn_once("score", note)
         if self._waits_for_storage:
@@ -597,7 +607,9 @@ class Controller:
         # The new checkpoint is journaled before old ones are deleted: there is always one left.
         surplus = run.record_checkpoint(record)
         checkpoint = run.open_checkpoint(record)
-        self._reported.append((checkpoint, record.metrics))
+        self._reported.append(self._committed(record))
+        if record.awaits_validation:
+            self._validations.add(record)
         for old in surplus:
             self._storage.delete(old)
         if not run.storage.is_local:
@@ -605,21 +617,44 @@ class Controller:
         self._notifier.committed(checkpoint)
         self._feed(e.Committed(save.name))  # last: the end of the run may have waited for it
 
-    def _ask_committed(self, rank: int, timeout_s: float | None) -> None:
+    def _committed(self, record: CheckpointRecord) -> m.Committed:
+        """What ranks learn of a checkpoint."""
+        status = record.validation["status"] if record.validation else "COMMITTED"
+        opened = self._run.open_checkpoint(record)
+        return m.Committed(record.id, opened, record.metrics, status)
+
+    def _validated(self, record: CheckpointRecord) -> None:
+        self._reported.append(self._committed(record))
+        for old in self._run.drop_surplus():
+            self._storage.delete(old)
+        if not self._run.storage.is_local:
+            self._storage.sync_soon()
+        self._answer_asking()
+
+    def _ask_committed(self, rank: int, timeout_s: float | None, validated: bool) -> None:
         self._questions += 1
-        question = self._asking[rank] = self._questions
+        question = self._questions
+        self._asking[rank] = question, validated
         self._answer_asking()
         if timeout_s is not None and rank in self._asking:
             self._later(timeout_s, lambda: self._answer_late(rank, question))
 
     def _answer_asking(self) -> None:
         """Answer the ranks that wait until every checkpoint is committed."""
-        if self._asking and not self.state.saves and self.state.phase is e.Phase.RUNNING:
-            ranks, self._asking = tuple(self._asking), {}
+        if not self._asking or self.state.saves or self.state.phase is not e.Phase.RUNNING:
+            return
+        validating = self._validations.pending
+        ranks = tuple(
+            rank for rank, (_, validated) in self._asking.items() if not (validated and validating)
+        )
+        for rank in ranks:
+            del self._asking[rank]
+        if ranks:
             self._answer(e.Answer(ranks, False))
 
     def _answer_late(self, rank: int, question: int) -> None:
-        if self._asking.get(rank) == question and self.state.phase is e.Phase.RUNNING:
+        asked = self._asking.get(rank)
+        if asked and asked[0] == question and self.state.phase is e.Phase.RUNNING:
             del self._asking[rank]
             self._answer(e.Answer((rank,), False))
 
@@ -737,8 +772,10 @@ class Controller:
         if self._group is not None:
             self._group.close()
             self._group = None
+        if action.phase in (e.Phase.INTERRUPTED, e.Phase.PREEMPTED):
+            self._validations.close()  # a restored run validates what is pending
         # The run has ended only when storage has: copies and deletes may still be queued.
-        self._storage.drain(lambda: self._conclude(action))
+        self._validations.drain(lambda: self._storage.drain(lambda: self._conclude(action)))
 
     def _conclude(self, action: e.End) -> None:
         self.ended = True
@@ -794,6 +831,8 @@ class Controller:
         stalled = self._hangs.stalled(self.state, now)
         if stalled is not None:
             self._report_stalled(stalled)
+        if self._asking and self._validations.pending:
+            self._logged += 1  # a rank waits for a validation, which may take long
         if self._loan.wanted:
             self._logged += 1  # the user of a debugger takes time to think: that is no hang
         if self._group is not None and self._group.waits_for_room:

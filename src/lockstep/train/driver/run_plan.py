@@ -9,6 +9,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig
 from lockstep.engine import Engine, GroupSpec
 from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.driver.validations import ValidationPlan
 
 __all__ = ["RunPlan"]
 
@@ -26,3 +27,4 @@ class RunPlan:
     """What ``UserCallback`` hooks get."""
     start_from: Checkpoint | None
     """What the first attempt gets where the run has no checkpoint of its own."""
+    validation: ValidationPlan | None = None

@@ -13,6 +13,7 @@ from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.horovod.config import HorovodConfig, check_installed
 from lockstep.train.protocol import Faults
 from lockstep.train.trainer import DataParallelTrainer
+from lockstep.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
@@ -38,6 +39,7 @@ class HorovodTrainer(DataParallelTrainer):
             ``get_metadata()`` of every checkpoint that the run uploads.
         preprocessor: fitted on the dataset ``"train"``, applied to all, kept with checkpoints.
         resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
+        validation_config: how ``report(…, validation=True)`` validates a checkpoint.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 
@@ -56,6 +58,7 @@ class HorovodTrainer(DataParallelTrainer):
         metadata: Mapping[str, Any] | None = None,
         preprocessor: Preprocessor | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        validation_config: ValidationConfig | None = None,
         fault_plan: Faults | None = None,
     ) -> None:
         config = only_config(
@@ -76,6 +79,7 @@ class HorovodTrainer(DataParallelTrainer):
             metadata=metadata,
             preprocessor=preprocessor,
             resume_from_checkpoint=resume_from_checkpoint,
+            validation_config=validation_config,
             fault_plan=fault_plan,
         )
 

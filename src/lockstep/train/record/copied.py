@@ -39,6 +39,8 @@ def copy_checkpoint(run: Run, donor: Storage, found: CheckpointRecord) -> None:
     while checkpoint_name(number) in run.taken_names():
         number += 1
     record = replace(found, id=number, index=run.rows, timestamp=int(time.time()))
+    if record.awaits_validation:  # the donor validates its own
+        record = replace(record, validation=None)
     if record.uploaded:
         record = replace(record, name=checkpoint_name(number))
         try:

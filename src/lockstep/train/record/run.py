@@ -24,7 +24,7 @@ from lockstep.ledger.live import LiveTimes
 from lockstep.metrics import first_result, full_row, look_up
 from lockstep.records import RunRecords, existing_checkpoints, open_address, open_checkpoint
 from lockstep.result import Result
-from lockstep.retention import CheckpointRecord, surplus
+from lockstep.retention import PENDING, CheckpointRecord, surplus
 from lockstep.returned import Returned
 from lockstep.run_layout import (
     FORMAT_VERSION,
@@ -447,6 +447,9 @@ class Run:
             trained_s=self._total_before + time.perf_counter() - self._attempt_started,
             positions=merge_positions(reports),
             kind=lead.kind,
+            validation=(
+                None if lead.validation is None else {"status": PENDING, **lead.validation}
+            ),
         )
 
     def publish(self, record: CheckpointRecord) -> None:
@@ -479,6 +482,37 @@ class Run:
             self.pending = None
         return self._drop_surplus(ended=False)
 
+    def record_validation(
+        self,
+        record: CheckpointRecord,
+        status: str,
+        metrics: Mapping[str, Any],
+        error: str,
+        seconds: float,
+    ) -> CheckpointRecord:
+        """Journal what came of a validation; returns the checkpoint's record as it is now."""
+        score = record.score
+        attribute = self.checkpoint_config.checkpoint_score_attribute
+        if attribute is not None and is_number(value := look_up(metrics, attribute)):
+            score = float(value)
+        written = self._journal.append(
+            "validated",
+            id=record.id,
+            status=status,
+            metrics=dict(metrics),
+            score=score,
+            error=error,
+            seconds=seconds,
+            time=time.time(),
+        )
+        now = record.validated(written)
+        self.checkpoints = [now if known.id == now.id else known for known in self.checkpoints]
+        return now
+
+    def drop_surplus(self) -> list[CheckpointRecord]:
+        """The checkpoints that may be deleted now, which the journal does not have any more."""
+        return self._drop_surplus(ended=False)
+
     def begin_save(self, name: str) -> None:
         """Delete what a killed driver has left of a checkpoint with this name."""
         self._has_saved = True
@@ -506,7 +540,11 @@ class Run:
 
     def _drop_surplus(self, *, ended: bool) -> list[CheckpointRecord]:
         old = surplus(self.checkpoints, self.checkpoint_config, ended=ended)
-        dropped = [record for record in old if not self.is_protected(record)]
+        dropped = [
+            record
+            for record in old
+            if not record.awaits_validation and not self.is_protected(record)
+        ]
         for record in dropped:
             self.checkpoints.remove(record)
             self._journal.append("delete", id=record.id, name=record.name)

@@ -34,6 +34,7 @@ _REQUIRED = (
     "metadata",
     "preprocessor",
     "resume_from_checkpoint",
+    "validation_config",
 )
 """The arguments without which there is no trainer, besides ``run_config`` and ``datasets``."""
 

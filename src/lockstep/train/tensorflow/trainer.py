@@ -15,6 +15,7 @@ from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.protocol import Faults
 from lockstep.train.tensorflow.config import TensorflowConfig, check_installed, legacy_keras
 from lockstep.train.trainer import DataParallelTrainer, TrainerPayload
+from lockstep.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
@@ -44,6 +45,7 @@ class TensorflowTrainer(DataParallelTrainer):
             ``get_metadata()`` of every checkpoint that the run uploads.
         preprocessor: fitted on the dataset ``"train"``, applied to all, kept with checkpoints.
         resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
+        validation_config: how ``report(…, validation=True)`` validates a checkpoint.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 
@@ -61,6 +63,7 @@ class TensorflowTrainer(DataParallelTrainer):
         metadata: Mapping[str, Any] | None = None,
         preprocessor: Preprocessor | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        validation_config: ValidationConfig | None = None,
         fault_plan: Faults | None = None,
     ) -> None:
         config = only_config(
@@ -80,6 +83,7 @@ class TensorflowTrainer(DataParallelTrainer):
             metadata=metadata,
             preprocessor=preprocessor,
             resume_from_checkpoint=resume_from_checkpoint,
+            validation_config=validation_config,
             fault_plan=fault_plan,
         )
 

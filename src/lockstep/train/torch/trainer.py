@@ -12,6 +12,7 @@ from lockstep.train.backend import only_config
 from lockstep.train.protocol import Faults
 from lockstep.train.torch.config import TorchConfig
 from lockstep.train.trainer import DataParallelTrainer
+from lockstep.train.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, DatasetConfig
@@ -35,6 +36,7 @@ class TorchTrainer(DataParallelTrainer):
             ``get_metadata()`` of every checkpoint that the run uploads.
         preprocessor: fitted on the dataset ``"train"``, applied to all, kept with checkpoints.
         resume_from_checkpoint: returned by ``get_checkpoint()`` at the start.
+        validation_config: how ``report(…, validation=True)`` validates a checkpoint.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 
@@ -52,6 +54,7 @@ class TorchTrainer(DataParallelTrainer):
         metadata: Mapping[str, Any] | None = None,
         preprocessor: Preprocessor | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        validation_config: ValidationConfig | None = None,
         fault_plan: Faults | None = None,
     ) -> None:
         config = only_config(TorchConfig, torch_config=torch_config, torch_backend=torch_backend)
@@ -70,6 +73,7 @@ class TorchTrainer(DataParallelTrainer):
             metadata=metadata,
             preprocessor=preprocessor,
             resume_from_checkpoint=resume_from_checkpoint,
+            validation_config=validation_config,
             fault_plan=fault_plan,
         )
 

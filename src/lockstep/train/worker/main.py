@@ -44,7 +44,7 @@ from lockstep.train.worker.lingering import threads_left
 from lockstep.train.worker.shards import Shards
 from lockstep.train.worker.torch_device import get_device
 
-__all__ = ["check_shared", "main"]
+__all__ = ["adopt_main", "check_shared", "main"]
 
 SHARED_S = 10.0
 """How long a new directory may take to be seen on another node."""
@@ -125,6 +125,7 @@ def _prepare(
         else None,
         launch.memory,
     )
+    session.validates = setup.validates
     if setup.guard is not None:
         session.use_guard(setup.guard)
     # Before the function is loaded: code that runs while loading may use the context.
@@ -133,7 +134,7 @@ def _prepare(
     function, config = load_function(setup.function)
     overrides = load(setup.overrides, "param_space") if setup.overrides else {}
     config = config_like(config, {**config, **overrides})
-    _adopt_main(function)
+    adopt_main(function)
     if not hasattr(sys.modules["__main__"], "__file__"):  # a process of its own
         send_on_by_value()
     return session, partial(function, config) if takes_config(function) else function
@@ -191,7 +192,7 @@ def _train(
     return returned
 
 
-def _adopt_main(function: Callable[..., Any]) -> None:
+def adopt_main(function: Callable[..., Any]) -> None:
     """Put what came from the driver's ``__main__`` into this one.
 
     The function's classes say they live in ``__main__``; without this, pickling an object of one

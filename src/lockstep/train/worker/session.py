@@ -38,6 +38,7 @@ from lockstep.train.protocol import (
     CheckpointReport,
     CloseTrackers,
     ClosingTrackers,
+    Committed,
     Failed,
     Faults,
     Finished,
@@ -81,7 +82,7 @@ class Session:
         storage: Storage,
         score_attribute: str | None,
         checkpoint: Checkpoint | None,
-        reported: list[tuple[Checkpoint, dict[str, Any]]],
+        reported: list[Committed],
         faults: Faults | None = None,
         shards: Shards | None = None,
         memory: Sequence[MemoryPart] = (),
@@ -101,6 +102,8 @@ class Session:
         self._stopped = False
         self.pausing = False
         """The run stops here and is resumed later, from its newest checkpoint."""
+        self.validates = False
+        """The trainer has a ``validation_config``."""
         self.checkpoint_requested = False
         self.preemption: PreemptionInfo | None = None
         self._uploading = False
@@ -119,6 +122,7 @@ class Session:
         self._memory = SnapshotMemory()
         self._unsaved: StateBase | None = None
         """The state that was reported last, if the driver did not want it then."""
+        self._unsaved_validation: dict[str, Any] | None = None
         self._start_state = _open_parts(memory)
         self._awaits_start = bool(memory)
         """The checkpoint to start from may not be on storage yet."""
@@ -132,6 +136,7 @@ class Session:
         mode: CheckpointUploadMode,
         take_over: bool,
         reduce: str | Mapping[str, str] | None,
+        validation: dict[str, Any] | None = None,
     ) -> dict[str, Any] | None:
         """Meet the other ranks at this report; return when all are there and it is kept.
 
@@ -144,6 +149,9 @@ class Session:
         found = None if self._guard is None else self._guard.check(plain)
         # Outside the lock, and before anything is sent: an error here concerns this rank only.
         part = self._describe(checkpoint, dir_name, mode, take_over)
+        if validation is not None:
+            assert part is not None
+            part = part._replace(validation=validation)
         with self._lock:
             if self._stopped:
                 # A function may catch StopTraining and report again: it must not wait for others.
@@ -238,7 +246,7 @@ class Session:
                 if not self._stopped:
                     self._ask_committed(None)
             self._awaits_start = False
-            known = [checkpoint for checkpoint, _ in self.reported_checkpoints]
+            known = [committed.checkpoint for committed in self.reported_checkpoints]
             if self.checkpoint not in known:  # it could not be written
                 self.checkpoint = known[-1] if known else None
         return self.checkpoint
@@ -250,7 +258,7 @@ class Session:
             return
         part = self._describe(state, None, CheckpointUploadMode.ASYNC)
         assert part is not None
-        part = part._replace(of_last_row=True)
+        part = part._replace(of_last_row=True, validation=self._unsaved_validation)
         with self._lock:
             # The number that the next report would have: ranks that report once more do not fit.
             report = Report(self._number + 1, None, part, None, time.time(), 0.0)
@@ -278,17 +286,18 @@ class Session:
             with self._waiting("checkpoint"):
                 self._exchange(report, checkpoint, False)
 
-    def wait_for_commits(self, timeout_s: float | None) -> None:
-        """Wait until every checkpoint that was reported is committed; at most ``timeout_s``."""
+    def wait_for_commits(self, timeout_s: float | None, *, validated: bool) -> None:
+        """Wait until every reported checkpoint is committed, and ``validated``."""
         self._check_process("get_all_reported_checkpoints()")
         with self._lock:
-            if not self._uploading or self._stopped:
+            validated = validated and self.validates
+            if self._stopped or not (self._uploading or validated):
                 return
-            self._ask_committed(timeout_s)
+            self._ask_committed(timeout_s, validated)
 
-    def _ask_committed(self, timeout_s: float | None) -> None:
+    def _ask_committed(self, timeout_s: float | None, validated: bool = False) -> None:
         with self._waiting("checkpoint"):
-            self._channel.send(AskCommitted(timeout_s))
+            self._channel.send(AskCommitted(timeout_s, validated))
             answer = self._channel.receive()
         if isinstance(answer, CloseTrackers):
             self._let_go()
@@ -304,10 +313,17 @@ class Session:
             self.waited(account, time.perf_counter() - began)
 
     def _learn(self, answer: Answer) -> None:
-        """Take over the checkpoints that were committed since the last answer."""
-        if answer.committed:
-            self.reported_checkpoints.extend(answer.committed)
-            self.checkpoint = answer.committed[-1][0]
+        """Take over the checkpoints that were committed or validated since the last answer."""
+        if not answer.committed:
+            return
+        places = {known.id: place for place, known in enumerate(self.reported_checkpoints)}
+        for committed in answer.committed:
+            if committed.id in places:  # it was validated since
+                self.reported_checkpoints[places[committed.id]] = committed
+                continue
+            places[committed.id] = len(self.reported_checkpoints)
+            self.reported_checkpoints.append(committed)
+            self.checkpoint = committed.checkpoint
             self._awaits_start = False
 
     def meet(self, call: str, value: bytes) -> bytes:
@@ -470,6 +486,8 @@ class Session:
         answer = self._channel.receive()
         if isinstance(checkpoint, StateBase):
             self._unsaved = checkpoint
+            assert report.checkpoint is not None
+            self._unsaved_validation = report.checkpoint.validation
         if isinstance(answer, SaveOrder):
             if isinstance(checkpoint, StateBase):
                 self._save_state(answer, checkpoint)
@@ -574,7 +592,7 @@ class Session:
 
     def _may_take(self, checkpoint: Checkpoint) -> bool:
         # A committed checkpoint is the run's: moving its files would destroy it.
-        committed = (self.checkpoint, *(known for known, _ in self.reported_checkpoints))
+        committed = (self.checkpoint, *(known.checkpoint for known in self.reported_checkpoints))
         return checkpoint.is_movable and checkpoint not in committed
 
     def _upload(
