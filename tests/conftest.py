@@ -46,6 +46,8 @@ LAZY_FILES = {
     "torch.distributed": ("pipe", "pipe"),
     "pyarrow._csv": ("pipe", "pipe"),
 }
+# The devices of NVIDIA's driver, which CUDA opens on first use and keeps until the process ends.
+CUDA_FILES = "/dev/nvidia"
 SETTLE_SECONDS = 30.0
 LOAD_OF_THE_SUITE = 1.5
 """The load per processor that the suite itself makes, about."""
@@ -106,7 +108,9 @@ def open_files() -> dict[int, str]:
         return found
     for name in names:
         with suppress(OSError):  # the descriptor that listed the directory is gone
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if not target.startswith(CUDA_FILES):
+                found[int(name)] = target
     return _without_lazy(found)
 
 
