@@ -142,6 +142,8 @@ class Launch(NamedTuple):
     """Where the datasets' shards resume, as kept with the checkpoint; None: at their beginning."""
     memory: tuple[MemoryPart, ...] = ()
     """The snapshots of the state to start from, where the driver has them; else empty."""
+    is_pending: bool = False
+    """The checkpoint to start from is not on storage yet."""
 
 
 class Committed(NamedTuple):

@@ -168,12 +168,10 @@ def _stored(checkpoint: Checkpoint | None) -> tuple[StoredState | None, int]:
                 "state.restore() outside a training function needs a checkpoint: "
                 "state.restore(result.checkpoint)."
             )
-        in_memory = session.state_in_memory()
-        if in_memory is not None:
-            return in_memory, rank
-        checkpoint = session.checkpoint
-        if checkpoint is None:
-            return None, rank
+        found = session.start_state()
+        if not isinstance(found, Checkpoint):
+            return found, rank
+        checkpoint = found
     if not isinstance(checkpoint, Checkpoint):
         raise TypeError(f"state.restore({checkpoint!r}): expected a Checkpoint.")
     if checkpoint.storage is None:

@@ -16,11 +16,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from lockstep import cli, train
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, StorageError
 from lockstep.state.files import StoredState
 from lockstep.storage import local
 from lockstep.testing import verify_resume
 from lockstep.train import CheckpointConfig, Result, State
+from lockstep.train.driver.controller import Controller
+from lockstep.train.driver.memory import StateMemory
+from lockstep.train.protocol import MemoryPart
 from tests.integration.runs import failure, fit, trainer
 
 
@@ -133,6 +136,41 @@ def test_after_a_death_the_state_in_memory_is_used(tmp_path: Path) -> None:
         assert checkpoint.to_dict()["values"][0] == 0.0
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_ranks_that_cannot_open_the_memory_wait_for_storage(
+    written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another machine: the state is written only when a rank asks for it."""
+    asked = threading.Event()
+    parts, write, ask = StateMemory.parts, StateMemory.write, Controller._ask_committed
+
+    def of_another_machine(self: StateMemory, name: str) -> tuple[MemoryPart, ...]:
+        return tuple(part._replace(name="elsewhere") for part in parts(self, name))
+
+    def write_late(*args: Any) -> None:
+        assert asked.wait(120)
+        if not written:
+            raise StorageError("no room")
+        write(*args)
+
+    def note_question(*args: Any) -> None:
+        asked.set()
+        ask(*args)
+
+    monkeypatch.setattr(StateMemory, "parts", of_another_machine)
+    monkeypatch.setattr(StateMemory, "write", write_late)
+    monkeypatch.setattr(Controller, "_ask_committed", note_question)
+    config = {"flag": str(tmp_path / "flag")}
+    if not written:
+        error = failure(killed_while_writing, config=config, max_failures=1, workers=2)
+        assert "in the driver's memory, which this rank cannot open" in str(error)
+        return
+    result = fit(killed_while_writing, config=config, max_failures=1, workers=2)
+    frame = result.metrics_dataframe
+    assert frame is not None
+    assert list(frame["step"]) == [0, 1, 2]
+
+
 def test_every_nth_report_and_the_last_state() -> None:
     result = fit(walk, workers=2, config={"steps": 8}, checkpoint_config=CheckpointConfig(every=3))
     steps = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]
@@ -191,19 +229,83 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(capfd: pytest.CaptureFix
     assert not list(Path(result.path).glob(".staging/*"))
 
 
-def test_a_last_state_that_cannot_be_written_fails_the_run() -> None:
-    config = CheckpointConfig(every=100)
+def full(path: str, *rest: Any) -> None:
+    raise OSError(28, os.strerror(28), path)
 
-    def full_at_the_end() -> None:
-        def full(path: str, *rest: Any) -> None:
-            raise OSError(28, os.strerror(28), path)
 
-        state = State(step=1)
-        train.report({}, checkpoint=state)
-        setattr(local, "_write_file", full)  # noqa: B010
+def full_at_the_end() -> None:
+    """Of two states, the disk has no room for the last one."""
+    state = State(step=1)
+    restored = state.restore()
+    train.report({"restored": restored}, checkpoint=state)
+    train.get_all_reported_checkpoints()  # until the first save is over
+    setattr(local, "_write_file", full)  # noqa: B010
+    state.step = 2
+    train.report({"restored": restored}, checkpoint=state)
 
-    error = failure(full_at_the_end, workers=1, checkpoint_config=config)
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_last_state_that_cannot_be_written_fails_the_run(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = local._write_file
+
+    def full_for_states(path: str, *rest: Any) -> None:
+        (full if "safetensors" in path else write)(path, *rest)
+
+    monkeypatch.setattr(local, "_write_file", full_for_states)  # in the driver
+    error = failure(full_at_the_end, workers=2, checkpoint_config=CheckpointConfig(every=every))
+    assert "the last state" in str(error)
     assert "No space left" in str(error)
+    assert "restore the run" in str(error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_driver_writes_a_last_state_that_its_ranks_could_not(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not workers:  # the driver is the worker: it has room again when the function is over
+        adopt = StateMemory.write
+
+        def with_room(*args: Any, write: Any = local._write_file) -> None:
+            setattr(local, "_write_file", write)  # noqa: B010
+            adopt(*args)
+
+        monkeypatch.setattr(StateMemory, "write", with_room)
+    result = fit(full_at_the_end, workers=workers)
+    assert result.checkpoint is not None
+    assert result.checkpoint.to_dict()["step"] == 2
+    assert len(result.best_checkpoints) == 2
+    assert not list(Path(result.path).glob(".staging/*"))
+
+
+def again_and_again(config: Mapping[str, Any]) -> None:
+    """Attempt 2 starts from memory, saves, and restores once more."""
+    state = State(step=0)
+    if not state.restore():
+        setattr(local, "_write_file", full)  # noqa: B010
+        state.step = 1
+        train.report({"step": 1}, checkpoint=state)
+        train.get_all_reported_checkpoints()  # until it is lost
+        raise ValueError("the first attempt ends here")
+    assert state.step == 1
+    assert state.restore()  # nothing is newer
+    assert state.step == 1
+    for step in (2, 3):
+        state.step = step
+        train.report({"step": step}, checkpoint=state)
+        train.get_all_reported_checkpoints()
+    state.step = 9
+    assert state.restore()
+    train.report({"step": state.step})
+
+
+def test_a_later_restore_is_from_the_newest_state() -> None:
+    result = fit(again_and_again, workers=2, max_failures=1)
+    frame = result.metrics_dataframe
+    assert frame is not None
+    assert list(frame["step"]) == [1, 2, 3, 3]
+    assert [c.to_dict()["step"] for c, _ in result.best_checkpoints] == [1, 2, 3]
 
 
 def test_a_checkpoint_of_something_else_is_refused() -> None:

@@ -63,3 +63,13 @@ def test_what_is_no_interval_is_refused(every: Any) -> None:
 def test_what_is_no_share_is_refused(share: Any) -> None:
     with pytest.raises(ValueError, match="max_overhead"):
         CheckpointConfig(max_overhead=share)
+
+
+def test_auto_does_not_wait_for_the_state_before() -> None:
+    auto, fixed = Pace.of(CheckpointConfig(every="auto")), Pace.of(CheckpointConfig(every="1s"))
+    assert auto.due(0.0)
+    assert not fixed.due(0.0)
+    assert not auto.due(1e6, is_writing=True)
+    assert auto.due(1e6)
+    # Who gives an interval wants it kept: the report waits.
+    assert fixed.due(1e6, is_writing=True)

@@ -1200,6 +1200,76 @@ class TestTrainingStates:
     def test_one_that_cannot_be_written_is_dropped(self) -> None:
         machine = self.machine()
         name = self.snapshot(machine, 1)
-        assert machine.feed(e.SaveDropped(0, name, {})) == []
+        assert machine.feed(e.SaveDropped(0, name, ERROR)) == []
         assert machine.saved(name, 1) == [e.Discard((name,))]
         assert machine.phase() is Phase.RUNNING
+
+    def lost(self, machine: Machine, number: int = 1) -> str:
+        """A state that is complete in memory, and could not be written."""
+        name = self.snapshot(machine, number)
+        machine.feed(e.SealedPart(0, name), e.SealedPart(1, name), e.SaveDropped(0, name, ERROR))
+        assert machine.saved(name, 1) == [e.Discard((name,), in_memory=True)]
+        return name
+
+    def test_the_last_one_is_written_again_at_the_end(self) -> None:
+        machine = self.machine()
+        name = self.lost(machine)
+        assert [type(action) for action in machine.stop()] == [e.Adopt]
+        assert machine.feed(e.Committed(name)) == [e.End(Phase.FINISHED, ())]
+
+    def test_a_run_whose_last_state_is_lost_fails(self) -> None:
+        machine = self.machine()
+        machine.state = machine.state._replace(policy=FailurePolicy(0))
+        name = self.lost(machine)
+        machine.stop()
+        *_, failure, end = machine.feed(e.SaveFailed(name, ERROR))
+        assert isinstance(end, e.End)
+        assert end.phase is Phase.FAILED
+        assert isinstance(failure, e.RecordFailure)
+        text = summarise_error(failure.failures[0].error)
+        assert f"the last state, {name}, could not be saved" in text
+
+    def test_a_run_whose_last_state_was_not_even_copied_fails(self) -> None:
+        machine = self.machine()
+        machine.state = machine.state._replace(policy=FailurePolicy(0))
+        name = name_of(machine.feed(state_report(0), state_report(1)))
+        machine.snapshotted(name, 0)
+        machine.feed(e.SaveDropped(1, name, ERROR), e.Recorded(False))
+        machine.saved(name, 0)
+        assert [type(a) for a in machine.stop()] == [e.RecordFailure, e.End]
+        assert machine.phase() is Phase.FAILED
+
+    def test_a_newer_state_takes_its_place(self) -> None:
+        machine = self.machine()
+        name = self.lost(machine)
+        discard, order = machine.feed(state_report(0, 2), state_report(1, 2))
+        assert discard == e.Discard((name,))
+        assert isinstance(order, e.OrderSave)
+        assert machine.state.lost is None
+
+    def test_the_next_attempt_starts_from_it(self) -> None:
+        machine = self.machine()
+        name = self.lost(machine)
+        actions = machine.gone(0, 1, exitcode=-9)
+        assert [a.save.name for a in actions if isinstance(a, e.Adopt)] == [name]
+        assert e.StartWorkers(2, 2) in actions
+        # It cannot be written now, either: the copy stays, and is tried again.
+        assert machine.feed(e.SaveFailed(name, ERROR)) == [e.Discard((name,), in_memory=True)]
+        machine.run()
+        assert [type(action) for action in machine.stop()] == [e.Adopt]
+        # Of a copy that has changed nothing is left to try.
+        actions = machine.feed(e.SaveFailed(name, ERROR, torn=True))
+        assert e.Discard((name,)) in actions
+        assert machine.state.attempt == 3
+        machine.run()
+        assert not [action for action in machine.stop() if isinstance(action, e.Adopt)]
+
+    def test_the_first_of_an_attempt_waits_for_the_one_that_it_started_from(self) -> None:
+        machine = self.machine()
+        name = self.snapshot(machine, 1)
+        machine.feed(e.SealedPart(0, name), e.SealedPart(1, name))
+        machine.gone(0, 1, exitcode=-9)
+        machine.run()
+        assert machine.feed(state_report(0), state_report(1)) == []
+        (order,) = machine.feed(e.Committed(name))
+        assert isinstance(order, e.OrderSave)

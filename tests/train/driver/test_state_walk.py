@@ -109,6 +109,7 @@ class Walk:
         self.ordered: list[e.Save] = []
         self.committed: list[e.Save] = []
         self.lost: set[str] = set()
+        self.only_in_memory: set[str] = set()
         self.stopped: list[e.RecordAttemptStopped] = []
         self.notified: tuple[e.Notice, int] | None = None
         self.ended: e.End | None = None
@@ -146,6 +147,7 @@ class Walk:
         self.notified = None
         self.workers = [Worker(rank) for rank in range(self.size)]
         self.rows_of_saves.clear()
+        self.ordered_before = len(self.ordered)
 
     def on_LaunchWorkers(self, action: e.LaunchWorkers) -> None:
         for worker in self.workers:
@@ -187,6 +189,8 @@ class Walk:
     def outcome(self) -> e.Event:
         save = self.commits.popleft()
         if self.choices.happens(self.trouble / 2):
+            if save.adopted:
+                return e.SaveFailed(save.name, ERROR, torn=self.choices.happens(0.2))
             self.lost.add(save.name)
             return e.SaveFailed(save.name, ERROR)
         self.committed.append(save)
@@ -196,7 +200,8 @@ class Walk:
         save = action.save
         assert all(worker.doing == "gone" for worker in self.workers)
         assert save.is_state
-        assert save.name not in self.dropped
+        newest = [order.name for order in self.ordered if order.is_state][-1]
+        assert save.name == newest, "the memory has another state"
         parts = {r for r, report in enumerate(save.reports) if report and report.checkpoint}
         assert parts <= save.sealed, "a copy that is not complete"
         assert all(save.id > earlier.id for earlier in self.committed), "out of order"
@@ -206,7 +211,10 @@ class Walk:
         for worker in self.workers:
             writes = {*worker.uploads, *([worker.order.name] if worker.order else [])}
             assert worker.doing == "gone" or not writes & set(action.names), "it may still write"
-        self.lost |= set(action.names)
+        if action.in_memory:
+            self.only_in_memory |= set(action.names)
+        else:
+            self.lost |= set(action.names)
 
     def on_Answer(self, action: e.Answer) -> None:
         if action.notice is not None:
@@ -441,10 +449,12 @@ class Walk:
         assert len(names) == len(set(names))
         assert not committed & self.lost
         # A state that waited for the memory was never ordered.
-        assert committed | (self.lost & set(names)) == set(names)
+        assert committed | ((self.lost | self.only_in_memory) & set(names)) == set(names)
         assert state.committed == committed
         if state.phase is Phase.FINISHED:
             assert self.rows_of_saves <= committed | self.dropped
+            states = [save.id for save in self.ordered[self.ordered_before :] if save.is_state]
+            assert not states or self.committed[-1].id >= states[-1], "the last state is lost"
         if self.disturbed:
             return
         assert not self.stopped

@@ -36,7 +36,7 @@ from lockstep.engine.base import (
 )
 from lockstep.engine.loop import EventLoop, Timer
 from lockstep.error_record import pack_error, summarise_error
-from lockstep.errors import LockstepError, StopConditionError, StorageError
+from lockstep.errors import CheckpointError, LockstepError, StopConditionError, StorageError
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import LOG_DIRECTORY, run_title
 from lockstep.train import protocol as m
@@ -390,7 +390,7 @@ class Controller:
 
     def _reported_state(self, rank: int, report: m.Report) -> None:
         now = time.monotonic()
-        if self._pace.due(now):
+        if self._pace.due(now, is_writing=any(save.is_state for save in self.state.saves)):
             self._feed(e.SaveDue())
         self._feed(e.Reported(rank, report))
         for save in self.state.saves:
@@ -414,7 +414,8 @@ class Controller:
         self._notifier.warn_once(
             "state",
             f"Rank {rank} could not save its state: {summarise_error(message.error)} Training "
-            f"continues, and the next state is tried again. Of the checkpoints, {kept}.",
+            "continues; the next state is saved as usual, and the last one is tried again when the "
+            f"run ends. Of the checkpoints, {kept}.",
         )
         self._feed(e.SaveDropped(rank, message.name, message.error))
 
@@ -462,6 +463,9 @@ class Controller:
         self._reported = [self._committed(record) for record in run.checkpoints]
         self._known_to = [len(self._reported)] * self.state.world_size
         self._asking = {}
+        # All ranks or none: one that looked elsewhere could find another state. Those on other
+        # machines cannot open the memory, and wait until the state is on storage.
+        shares_memory = not any(worker.node_id for worker in action.workers)
         launch = m.Launch(
             action.workers,
             action.announcements,
@@ -470,7 +474,8 @@ class Controller:
             # A copy: in this process the message is not pickled, and the list grows.
             self._reported[:],
             newest.positions if newest else None,
-            self._memory.parts(newest.name) if newest else (),
+            self._memory.parts(newest.name) if newest and shares_memory else (),
+            is_pending=newest is not None and newest is run.pending,
         )
         for rank in range(self.state.world_size):
             self._send(rank, launch)
@@ -498,7 +503,8 @@ class Controller:
             self._memory.expect(save.name, save.id)
             waited = time.monotonic() - self._held_since.pop(save.name, math.inf)
             if waited > HELD_S:
-                note = held_note(waited, self._run.storage.uri)
+                every = self._run.checkpoint_config.every
+                note = held_note(waited, self._run.storage.uri, every)
                 self._notifier.warn_once("held", note)
 
     def _record(self, action: e.Record) -> None:
@@ -562,8 +568,12 @@ class Controller:
 
     def _adopt(self, action: e.Adopt) -> None:
         save = action.save
-        # Described now: the next attempt begins with its counts.
-        record = self._run.describe_checkpoint(save.name, save.id, save.report_number, save.reports)
+        # Described once, when its attempt is over: the next attempt begins with its counts.
+        record = self._run.pending
+        if record is None or record.id != save.id:
+            record = self._run.describe_checkpoint(
+                save.name, save.id, save.report_number, save.reports
+            )
         self._run.pending = record
 
         def write() -> None:
@@ -592,13 +602,13 @@ class Controller:
             return  # abandoned before: it may exist now, but the run does not count on it
         if error is not None:
             if save.adopted:
-                self._run.pending = None
                 self._notifier.warn_once(
                     "adopt",
                     f"The last state of the workers that ended could not be written to "
                     f"{self._run.storage.uri}: {error}",
                 )
-            self._feed(e.SaveFailed(save.name, pack_error(error)))
+            torn = isinstance(error, CheckpointError)
+            self._feed(e.SaveFailed(save.name, pack_error(error), torn))
             return
         run = self._run
         self._memory.drop_until(save.id)
@@ -662,8 +672,10 @@ class Controller:
         # An abandoned write may still arrive: its files are deleted when the name is used again.
         later = self._storage.abandoned and not self._run.storage.is_local
         for name in action.names:
+            if not action.in_memory:
+                self._memory.drop(name)
             try:
-                self._run.discard(name, later=later)
+                self._run.discard(name, later=later, in_memory=action.in_memory)
             except LockstepError as error:
                 self._notifier.warn_once(
                     "discard", f"Could not delete the unfinished {name}: {error}"
@@ -863,7 +875,7 @@ class Controller:
         # The publish cannot be cancelled, only ignored. Later work gets threads that are not stuck.
         self._storage.abandon()
         self._notifier.release()
-        self._run.discard(name, later=True)
+        self._run.discard(name, later=True, in_memory=True)
         error = StorageError(
             f"{name} timed out after RunConfig(storage_timeout_s={self._hangs.storage_s:g}): "
             f"it {doing}."

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
 from lockstep.train.driver.failure import WorkerFailure
-from lockstep.train.driver.save_plan import SavePlan
+from lockstep.train.driver.save_plan import SavePlan, has_part
 from lockstep.train.protocol import Report, Stop
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "InterruptWorkers",
     "KillWorkers",
     "LaunchWorkers",
+    "Lost",
     "Met",
     "Notice",
     "OrderSave",
@@ -117,10 +118,25 @@ class Save(NamedTuple):
     """The ranks wait at their report: it is answered when the last snapshot is taken."""
     sealed: frozenset[int] = frozenset()
     """Ranks whose copy in memory is complete."""
-    dropped: bool = False
-    """A rank could not write its part: discarded when the others are done."""
+    dropped: WorkerFailure | None = None
+    """A rank could not write its part, and why: discarded when the others are done."""
     adopted: bool = False
     """The ranks are gone; the driver writes it from their memory."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether every byte of it is in memory, on every rank that has a part."""
+        parts = {rank for rank, report in enumerate(self.reports) if has_part(report)}
+        return self.is_state and not self.snapshots_due and parts <= self.sealed
+
+
+class Lost(NamedTuple):
+    """A state that could not be written, while no newer one has been."""
+
+    save: Save
+    failure: WorkerFailure
+    tried: bool = False
+    """The driver has tried to write it since the ranks are gone."""
 
 
 # ---------------------------------------------------------------------------------------- events
@@ -192,6 +208,8 @@ class SaveFailed(NamedTuple):
 
     name: str
     error: dict[str, Any]
+    torn: bool = False
+    """Of a state: its copy in memory is not what the ranks have taken."""
 
 
 class Met(NamedTuple):
@@ -357,6 +375,8 @@ class Discard(NamedTuple):
     """Delete what was saved of these checkpoints: they will never be committed."""
 
     names: tuple[str, ...]
+    in_memory: bool = False
+    """Of a state: only the files. The copy in memory stays, to be written later."""
 
 
 class Answer(NamedTuple):

@@ -1,8 +1,8 @@
 """The snapshots of states in memory, which the driver keeps when the workers that took them die.
 
 A worker's snapshot lies in anonymous memory. The driver opens that memory when it hears of it,
-so the memory exists until the driver closes it: when the checkpoint is on storage, or the run is
-over.
+so the memory exists until the driver closes it: when the checkpoint is on storage, when the next
+snapshot takes its place, or when the run is over.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from lockstep.errors import CheckpointError
@@ -38,7 +38,8 @@ class StateMemory:
         self._snapshots: dict[str, _Snapshot] = {}
 
     def expect(self, name: str, number: int) -> None:
-        """A save with this name and number begins."""
+        """A save with this name and number begins: the ranks write over what they had."""
+        self.close()
         self._snapshots[name] = _Snapshot(number, {})
 
     def add(self, name: str, part: MemoryPart) -> None:
@@ -71,30 +72,38 @@ class StateMemory:
             StorageError: storage failed.
         """
         directory = storage.stage(name)
-        for rank, part in self._snapshots[name].parts.items():
-            with mmap.mmap(part.descriptor, 0, prot=mmap.PROT_READ) as memory:
+        with ExitStack() as mapped:
+            # All of them first: storage may not answer for long, and the descriptors be closed.
+            memories = [
+                (part, mapped.enter_context(mmap.mmap(part.descriptor, 0, prot=mmap.PROT_READ)))
+                for part in self._snapshots[name].parts.values()
+            ]
+            for part, memory in memories:
                 if checksum(memory, part.size) != part.checksum:
                     raise CheckpointError(
-                        f"the copy of rank {rank}'s state in memory is not what the rank has "
+                        f"the copy of rank {part.rank}'s state in memory is not what the rank has "
                         "taken: its checksum differs."
                     )
                 with memoryview(memory) as view:
                     chunks = _chunks(view, part.size)
-                    storage.put_stream(f"{directory}/{state_data(rank)}", chunks)
-            storage.put_bytes(f"{directory}/{state_index(rank)}", part.structure)
+                    storage.put_stream(f"{directory}/{state_data(part.rank)}", chunks)
+                storage.put_bytes(f"{directory}/{state_index(part.rank)}", part.structure)
 
     def drop_until(self, number: int) -> None:
         """A checkpoint is on storage: it, and what is older, is not needed in memory."""
         for name in [name for name, old in self._snapshots.items() if old.id <= number]:
-            for part in self._snapshots.pop(name).parts.values():
-                os.close(part.descriptor)
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """A snapshot will not be used."""
+        snapshot = self._snapshots.pop(name, None)
+        for part in snapshot.parts.values() if snapshot else ():
+            os.close(part.descriptor)
 
     def close(self) -> None:
         """Release everything."""
-        for snapshot in self._snapshots.values():
-            for part in snapshot.parts.values():
-                os.close(part.descriptor)
-        self._snapshots = {}
+        for name in list(self._snapshots):
+            self.drop(name)
 
 
 def _chunks(memory: memoryview, size: int) -> Iterator[memoryview]:

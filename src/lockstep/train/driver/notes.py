@@ -141,9 +141,12 @@ def unknown_keys_note(reports: Sequence[Report]) -> str | None:
     )
 
 
-def held_note(seconds: float, where: str) -> str:
+def held_note(seconds: float, where: str, every: object) -> str:
     """A state was saved late, because the one before it was still being written."""
+    text = f"A report waited {seconds:.1f} s until the state before was written to {where}"
+    if every == "auto":  # which waits only at the end, or when a worker is preempted
+        return f"{text}."
     return (
-        f"A report waited {seconds:.1f} s until the state before was written to {where}: storage "
-        "is slower than the interval. Save less often: CheckpointConfig(every='auto')."
+        f"{text}: storage is slower than the interval. Save less often: "
+        "CheckpointConfig(every='auto')."
     )

@@ -50,9 +50,13 @@ class Pace:
             return cls(0, None, config.max_overhead)
         return cls(0, seconds_of(every))
 
-    def due(self, now: float) -> bool:
-        """Whether the state that is reported now is saved."""
-        if self.reports:
+    def due(self, now: float, *, is_writing: bool = False) -> bool:
+        """Whether the state that is reported now is saved.
+
+        ``is_writing``: the state before is not on storage yet, so a save would wait for that. With
+        ``"auto"`` no save is worth it.
+        """
+        if self.reports or (is_writing and self._fixed_s is None):
             return False
         if self._first is None:
             self._first = now

@@ -20,7 +20,9 @@ complete it becomes a row (``Record``), and, if some rank brought a checkpoint, 
 A ``train.State`` is saved as in ASYNC mode, when it is due: by ``every``, or because ranks stop at
 this report. There is one copy of it in memory, so a save waits (``held``) until the save before it
 is committed. A copy that is complete outlives its ranks: when they are gone, the driver writes it
-(``Adopt``), and the next attempt starts from it at once.
+(``Adopt``), and the next attempt starts from it at once. A state that could not be written
+(``lost``) stays in memory until the next save: when the ranks are gone, the driver tries again, and
+a run whose last state is lost fails.
 
 A notice (a preemption, or room for more workers) goes to every rank with the answer to one report,
 so that ranks can save. At the next report they stop; for a resize, once a checkpoint is committed.
@@ -44,6 +46,7 @@ from lockstep.errors import (
     LockstepError,
     MismatchedReportsError,
     PreemptedError,
+    StorageError,
 )
 from lockstep.run_layout import checkpoint_name, entry_of
 from lockstep.train.driver.by_rank import nothing_for, put
@@ -66,6 +69,7 @@ from lockstep.train.driver.events import (
     InterruptWorkers,
     KillWorkers,
     LaunchWorkers,
+    Lost,
     Met,
     Notice,
     OrderSave,
@@ -105,7 +109,7 @@ from lockstep.train.driver.failure import (
     name_ranks,
     signature,
 )
-from lockstep.train.driver.save_plan import agreed_name, has_part, plan_save
+from lockstep.train.driver.save_plan import agreed_name, plan_save
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.protocol import Report, Stop
 
@@ -173,6 +177,8 @@ class RunState(NamedTuple):
     """The next state that is reported is saved."""
     unsaved: bool = False
     """The open report has a state that is not saved."""
+    lost: Lost | None = None
+    """The newest state that was to be saved could not be."""
     # A notice, and the end of the attempt.
     notice: Notice | None = None
     noticed_at: int | None = None
@@ -232,7 +238,8 @@ def _fresh_attempt(state: RunState) -> RunState:
         saves=tuple(save for save in state.saves if save.adopted),
         offers=0,
         unsaved=False,
-        committed_before=state.committed | {save.name for save in state.saves if save.adopted},
+        lost=state.lost and state.lost._replace(tried=False),
+        committed_before=state.committed | _names_in_memory(state),
         rows_before=state.rows,
         # A row proves that the function was called. Both counts are the old state's here.
         began=state.began or state.rows > state.rows_before,
@@ -246,6 +253,12 @@ def _fresh_attempt(state: RunState) -> RunState:
         noticed_at=None,
         stops_on_notice=False,
     )
+
+
+def _names_in_memory(state: RunState) -> set[str]:
+    """The state that the next attempt starts from, where that may not be on storage yet."""
+    lost = () if state.lost is None else (state.lost.save.name,)
+    return {*lost, *(save.name for save in state.saves if save.adopted)}
 
 
 def _illegal(state: RunState, event: Event) -> IllegalTransition:
@@ -415,7 +428,7 @@ def _start_save(
         is_row=is_row,
         is_state=lead.is_state,
         # The memory has room for one.
-        held=lead.is_state and any(save.is_state and not save.adopted for save in state.saves),
+        held=lead.is_state and any(save.is_state for save in state.saves),
         answers=answers,
     )
     # A checkpoint that is not uploaded may lie in the run's own directory. Its name must never be
@@ -430,26 +443,42 @@ def _start_save(
     if save.held:
         return state, []
     if save.parts_due:
-        try:
-            return state, [OrderSave(save, plan_save(parts))]
-        except CheckpointError as error:
-            return _fail(state, WorkerFailure(min(parts), pack_error(error)))
+        return _order(state, save)
     return _commit_next(state)
 
 
-def _order_held(state: RunState) -> tuple[RunState, list[Action]]:
-    """Order the state that waited for the memory, if that is free now."""
-    held = next((save for save in state.saves if save.held), None)
-    busy = any(save.is_state and not save.held and not save.adopted for save in state.saves)
-    if held is None or busy or state.phase is not Phase.RUNNING:
-        return state, []
-    save = held._replace(held=False)
+def _order(state: RunState, save: Save) -> tuple[RunState, list[Action]]:
     parts = {
         rank: report.checkpoint
         for rank, report in enumerate(save.reports)
         if report is not None and report.checkpoint is not None
     }
-    return _with_save(state, save), [OrderSave(save, plan_save(parts))]
+    try:
+        order = OrderSave(save, plan_save(parts))
+    except CheckpointError as error:
+        return _fail(state, WorkerFailure(min(parts), pack_error(error)))
+    if not save.is_state:
+        return state, [order]
+    # The ranks write over the copy in memory now.
+    state, forget = _forget_lost(state)
+    return state, [*forget, order]
+
+
+def _forget_lost(state: RunState) -> tuple[RunState, list[Action]]:
+    """A newer state takes the place of the one that could not be written."""
+    if state.lost is None:
+        return state, []
+    return state._replace(lost=None), [Discard((state.lost.save.name,))]
+
+
+def _order_held(state: RunState) -> tuple[RunState, list[Action]]:
+    """Order the state that waited for the memory, if that is free now."""
+    held = next((save for save in state.saves if save.held), None)
+    busy = any(save.is_state and not save.held for save in state.saves)
+    if held is None or busy or state.phase is not Phase.RUNNING:
+        return state, []
+    save = held._replace(held=False)
+    return _order(_with_save(state, save), save)
 
 
 def _snapshot_part(state: RunState, event: SnapshotPart) -> tuple[RunState, list[Action]]:
@@ -484,14 +513,11 @@ def _save_dropped(state: RunState, event: SaveDropped) -> tuple[RunState, list[A
         return state, []
     waited = event.rank in save.snapshots_due
     save = save._replace(
-        dropped=True,
+        dropped=save.dropped or WorkerFailure(event.rank, event.error),
         snapshots_due=save.snapshots_due - {event.rank},
         parts_due=save.parts_due - {event.rank},
     )
     state = _with_save(state, save)
-    if not save.is_row:
-        # The last state of this attempt is lost: the run must not look complete.
-        return _fail(state, WorkerFailure(event.rank, event.error))
     actions: list[Action] = []
     if waited and not save.snapshots_due and state.phase is Phase.RUNNING:
         state, actions = _after_snapshots(state, save)
@@ -520,10 +546,10 @@ def _commit_next(state: RunState) -> tuple[RunState, list[Action]]:
     if save.parts_due or save.committing:
         return state, []
     if save.dropped and not save.snapshots_due:
-        state = state._replace(saves=state.saves[1:])
+        state = state._replace(saves=state.saves[1:], lost=Lost(save, save.dropped))
         state, ordered = _order_held(state)
         state, more = _commit_next(state)
-        return state, [Discard((save.name,)), *ordered, *more]
+        return state, [Discard((save.name,), save.in_memory), *ordered, *more]
     # An asynchronous save has its row as soon as the last snapshot is there, and may be committed
     # even while the attempt stops. A synchronous one gets its row only here.
     asynchronous = save.mode is CheckpointUploadMode.ASYNC
@@ -599,6 +625,11 @@ def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action
         history=_note(state, f"committed {save.name}"),
     )
     actions: list[Action] = []
+    forget: list[Action] = []
+    if state.lost is not None and state.lost.save.id == save.id:
+        state = state._replace(lost=None)
+    else:
+        state, forget = _forget_lost(state)
     if save.mode is not CheckpointUploadMode.ASYNC:
         # Ranks waited for this commit. For an asynchronous save they were answered at the row.
         if save.is_row:
@@ -609,16 +640,23 @@ def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action
     state, next_commit = _commit_next(state)
     state, ordered = _order_held(state)
     state, more = _check_stopped(state)
-    return state, [*actions, *next_commit, *ordered, *more]
+    return state, [*forget, *actions, *next_commit, *ordered, *more]
 
 
 def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Action]]:
     save = _find(state, event.name)
     if save is not None and save.adopted:
-        # The next attempt has the state in memory, or starts from an older checkpoint.
-        state = state._replace(saves=tuple(other for other in state.saves if other is not save))
+        # The next attempt may have started from the copy in memory; it is tried again at the end.
+        if event.torn:
+            save = save._replace(sealed=frozenset())
+        tried = len(state.gone) == state.world_size
+        state = state._replace(
+            saves=tuple(other for other in state.saves if other.name != save.name),
+            lost=Lost(save, WorkerFailure(0, event.error), tried),
+        )
+        state, ordered = _order_held(state)
         state, more = _check_stopped(state)
-        return state, [Discard((save.name,)), *more]
+        return state, [Discard((save.name,), save.in_memory), *ordered, *more]
     state = state._replace(saves=tuple(save for save in state.saves if save.name != event.name))
     # Publishing is the driver's work, so no rank is to blame; an error record needs one.
     return _fail(state, WorkerFailure(0, event.error))
@@ -781,7 +819,8 @@ def _interrupt(state: RunState, event: Interrupt) -> tuple[RunState, list[Action
     # Only storage is waited for. Without its saves the state waits for nothing any more.
     if event.gives_up and len(state.gone) == state.world_size:
         interrupted = state.interrupted or not finished
-        return _check_stopped(state._replace(saves=(), interrupted=interrupted))
+        lost = state.lost and state.lost._replace(tried=True)
+        return _check_stopped(state._replace(saves=(), lost=lost, interrupted=interrupted))
     if finished:
         return state._replace(killed=True), [KillWorkers()]  # the run counts as finished
     # Workers that are stopping already had their chance to clean up: kill them.
@@ -966,16 +1005,17 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
     if any(save.committing and not save.adopted for save in state.saves):
         return state, []  # a commit is under way in another thread: it will count
     # From here on every process is gone, so nobody writes into a staged directory any more.
-    lost: list[Action] = []
+    actions: list[Action] = []
     kept = [save for save in state.saves if save.adopted]
-    for save in state.saves:
-        # One at most: the memory has room for one. It is complete if it is sealed on every rank.
-        parts = {rank for rank, report in enumerate(save.reports) if has_part(report)}
-        due = parts - save.sealed
-        if save.is_state and not (save.adopted or save.dropped or save.snapshots_due or due):
-            save = save._replace(committing=True, adopted=True)
-            lost.append(Adopt(save))
-            kept.append(save)
+    # One at most: the memory has room for one.
+    complete = [save for save in state.saves if save.in_memory and not save.adopted]
+    if state.lost is not None and not state.lost.tried and state.lost.save.in_memory:
+        complete.append(state.lost.save)
+        state = state._replace(lost=state.lost._replace(tried=True))
+    if complete and not kept:
+        save = complete[0]._replace(committing=True, adopted=True)
+        actions.append(Adopt(save))
+        kept.append(save)
     # A checkpoint that is not uploaded is the user's own directory: never delete that.
     known = {save.name for save in kept}
     ours = [
@@ -984,13 +1024,14 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
         if save.name not in known and save.mode is not CheckpointUploadMode.NO_UPLOAD
     ]
     if ours:
-        lost.append(Discard(tuple(ours)))
+        actions.append(Discard(tuple(ours)))
     state = state._replace(saves=tuple(kept))
-    ended, actions = _after_stop(state)
-    # A run that ends keeps its last state. An attempt that follows does not wait for that.
-    if kept and ended.phase.ended:
-        return state, lost
-    return ended, [*lost, *actions]
+    ended, more = _after_stop(state)
+    # A run that ends keeps its last state. An attempt that follows a failure does not wait for it.
+    at_the_end = ended.phase.ended or (state.lost is not None and not state.failures)
+    if kept and at_the_end:
+        return state, actions
+    return ended, [*actions, *more]
 
 
 def _after_stop(state: RunState) -> tuple[RunState, list[Action]]:
@@ -1004,9 +1045,22 @@ def _after_stop(state: RunState) -> tuple[RunState, list[Action]]:
     # against max_failures.
     if notice is not None and (state.stops_on_notice or (failures and preempted)):
         return _after_notice(state, notice)
+    if not failures and state.lost is not None:
+        failures = (_lost_last(state.lost),)
+        state = state._replace(failures=failures)
     if not failures:
         return state._replace(phase=Phase.FINISHED), [End(Phase.FINISHED, ())]
     return _failed(state, failures)
+
+
+def _lost_last(lost: Lost) -> WorkerFailure:
+    """The function has returned on every rank, and its last state could not be kept."""
+    why = summarise_error(lost.failure.error).rstrip(".")
+    error = StorageError(
+        f"every rank has finished, but the last state, {lost.save.name}, could not be saved: "
+        f"{why}. Make room for it, and restore the run."
+    )
+    return WorkerFailure(lost.failure.rank, pack_error(error))
 
 
 def _after_notice(state: RunState, notice: Notice) -> tuple[RunState, list[Action]]:
@@ -1053,7 +1107,7 @@ def _count_failure(state: RunState, failures: tuple[WorkerFailure, ...]) -> RunS
     rows = state.rows - state.rows_before
     failure = (signature(first_cause(failures)), rows)
     # With a new checkpoint the next attempt starts elsewhere: that is progress.
-    saved = state.committed != state.committed_before or any(s.adopted for s in state.saves)
+    saved = (state.committed | _names_in_memory(state)) - state.committed_before
     # The same error after the same number of rows: the next attempt will most likely end there.
     repeated = not saved and failure == state.last_failure
     return state._replace(

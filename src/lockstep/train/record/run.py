@@ -73,7 +73,7 @@ class Run:
         times: where the time of this attempt's reports went.
         data_wait: the largest share of time that a rank waited for data, at the last report.
         checkpoints: those that exist, oldest first.
-        pending: a checkpoint that is being written while the next attempt starts from it.
+        pending: a checkpoint that the next attempt starts from, and that is not on storage yet.
         returned: what rank 0's function has returned, in the attempt that is the last so far.
         best: the best value of the metric that its panel follows, in what was delivered.
         is_protected: whether another trial will start from a checkpoint, so it must stay.
@@ -520,12 +520,16 @@ class Run:
             self._unfinished_stages.remove(name)
             self.storage.discard(name)
 
-    def discard(self, name: str, *, later: bool = False) -> None:
+    def discard(self, name: str, *, later: bool = False, in_memory: bool = False) -> None:
         """Delete what was saved of a checkpoint that will never be published.
 
-        ``later``: when its name is used again, or the run is restored.
+        ``later``: when its name is used again, or the run is restored. ``in_memory``: only the
+        files; the checkpoint may be written again.
         """
-        self._checkpoint_rows.pop(name, None)
+        if not in_memory:
+            self._checkpoint_rows.pop(name, None)
+            if self.pending is not None and self.pending.name == name:
+                self.pending = None
         if later:
             self._unfinished_stages.add(name)
         else:

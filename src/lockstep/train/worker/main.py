@@ -124,6 +124,7 @@ def _prepare(
         if setup.datasets
         else None,
         launch.memory,
+        starts_pending=launch.is_pending,
     )
     session.validates = setup.validates
     if setup.guard is not None:

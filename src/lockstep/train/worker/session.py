@@ -86,6 +86,8 @@ class Session:
         faults: Faults | None = None,
         shards: Shards | None = None,
         memory: Sequence[MemoryPart] = (),
+        *,
+        starts_pending: bool = False,
     ) -> None:
         self.context = context
         self.shards = shards
@@ -124,7 +126,9 @@ class Session:
         """The state that was reported last, if the driver did not want it then."""
         self._unsaved_validation: dict[str, Any] | None = None
         self._start_state = _open_parts(memory)
-        self._awaits_start = bool(memory)
+        self._starts_in_memory = bool(memory)
+        """The other ranks start from a state in memory."""
+        self._awaits_start = starts_pending
         """The checkpoint to start from may not be on storage yet."""
 
     def report(
@@ -213,14 +217,24 @@ class Session:
             self._checked_files(checkpoint, take_over=True)
             shutil.rmtree(checkpoint.storage.root)
 
-    def state_in_memory(self) -> StoredState | None:
-        """The state to start from, where the driver still has it in memory.
+    def start_state(self) -> StoredState | Checkpoint | None:
+        """The state to start from, in memory where it is still there; the newest one after that.
 
         Raises:
-            CheckpointError: the memory has changed.
+            CheckpointError: the memory has changed, or only other ranks can open it.
         """
-        if not self._start_state:
-            return None
+        if self._start_state:
+            return self._state_in_memory()
+        found = self.start_checkpoint()
+        if self._starts_in_memory:
+            # Not committed meanwhile. The others have it, so an older state must not be used.
+            raise CheckpointError(
+                "The state to start from is in the driver's memory, which this rank cannot open, "
+                "and it could not be written to storage; the next attempt starts again."
+            )
+        return found
+
+    def _state_in_memory(self) -> StoredState:
         buffers, indexes = {}, {}
         for part, descriptor in self._start_state:
             # Mapped at once: a page at a time would take longer than copying them.
@@ -325,6 +339,7 @@ class Session:
             self.reported_checkpoints.append(committed)
             self.checkpoint = committed.checkpoint
             self._awaits_start = False
+            self._drop_start()
 
     def meet(self, call: str, value: bytes) -> bytes:
         """Wait until every rank calls this; return the value of rank 0."""
@@ -420,10 +435,15 @@ class Session:
             with self._waiting("checkpoint"):
                 done = self._uploads.drain()
         self._memory.close()
+        self._drop_start()
+        return done
+
+    def _drop_start(self) -> None:
+        """The state that this attempt started from is on storage, or a newer one replaces it."""
         for _, descriptor in self._start_state:
             os.close(descriptor)
         self._start_state = []
-        return done
+        self._starts_in_memory = False
 
     def _check_process(self, caller: str) -> None:
         # A forked data loader has a copy of the socket, and would write into the middle of a frame.
@@ -548,6 +568,7 @@ class Session:
     def _save_state(self, order: SaveOrder, state: StateBase) -> None:
         """Copy the state; it is written while training continues."""
         rank = self.context.world_rank
+        self._drop_start()  # there is room for one state in memory
         captured = state.capture()
         groups: Mapping[str, tuple[int, ...]] = {}
         if len(order.ranks) > 1:

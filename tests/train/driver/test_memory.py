@@ -1,0 +1,79 @@
+"""StateMemory: which snapshots the driver keeps, and for how long."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import CheckpointError
+from lockstep.state.memory import checksum, create_memory
+from lockstep.storage import open_storage
+from lockstep.train.driver.memory import StateMemory
+from lockstep.train.protocol import MemoryPart
+
+SIZE = 4096
+
+
+@pytest.fixture
+def part() -> Iterator[MemoryPart]:
+    descriptor, name = create_memory(SIZE)
+    os.pwrite(descriptor, b"state", 0)
+    yield MemoryPart(0, b"{}", os.getpid(), descriptor, name, SIZE, ())
+    os.close(descriptor)
+
+
+@pytest.fixture
+def memory() -> Iterator[StateMemory]:
+    made = StateMemory()
+    yield made
+    made.close()
+
+
+def opened() -> int:
+    """How many of the descriptors of this process are open on snapshots."""
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return sum("lockstep-state" in os.readlink(link) for link in links if link.is_symlink())
+
+
+def test_the_next_snapshot_takes_the_place_of_the_last(
+    memory: StateMemory, part: MemoryPart
+) -> None:
+    memory.expect("one", 1)
+    memory.add("one", part)
+    assert opened() == 2
+    memory.expect("two", 2)
+    assert opened() == 1
+    assert memory.parts("one") == ()
+    memory.add("one", part)  # late
+    assert opened() == 1
+
+
+def test_a_snapshot_that_will_not_be_used_is_released(
+    memory: StateMemory, part: MemoryPart
+) -> None:
+    memory.expect("one", 1)
+    memory.add("one", part)
+    memory.drop("another")
+    assert opened() == 2
+    memory.drop("one")
+    assert opened() == 1
+    assert not memory.seal("one", 0, ())
+
+
+def test_what_has_changed_since_it_was_sealed_is_not_written(
+    memory: StateMemory, part: MemoryPart, tmp_path: Path
+) -> None:
+    memory.expect("one", 1)
+    memory.add("one", part)
+    sums = checksum(os.pread(part.descriptor, SIZE, 0), SIZE)
+    assert memory.seal("one", 0, sums)
+    storage = open_storage(str(tmp_path))
+    memory.write("one", storage)
+    (written,) = tmp_path.rglob("rank_0.safetensors")
+    assert written.read_bytes().startswith(b"state")
+    os.pwrite(part.descriptor, b"STATE", 0)
+    with pytest.raises(CheckpointError, match="its checksum differs"):
+        memory.write("one", storage)
