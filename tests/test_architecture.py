@@ -125,6 +125,7 @@ INNER_LAYERS = {
         "sources",
         "function",
         "reduction",
+        "streams",
         "datasets",
         "record",
         "driver",

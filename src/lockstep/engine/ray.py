@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -51,7 +52,7 @@ from lockstep.engine.remote_group import HeadGone, News, NodeGoing, NodeGone, Re
 from lockstep.errors import EngineError, InsufficientResourcesError
 from lockstep.jobs import JobThread
 
-__all__ = ["AgentActor", "RayEngine"]
+__all__ = ["AgentActor", "RayEngine", "cluster_address", "join_cluster"]
 
 LOOK_AGAIN_S = 1.0
 """How often the cluster's nodes are looked at."""
@@ -604,6 +605,36 @@ class RayEngine(Engine):
                 )
             self.host = ray.util.get_node_ip_address()
             self._moved = "working_dir" in (ray.get_runtime_context().runtime_env or {})
+
+
+def cluster_address() -> str:
+    """The address of the cluster that this process has joined."""
+    import ray
+
+    address: str = ray.get_runtime_context().gcs_address
+    return address
+
+
+def join_cluster(address: str) -> None:
+    """Make this process, a worker, a client of the cluster, for what only Ray can do.
+
+    Raises:
+        EngineError: the cluster does not answer.
+    """
+    ray_names.use_ray_itself()
+    import ray
+
+    if ray.is_initialized():
+        return
+    # Ray would end this process at a SIGTERM, which is a preemption here.
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise EngineError(f"the Ray cluster at {address} does not answer: {error}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 class _Nodes:

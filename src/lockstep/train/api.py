@@ -252,14 +252,16 @@ def get_dataset_shard(dataset_name: str | None = None) -> DataShard:
 
     The name may be left out if there is only one dataset. A checkpoint that is reported during the
     iteration contains the position: after a failure or a restore the iteration resumes there, also
-    with another number of workers.
+    with another number of workers. On a Ray cluster the shard of a Ray Data dataset is Ray's own
+    ``DataIterator``, which has no position.
 
     Raises:
         KeyError: the trainer has no dataset of that name; the message lists the names.
         RuntimeError: called outside a training function.
     """
     shards = session_for("get_dataset_shard()").shards
-    return (shards or Shards({}, 0, 1, None)).get(dataset_name)
+    shard: DataShard = (shards or Shards({}, 0, 1, None)).get(dataset_name)
+    return shard
 
 
 class ReportedCheckpointStatus(Enum):

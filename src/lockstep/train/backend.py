@@ -43,7 +43,7 @@ class Wiring:
 
     context: TrainContext
     announcements: tuple[Any, ...]
-    """What each rank's ``announce`` returned."""
+    """What each rank's ``announce`` returned; see ``Backend.needs_all_announcements``."""
     master_address: str
     """The address of rank 0."""
     use_gpu: bool
@@ -61,6 +61,10 @@ class Backend:
 
     preload_later: tuple[str, ...] = ()
     """Modules that a function needs later than its first line: the first workers do not wait."""
+
+    needs_all_announcements: bool = True
+    """False: ``setup`` needs those of rank 0 and of its own machine only; the others are None, and
+    the start of a group costs each worker the same, however many there are."""
 
     def environment(self) -> Mapping[str, str]:
         """Return variables that must be set before the framework is imported."""
@@ -145,17 +149,18 @@ def without_unasked_gpus(spec: GroupSpec, scaling: ScalingConfig) -> GroupSpec:
     return replace(spec, environment={"CUDA_VISIBLE_DEVICES": "", **spec.environment})
 
 
-def machine_gpus(places: Sequence[Place], rank: int) -> tuple[list[str], list[int]]:
+def machine_gpus(places: Sequence[Place | None], rank: int) -> tuple[list[str], list[int]]:
     """Return the GPUs of all ranks on this rank's machine, and the indices of its own GPUs.
 
     For frameworks whose scripts use the local rank as the index of their GPU. Both lists are empty
     if the engine gave GPUs to no rank or only to some.
     """
-    machine = places[rank].address
+    own = places[rank]
+    assert own is not None
     given = {
         other: place.gpus.split(",") if place.gpus else []
         for other, place in enumerate(places)
-        if place.address == machine
+        if place is not None and place.address == own.address
     }
     sliced = any(gpu.startswith("MIG-") for gpus in given.values() for gpu in gpus)
     if sliced or not all(given.values()):  # a process sees at most one slice of a GPU
@@ -164,11 +169,11 @@ def machine_gpus(places: Sequence[Place], rank: int) -> tuple[list[str], list[in
     return every, [every.index(gpu) for gpu in given[rank]]
 
 
-def share_gpus(places: Sequence[Place]) -> bool:
+def share_gpus(places: Sequence[Place | None]) -> bool:
     """Whether two ranks have the same GPU of the same machine."""
     used = [
         (place.address, gpu)
-        for place in places
+        for place in filter(None, places)
         for gpu in (place.gpus.split(",") if place.gpus else ())
     ]
     return len(set(used)) < len(used)

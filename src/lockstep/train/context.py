@@ -5,8 +5,8 @@ from __future__ import annotations
 import posixpath
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.engine.base import WorkerInfo
 from lockstep.storage import Storage
@@ -14,7 +14,7 @@ from lockstep.storage import Storage
 if TYPE_CHECKING:
     import pyarrow.fs
 
-__all__ = ["PreemptionInfo", "StorageContext", "TrainContext", "place_among"]
+__all__ = ["PreemptionInfo", "Ranks", "StorageContext", "TrainContext", "ranks_by_machine"]
 
 
 class StorageContext:
@@ -139,17 +139,26 @@ class PreemptionInfo:
         return max(0.0, self.deadline - time.time())
 
 
-def place_among(workers: Sequence[WorkerInfo], rank: int, context: TrainContext) -> TrainContext:
-    """Return the context with a rank's place among the workers: its local rank and its node."""
-    places = [(worker.hostname, worker.node_ip, worker.node_id) for worker in workers]
-    nodes = list(dict.fromkeys(places))
-    mine = places[rank]
-    neighbours = [w.rank for w, place in zip(workers, places, strict=True) if place == mine]
-    return replace(
-        context,
-        world_rank=rank,
-        world_size=len(workers),
-        local_rank=neighbours.index(rank),
-        local_world_size=len(neighbours),
-        node_rank=nodes.index(mine),
-    )
+class Ranks(NamedTuple):
+    """A worker's place among all workers."""
+
+    world_rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+
+def ranks_by_machine(workers: Sequence[WorkerInfo]) -> list[dict[int, Ranks]]:
+    """For each machine, the workers there: their ranks in the world, and their places."""
+    machines: dict[tuple[str, str, str], list[int]] = {}
+    for worker in workers:
+        place = worker.hostname, worker.node_ip, worker.node_id
+        machines.setdefault(place, []).append(worker.rank)
+    return [
+        {
+            rank: Ranks(rank, len(workers), local, len(members), node)
+            for local, rank in enumerate(members)
+        }
+        for node, members in enumerate(machines.values())
+    ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import StorageError
 from lockstep.train.protocol import Report
 from lockstep.train.serialize import dump
+from lockstep.train.streams import RayDataset, StreamPlan, is_ray_dataset
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, Dataset, DatasetConfig, ShardPlan
@@ -70,8 +71,10 @@ def _as_dataset(name: str, value: Any, *, functions: bool = True) -> Any:
     """A lockstep dataset of whatever kind this is; a function is left for later."""
     from lockstep import data
 
-    if isinstance(value, data.Dataset):
+    if isinstance(value, data.Dataset | RayDataset):
         return value
+    if is_ray_dataset(value):
+        return RayDataset(value) if functions else RayDataset(value)()
     try:
         found = _converted(value)
     except (TypeError, ValueError) as error:
@@ -91,9 +94,6 @@ def _converted(value: Any) -> Dataset | None:
     """A dataset of what another library has; None where it is not one."""
     from lockstep import data
 
-    if type(value).__module__.startswith("ray.data."):
-        tables = list(value.iter_batches(batch_size=None, batch_format="pyarrow"))
-        return data.from_arrow(tables) if tables else data.from_items([])
     if _is(value, "datasets", "Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
         return data.from_huggingface(value)
     if _is(value, "pandas", "DataFrame"):
@@ -219,11 +219,12 @@ def plan_datasets(
     function: Callable[..., Any],
     *,
     shared: bool,
-) -> tuple[dict[str, bytes], SharedTables | None]:
+) -> tuple[dict[str, bytes], SharedTables | None, dict[str, StreamPlan]]:
     """Each dataset's plan for up to ``size`` workers, pickled; what can be known is checked.
 
     Functions in it are sent as ``function`` is, the training function. With ``shared`` tables in
-    memory are mapped by the workers, for as long as the second result is there.
+    memory are mapped by the workers, for as long as the second result is there. Without, datasets
+    of Ray Data are streamed: the third result says how, and their plans are empty.
 
     Raises:
         ValueError: a dataset has no rows, or too few; names it.
@@ -231,19 +232,43 @@ def plan_datasets(
         TypeError: a function in it cannot be sent to workers.
     """
     if not datasets:
-        return {}, None
+        return {}, None, {}
     from lockstep.data import Dataset
     from lockstep.data.sources.shared_tables import SharedTables
 
     plans = {}
+    streams = {}
     tables = SharedTables()
     for name, given in datasets.items():
+        if isinstance(given, RayDataset) and not shared:
+            plans[name], streams[name] = b"", _stream_plan(name, given.dataset, sharing)
+            continue
         if not isinstance(given, Dataset):
             given = _as_dataset(name, given(), functions=False)
         plan, split = _plan(name, given, sharing, size)
         with tables.active() if shared else nullcontext():
             plans[name] = dump((plan, split), f"datasets[{name!r}]", by_value=True, like=function)
-    return plans, tables
+    return plans, tables, streams
+
+
+def _stream_plan(name: str, dataset: Any, sharing: Sharing) -> StreamPlan:
+    from lockstep.data import DataConfig, DatasetConfig
+
+    config = sharing if isinstance(sharing, DataConfig) else DataConfig()
+    if config.order == "global":
+        raise ValueError(
+            f"DataConfig(order='global'): datasets[{name!r}] is of Ray Data, which divides its "
+            "rows itself; leave order out, or read the files with lockstep.data."
+        )
+    split = config.splits(name)
+    if isinstance(sharing, Mapping):
+        old = sharing.get(name) or sharing.get("*") or DatasetConfig()
+        split = old.split is not False
+        if old.global_shuffle:
+            dataset = dataset.random_shuffle()
+        elif old.randomize_block_order:
+            dataset = dataset.randomize_block_order()
+    return StreamPlan(dataset, split, config.equal, config.enable_shard_locality)
 
 
 def _plan(name: str, dataset: Dataset, sharing: Sharing, size: int) -> tuple[ShardPlan, bool]:
@@ -290,7 +315,7 @@ def check_positions(plans: Mapping[str, bytes], positions: Mapping[str, Any] | N
         ValueError: a dataset is not the one that was left in the middle of an epoch.
     """
     for name, position in (positions or {}).items():
-        if name in plans:
+        if plans.get(name):
             plan, _ = pickle.loads(plans[name])
             plan.shard(0, position)
 

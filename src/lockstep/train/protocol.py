@@ -36,7 +36,7 @@ from lockstep.config import CheckpointUploadMode, Guard
 from lockstep.engine.base import WorkerInfo
 from lockstep.returned import Returned
 from lockstep.storage import Storage
-from lockstep.train.context import TrainContext
+from lockstep.train.context import Ranks, TrainContext
 
 __all__ = [
     "Answer",
@@ -68,6 +68,7 @@ __all__ = [
     "StateDigests",
     "StateShares",
     "Stop",
+    "Stream",
     "Terminal",
     "TrackerOpened",
     "Validated",
@@ -129,10 +130,14 @@ class Hello(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Everyone is up: wire the framework and run the function."""
+    """Everyone is up: wire the framework and run the function. The same for all of a machine."""
 
-    workers: tuple[WorkerInfo, ...]
-    announcements: tuple[Any, ...]
+    ranks: Mapping[int, Ranks]
+    """The workers of this machine, by rank."""
+    master: str
+    """The address of rank 0's machine."""
+    announcements: Mapping[int, Any]
+    """What ranks have announced, without those that announced nothing, or whom nobody needs."""
     attempt: int
     checkpoint: Any
     """The checkpoint to start from, or None."""
@@ -144,6 +149,8 @@ class Launch(NamedTuple):
     """The snapshots of the state to start from, where the driver has them; else empty."""
     is_pending: bool = False
     """The checkpoint to start from is not on storage yet."""
+    streams: Mapping[int, Mapping[str, Stream]] = {}
+    """For the workers of this machine, by rank: the datasets that a cluster streams."""
 
 
 class Committed(NamedTuple):
@@ -154,6 +161,15 @@ class Committed(NamedTuple):
     metrics: dict[str, Any]
     status: str = "COMMITTED"
     """The value of a ``ReportedCheckpointStatus``."""
+
+
+class Stream(NamedTuple):
+    """What one worker needs to read its part of a dataset that a cluster streams."""
+
+    address: str
+    """The cluster's."""
+    shard: bytes
+    """Ray's iterator, pickled. It loads only in a process that has joined the cluster."""
 
 
 class MemoryPart(NamedTuple):

@@ -86,6 +86,8 @@ class RayBackend(Backend):
     ``on_shutdown`` is not called after a failure: the processes are gone then.
     """
 
+    needs_all_announcements = False
+
     def __init__(self, config: BackendConfig) -> None:
         self._config = config
         self._meeting: Meeting | None = None

@@ -10,7 +10,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep import runtime, settings
@@ -81,6 +81,7 @@ from lockstep.train.record.saved_trainer import (
 )
 from lockstep.train.serialize import LARGE_CAPTURE, dump, dump_function, large_captures
 from lockstep.train.sources import changed_note, differing_sources, name_of, sources_of
+from lockstep.train.streams import RayDataset, StreamPlan, Streams
 from lockstep.train.training_loop import (
     SHARED_ARGUMENTS,
     TrainingLoop,
@@ -112,9 +113,13 @@ class TrainerPayload:
     group: GroupSpec
     """Without a payload, which belongs to a run."""
     warnings: Sequence[str]
+    all_announcements: bool
+    """Every worker gets the announcements of all ranks."""
     validation: ValidationPlan | None = None
     tables: SharedTables | None = None
     """The datasets' tables in memory. Workers can map them while this object exists."""
+    streams: Mapping[str, StreamPlan] = field(default_factory=dict)
+    """The datasets that a cluster streams."""
 
 
 class BaseTrainer:
@@ -458,7 +463,7 @@ class DataParallelTrainer(BaseTrainer):
         }
         if len(setup["function"]) >= LARGE_CAPTURE:
             warnings += large_captures(self.train_loop_per_worker, self.train_loop_config)
-        setup["datasets"], tables = plan_datasets(
+        setup["datasets"], tables, streams = plan_datasets(
             preprocessed(self.preprocessor, self.datasets, self.dataset_config),
             self.dataset_config,
             scaling.largest,
@@ -466,7 +471,10 @@ class DataParallelTrainer(BaseTrainer):
             shared=engine.single_machine,
         )
         validation = self._validation_plan(engine, group)
-        return TrainerPayload(engine, setup, scaling, group, warnings, validation, tables)
+        whole = backend.needs_all_announcements or group.gpus_per_worker % 1 > 0
+        return TrainerPayload(
+            engine, setup, scaling, group, warnings, whole, validation, tables, streams
+        )
 
     def _validation_plan(self, engine: Engine, group: GroupSpec) -> ValidationPlan | None:
         config = self.validation_config
@@ -531,6 +539,8 @@ class DataParallelTrainer(BaseTrainer):
             run_context=self._run_context(run),
             start_from=self.resume_from_checkpoint,
             validation=payload.validation,
+            all_announcements=payload.all_announcements,
+            streams=Streams(payload.streams),
         )
 
     @classmethod
@@ -888,6 +898,11 @@ class _LoopTrainer(DataParallelTrainer):
         own = {k: v for k, v in trainer._arguments.items() if k not in SHARED_ARGUMENTS}
         shared: dict[str, Any] = {name: getattr(trainer, name) for name in SHARED_ARGUMENTS}
         shared["run_config"] = worker_run_config(trainer.run_config)
+        # The loop's one worker has no part of a stream: the rows are read here.
+        shared["datasets"] = {
+            name: given() if isinstance(given, RayDataset) else given
+            for name, given in trainer.datasets.items()
+        }
         loop = TrainingLoop(type(trainer), shared, frozenset(trainer._arguments))
         made = cls(
             loop,

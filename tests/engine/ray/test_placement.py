@@ -87,7 +87,7 @@ def test_groups_that_start_at_once_check_their_routes(engine: Any) -> None:
     codes: list[list[int | None]] = []
 
     def start() -> None:
-        spread = {"preload": (ENTRIES,), "placement_strategy": "STRICT_SPREAD"}
+        spread: dict[str, Any] = {"preload": (ENTRIES,), "placement_strategy": "STRICT_SPREAD"}
         with driven(engine, f"{ENTRIES}:who", 2, **spread) as run:
             codes.append(run.until_ended())
 

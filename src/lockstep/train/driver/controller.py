@@ -40,6 +40,7 @@ from lockstep.errors import CheckpointError, LockstepError, StopConditionError, 
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import LOG_DIRECTORY, run_title
 from lockstep.train import protocol as m
+from lockstep.train.context import ranks_by_machine
 from lockstep.train.driver import events as e
 from lockstep.train.driver.best import planned
 from lockstep.train.driver.callbacks import RunListener
@@ -117,6 +118,8 @@ class Controller:
         self._engine = plan.engine
         self._group_spec = plan.group
         self._start_from = plan.start_from
+        self._all_announcements = plan.all_announcements
+        self._streams = plan.streams
         self._loop = loop
         self._run = run
         self._display = display
@@ -292,6 +295,7 @@ class Controller:
         self._validations.close()
         self._storage.close()
         self._memory.close()
+        self._streams.close()
 
     # ------------------------------------------------------------------------------------ events
 
@@ -466,20 +470,43 @@ class Controller:
         # All ranks or none: one that looked elsewhere could find another state. Those on other
         # machines cannot open the memory, and wait until the state is on storage.
         shares_memory = not any(worker.node_id for worker in action.workers)
-        launch = m.Launch(
-            action.workers,
-            action.announcements,
-            self.state.attempt,
-            checkpoint,
-            # A copy: in this process the message is not pickled, and the list grows.
-            self._reported[:],
-            newest.positions if newest else None,
-            self._memory.parts(newest.name) if newest and shares_memory else (),
-            is_pending=newest is not None and newest is run.pending,
-        )
-        for rank in range(self.state.world_size):
-            self._send(rank, launch)
+        # One message a machine. With the places of all in each, a start of thousands of workers
+        # would send thousands of times thousands of them.
+        said = dict(enumerate(action.announcements))
+        said = {rank: value for rank, value in said.items() if value is not None}
+        streams = self._split_streams(resumes=newest is not None)
+        for ranks in ranks_by_machine(action.workers):
+            needed = said
+            if not self._all_announcements:
+                needed = {rank: said[rank] for rank in (0, *ranks) if rank in said}
+            launch = m.Launch(
+                ranks,
+                action.workers[0].node_ip,
+                needed,
+                self.state.attempt,
+                checkpoint,
+                # A copy: in this process the message is not pickled, and the list grows.
+                self._reported[:],
+                newest.positions if newest else None,
+                self._memory.parts(newest.name) if newest and shares_memory else (),
+                newest is not None and newest is run.pending,
+                {rank: streams[rank] for rank in ranks} if streams else {},
+            )
+            for rank in ranks:
+                self._send(rank, launch)
         self._notifier.started(checkpoint if newest else None)
+
+    def _split_streams(self, *, resumes: bool) -> list[dict[str, m.Stream]]:
+        if not self._streams:
+            return []
+        if resumes:
+            names = ", ".join(map(repr, self._streams.names))
+            self._notifier.warn_once(
+                "streams",
+                f"The dataset(s) {names} are of Ray Data, which cannot resume within an epoch: "
+                "their rows start again with an epoch.",
+            )
+        return self._streams.split(self._workers)
 
     def _order_save(self, action: e.OrderSave) -> None:
         save, plan = action

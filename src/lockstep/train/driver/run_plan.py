@@ -10,6 +10,7 @@ from lockstep.config import RunConfig
 from lockstep.engine import Engine, GroupSpec
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.validations import ValidationPlan
+from lockstep.train.streams import Streams
 
 __all__ = ["RunPlan"]
 
@@ -27,4 +28,8 @@ class RunPlan:
     """What ``UserCallback`` hooks get."""
     start_from: Checkpoint | None
     """What the first attempt gets where the run has no checkpoint of its own."""
+    all_announcements: bool
+    """Every worker gets the announcements of all ranks. Else: those of rank 0 and its machine."""
+    streams: Streams
+    """The datasets that a cluster streams."""
     validation: ValidationPlan | None = None

@@ -49,6 +49,8 @@ def check_installed(needed_by: str) -> None:
 class _JaxBackend(Backend):
     """Rank 0 serves JAX's coordinator; one rank needs none. JAX is not safe to fork: no preload."""
 
+    needs_all_announcements = False
+
     def __init__(self, timeout_s: int) -> None:
         self._timeout_s = timeout_s
         self._reserved: socket.socket | None = None

@@ -33,6 +33,7 @@ class TorchBackend(Backend):
     preload = ("torch", "torch.distributed", "lockstep.train.torch")
     # The first optimizer or DDP model of a process imports it, which takes nearly as long as torch.
     preload_later = ("torch._dynamo",)
+    needs_all_announcements = False
 
     def __init__(self, name: str | None, url: str | None, timeout_s: float) -> None:
         self._name = name
@@ -90,7 +91,7 @@ class TorchBackend(Backend):
             "GROUP_RANK": context.node_rank,
             "MASTER_ADDR": wiring.master_address,
         }
-        places: tuple[Place, ...] = wiring.announcements
+        places: tuple[Any, ...] = wiring.announcements
         port = places[0].port
         if port is not None:
             variables["MASTER_PORT"] = port

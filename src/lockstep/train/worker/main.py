@@ -23,7 +23,7 @@ from lockstep.returned import pack_returned
 from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage
 from lockstep.train.backend import Backend, Wiring
-from lockstep.train.context import TrainContext, place_among
+from lockstep.train.context import TrainContext
 from lockstep.train.function import config_like, takes_config
 from lockstep.train.protocol import (
     Exit,
@@ -65,7 +65,7 @@ def main(channel: Channel) -> int:
         if isinstance(launch, Exit):
             return 0
         try:
-            session, call = _prepare(channel, setup, backend, launch)
+            session, call = _prepare(channel, setup, backend, launch, info)
             called = True
             debugging: AbstractContextManager[Any] = nullcontext()
             if setup.own_process:
@@ -74,7 +74,7 @@ def main(channel: Channel) -> int:
                 )
             returned = _train(channel, session, call, debugging)
         except BaseException:
-            if len(launch.workers) == 1:
+            if launch.ranks[channel.rank].world_size == 1:
                 # No other rank to wait for; and in this process, the next attempt needs it closed.
                 backend.teardown()
             raise
@@ -97,21 +97,24 @@ def main(channel: Channel) -> int:
 
 
 def _prepare(
-    channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch
+    channel: Channel, setup: WorkerSetup, backend: Backend, launch: Launch, info: WorkerInfo
 ) -> tuple[sessions.Session, Callable[[], Any]]:
     """Set up everything around the training function; return it with its config bound."""
     if not setup.single_machine:
-        check_shared(setup.storage, launch.workers[channel.rank])
+        check_shared(setup.storage, info)
+    ranks = launch.ranks[channel.rank]
     context = replace(
-        place_among(launch.workers, channel.rank, setup.context),
+        setup.context,
+        **ranks._asdict(),
         attempt=launch.attempt,
         metadata=load(setup.metadata, "metadata"),
     )
-    master = "127.0.0.1" if setup.single_machine else launch.workers[0].node_ip
+    master = "127.0.0.1" if setup.single_machine else launch.master
+    announcements = tuple(map(launch.announcements.get, range(ranks.world_size)))
     _enter_working_dir(setup.working_dir, context)
     with channel.interrupts_end_it():
         # A rank that lost the others here would wait for them, or print long errors.
-        backend.setup(Wiring(context, launch.announcements, master, setup.use_gpu))
+        backend.setup(Wiring(context, announcements, master, setup.use_gpu))
     session = sessions.Session(
         channel,
         context,
@@ -120,7 +123,14 @@ def _prepare(
         launch.checkpoint,
         launch.reported,
         pickle.loads(setup.faults) if setup.faults else None,
-        Shards(setup.datasets, context.world_rank, context.world_size, launch.positions, get_device)
+        Shards(
+            setup.datasets,
+            context.world_rank,
+            context.world_size,
+            launch.positions,
+            get_device,
+            launch.streams.get(channel.rank, {}),
+        )
         if setup.datasets
         else None,
         launch.memory,

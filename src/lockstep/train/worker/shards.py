@@ -6,7 +6,8 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockstep.train.protocol import DataReport
+from lockstep.train.protocol import DataReport, Stream
+from lockstep.train.streams import open_stream
 
 if TYPE_CHECKING:
     from lockstep.data import DataShard
@@ -22,6 +23,7 @@ class Shards:
         rank, world_size: which worker this is.
         positions: dataset → where to resume; None: at the beginning.
         device: returns this worker's device, for ``iter_torch_batches(device="auto")``.
+        streams: the datasets that a cluster streams; their plans are empty.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Shards:
         world_size: int,
         positions: Mapping[str, Any] | None,
         device: Callable[[], Any] | None = None,
+        streams: Mapping[str, Stream] | None = None,
     ) -> None:
         self._plans = plans
         self._rank = rank
@@ -38,10 +41,12 @@ class Shards:
         self._positions = positions or {}
         self._device = device
         self._shards: dict[str, DataShard] = {}
+        self._streams = streams or {}
+        self._opened: dict[str, Any] = {}
         self._waited_s = 0.0
 
-    def get(self, name: str | None) -> DataShard:
-        """This rank's part of a dataset; the same object every time.
+    def get(self, name: str | None) -> Any:
+        """This rank's part of a dataset; the same object every time. Of a stream, it is Ray's.
 
         Raises:
             KeyError: there is no such dataset; lists those there are.
@@ -54,6 +59,10 @@ class Shards:
                 f"get_dataset_shard({name!r}): the trainer's datasets are {there}; "
                 "give it to the trainer in datasets={…}"
             )
+        if name in self._streams:
+            if name not in self._opened:
+                self._opened[name] = open_stream(self._streams[name])
+            return self._opened[name]
         if name not in self._shards:
             plan, split = pickle.loads(self._plans[name])
             # A dataset that is not split is complete on every rank: each is rank 0 of 1 there.
@@ -65,10 +74,10 @@ class Shards:
 
     def progress(self, seconds: float) -> DataReport:
         """Every dataset's position, and the share of these ``seconds`` waited for batches."""
-        if len(self._shards) < len(self._plans):
+        if len(self._shards) + len(self._streams) < len(self._plans):
             # Other ranks may have used such a dataset. Their positions can be merged only with
             # this rank's, also if this rank has read nothing.
-            for name in self._plans:
+            for name in self._plans.keys() - self._streams.keys():
                 self.get(name)
         positions, waited = {}, 0.0
         for name, shard in self._shards.items():

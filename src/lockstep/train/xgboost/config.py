@@ -43,6 +43,7 @@ class _XGBoostBackend(Backend):
     """
 
     preload = ("xgboost", "lockstep.train.xgboost")
+    needs_all_announcements = False
 
     def __init__(self) -> None:
         self._meeting: Meeting | None = None
