@@ -128,7 +128,11 @@ class Simulation:
         self.now += exiting
         self._journal.append("end", state=state, time=self.now, **after)
 
+    def close(self) -> None:
+        """The driver is gone."""
+        self._journal.close()
+
     def ledger(self) -> Ledger:
         """What the journal adds up to."""
-        self._journal.close()
+        self.close()
         return read_ledger(RunRecords(open_storage(str(self.directory))))

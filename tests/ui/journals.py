@@ -42,6 +42,7 @@ def report(index: int, metrics: list[dict[str, Any]], **more: Any) -> dict[str, 
         "worker_time_this_iter": 1.0,
         "checkpoint": None,
         "ranks": metrics,
+        "busy": [1.0] * len(metrics),
         **more,
     }
 
@@ -64,7 +65,7 @@ class MadeRun:
         self.rows = 0
         self.event("run", **run_header(name, **header))
         self.event(
-            "attempt", attempt=1, workers=workers(ranks), warmup_time=0.5, time=STARTED + 0.5
+            "attempt", attempt=1, workers=workers(ranks), warmup_time=0.5, iteration=0, time=STARTED
         )
 
     def event(self, event: str, **fields: Any) -> None:
@@ -134,7 +135,7 @@ def _trial_run(path: Path, name: str, trial_id: str, config: dict[str, Any], rep
     header = run_header(name, trial_id=trial_id, config=config, trial={"index": 0})
     lines = [
         {"event": "run", **header},
-        {"event": "attempt", "attempt": 1, "workers": workers(1), "time": STARTED},
+        {"event": "attempt", "attempt": 1, "workers": workers(1), "iteration": 0, "time": STARTED},
     ]
     for index in range(1, reports + 1):
         loss = config["lr"] * 10 + config["width"] / 100 + 1 / index

@@ -260,7 +260,9 @@ def test_logs_are_streamed(dashboard: Dashboard, run: MadeRun) -> None:
     (run.path / "logs").mkdir()
     (run.path / "logs" / "rank_1.log").write_text("hello\n")
     view = app_module._LogsView(dashboard.library, run.id)
-    assert dashboard.events(view, 1) == [{"type": "logs", "rank": 1, "lines": ["hello"]}]
+    assert dashboard.events(view, 1) == [
+        {"type": "logs", "rank": 1, "lines": ["hello"], "unended": ""}
+    ]
 
 
 def test_nothing_is_written_and_nothing_is_executed(

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.ledger import read_ledger
+from lockstep.records import RunRecords
 from lockstep.storage import open_storage
+from lockstep.ui import follow as follow_module
 from lockstep.ui import library as library_module
 from lockstep.ui.follow import Follower
 from lockstep.ui.library import Library
@@ -19,13 +22,19 @@ from lockstep.ui.logs import LogTail, log_ranks, search_log
 from lockstep.ui.model import RunModel
 from lockstep.ui.places import Place, Root
 from lockstep.ui.search import SearchModel
-from lockstep.ui.series import Series, thin
+from lockstep.ui.series import Series, SeriesSet, thin
 from lockstep.ui.views import CompareView, RunsView, RunView, SearchView, diagnosis_text, zoomed
-from tests.ui.journals import MadeRun, held, made_experiment
+from tests.ui.journals import STARTED, MadeRun, held, made_experiment, workers
 
 
 def root_of(path: Path) -> Root:
     return Root(open_storage(str(path)), str(path))
+
+
+def goodput_of(run: MadeRun) -> dict[str, float]:
+    """Where the time went by ``result.goodput``, as seconds of wall time."""
+    goodput = read_ledger(RunRecords(open_storage(str(run.path)))).goodput
+    return {name: share * goodput.wall_s for name, share in goodput.items() if share > 0}
 
 
 def read_all(library: Library) -> None:
@@ -83,6 +92,50 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     (tmp_path / "new").write_bytes(b"other\nlines\n")
     os.replace(tmp_path / "new", file)
     assert follower.more() is None
+
+
+def test_a_line_longer_than_a_block_is_read(tmp_path: Path) -> None:
+    long = b"x" * (follow_module._BLOCK * 3)
+    (tmp_path / "lines").write_bytes(b"one\n" + long + b"\ntwo\n" + long)
+    follower = Follower(root_of(tmp_path).place, "lines")
+    assert follower.more() == [b"one"]
+    assert follower.more() == [long, b"two"]
+    assert follower.more() == []
+    assert not follower.behind  # half a line is not looked at again and again
+
+
+def test_a_line_that_is_too_long_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_module, "_BLOCK", 16)
+    monkeypatch.setattr(follow_module, "MAX_LINE", 64)
+    (tmp_path / "lines").write_bytes(b"one\n" + b"x" * 1000 + b"\ntwo\n" + b"y" * 100)
+    follower = Follower(root_of(tmp_path).place, "lines")
+    lines: list[bytes] = []
+    for _ in range(100):
+        lines += follower.more() or []
+    assert lines == [b"one", b"two"]
+    assert not follower.behind
+    assert "lines is longer than" in (follower.damage or "")
+    with (tmp_path / "lines").open("ab") as more:
+        more.write(b"y\nthree\n")
+    assert follower.more() == [b"three"]
+
+
+def test_a_journal_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, run: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> bytes:
+        raise PermissionError(13, "Permission denied", "journal.jsonl")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "read", refused)
+        library = Library([root_of(tmp_path)])
+        read_all(library)  # ends: what cannot be read is not tried again at once
+        (message,) = RunsView(library).news()
+    (row,) = message["rows"]
+    assert row["state"] == "damaged"
+    assert "Permission denied" in row["diagnosis"]
 
 
 def test_a_journal_grows_and_is_not_read_again(
@@ -170,17 +223,38 @@ def test_new_points_are_told_from_those_that_were_sent() -> None:
     assert series.since(99) is None
 
 
+def test_many_series_share_a_bounded_number_of_points() -> None:
+    made = SeriesSet(64, 256, 10)
+    series = [made.new() for _ in range(3)]
+    for step in range(1000):
+        for one in series:
+            assert one is not None
+            one.add(step, 0.0, 50.0 if step == 500 else step % 3)
+    more = [made.new() for _ in range(8)]
+    assert more.count(None) == 1
+    for step in range(1000):
+        for one in more[:-1]:
+            assert one is not None
+            one.add(step, 0.0, step % 3)
+    kept = [one for one in (*series, *more) if one is not None]
+    assert sum(len(one.values) for one in kept) <= 256
+    assert [max(one.values) for one in kept[:3]] == [50.0] * 3
+    assert series[0] is not None
+    assert series[0].since(999) is None  # it was thinned: a page gets it anew
+
+
 # -------------------------------------------------------------------------------------- models
 
 
-def test_a_run_with_everything(run: MadeRun, tmp_path: Path) -> None:
-    run.ranks = 2
+def test_a_run_with_everything(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path, ranks=2)
     run.report({"loss": 1.0, "val": {"acc": 0.5}, "note": "x", "flag": True}, busy=[0.5, 0.75])
     run.event("log", rank=1, attempt=1, rows=[{"step": 3, "time": 1.0, "metrics": {"grad": 2.0}}])
     run.event("log", rank=0, attempt=1, rows=[{"step": 3, "time": 1.0, "metrics": {"grad": 1.0}}])
     run.report({"loss": math.nan, "val": {"acc": 0.75}}, busy=[1.0, 0.5], waits=[{"data": 0.5}, {}])
-    run.event("checkpoint", id=0, name="checkpoint_000000", index=1, score=None, uploaded=True)
-    run.event("checkpoint", id=1, name="checkpoint_000001", index=2, score=1.0, uploaded=True)
+    about = {"uploaded": True, "metrics": {}, "timestamp": 1, "iteration": 1}
+    run.event("checkpoint", id=0, name="checkpoint_000000", index=1, score=None, **about)
+    run.event("checkpoint", id=1, name="checkpoint_000001", index=2, score=1.0, **about)
     run.event("delete", id=0, name="checkpoint_000000")
     model = model_of(run)
     assert sorted(model.metrics) == ["loss", "val/acc"]
@@ -188,8 +262,7 @@ def test_a_run_with_everything(run: MadeRun, tmp_path: Path) -> None:
     assert list(model.logs["grad"].values) == [1.0]
     assert [list(s.values) for s in model.ranks["grad"]] == [[1.0], [2.0]]
     assert [seconds for _, _, seconds in model.late.columns] == [[0.0, 0.25], [0.5, 0.0]]
-    assert model.spent.waiting == pytest.approx(0.125 + 0.25)
-    assert model.spent.data == pytest.approx(0.25)
+    assert model.spent() == pytest.approx(dict(goodput_of(run)))
     assert list(model.checkpoints) == [1]
     assert model.deleted == 1
     assert model.state == "unfinished"
@@ -233,6 +306,125 @@ def test_a_damaged_line_is_one_sentence(run: MadeRun, line: bytes) -> None:
     assert list(model.metrics["loss"].values) == [1.0]
 
 
+def whole_run(root: Path) -> MadeRun:
+    """A run with every event, and every field that a page shows."""
+    run = MadeRun(root, ranks=2)
+    run.report({"loss": 1.0, "val": {"acc": 0.5}}, busy=[0.5, 0.75], data_wait=[0.1, 0.2])
+    run.event("log", rank=0, attempt=1, rows=[{"step": 3, "time": 1.0, "metrics": {"grad": 1.0}}])
+    saved = {"score": 1.0, "uploaded": True, "timestamp": 1.0, "iteration": 1, "metrics": {}}
+    run.event("checkpoint", id=0, name="checkpoint_000000", index=1, **saved)
+    run.event("delete", id=0, name="checkpoint_000000")
+    error = {"type": "ValueError", "message": "no", "text": "Traceback\nValueError: no"}
+    run.event(
+        "failure", attempt=1, message="Rank 0 failed.", errors=[{"rank": 0, "error": error}],
+        retry=True, time=STARTED + 3,
+    )  # fmt: skip
+    run.event("restore", restored=STARTED + 5, config={}, checkpoint_config={})
+    worker = {"rank": 0, "pid": 4_194_305, "hostname": "node", "started": 1}
+    run.event("attempt", attempt=2, workers=[worker], iteration=0, time=STARTED + 6)
+    run.event("attempt_stopped", attempt=2, kind="resize", next_size=3, time=STARTED + 7)
+    run.end("failed", best=["loss", 1.0, 1])
+    return run
+
+
+def test_where_the_time_went_is_what_the_ledger_says(tmp_path: Path) -> None:
+    run = whole_run(tmp_path)
+    model = model_of(run)
+    assert model.spent() == pytest.approx(goodput_of(run))
+    assert model.spent()["lost"] > 0
+
+
+def test_no_value_of_a_journal_stops_a_page(tmp_path: Path) -> None:
+    """Each value of each line is missing, or of another kind, or no number that JSON has."""
+    whole = whole_run(tmp_path / "whole")
+    text = (whole.path / "journal.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    wrong: tuple[Any, ...] = (
+        ...,
+        None,
+        math.nan,
+        -math.inf,
+        10**400,
+        "x",
+        True,
+        [],
+        {"a": [1]},
+        [math.nan],
+    )
+    broken: list[list[dict[str, Any]]] = []
+    for number, line in enumerate(lines):
+        for key in line:
+            for value in wrong:
+                other = {name: value if name == key else one for name, one in line.items()}
+                if value is ...:
+                    del other[key]
+                broken.append([*lines[:number], other, *lines[number + 1 :]])
+    for number, records in enumerate(broken):
+        place = tmp_path / "root" / f"r{number}" / "run"
+        place.mkdir(parents=True)
+        text = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in records)
+        (place / "journal.jsonl").write_text(text)
+    library = Library([root_of(tmp_path / "root")])
+    read_all(library)
+    rows = [row for message in RunsView(library).news() for row in message["rows"]]
+    json.dumps(rows, allow_nan=False).encode()
+    assert len(rows) == len(broken)
+    assert {row["state"] for row in rows} >= {"failed", "damaged"}
+    for row in rows:
+        for view in (RunView(library, row["id"]), CompareView(library, [row["id"]])):
+            for message in view.news():
+                json.dumps(message, allow_nan=False).encode()
+        assert diagnosis_text(library, row["id"])
+
+
+def test_no_value_of_an_experiment_stops_a_page(tmp_path: Path) -> None:
+    text = (made_experiment(tmp_path / "whole", 1) / "experiment.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    number = 0
+    for at, line in enumerate(lines):
+        for key in line:
+            for value in (..., None, math.nan, 10**400, "x", [], {"a": 1}, [7]):
+                other = {name: value if name == key else one for name, one in line.items()}
+                if value is ...:
+                    del other[key]
+                place = tmp_path / "root" / f"s{number}"
+                shutil.copytree(tmp_path / "whole" / "search", place)
+                records = [*lines[:at], other, *lines[at + 1 :]]
+                changed = "".join(json.dumps(one) + "\n" for one in records)
+                (place / "experiment.jsonl").write_text(changed)
+                number += 1
+    library = Library([root_of(tmp_path / "root")])
+    read_all(library)
+    assert library.searches
+    views = [RunsView(library), *(SearchView(library, one) for one in library.searches)]
+    for view in views:
+        for message in view.news():
+            json.dumps(message, allow_nan=False).encode()
+
+
+def test_a_run_of_any_size_takes_a_bounded_part_of_memory(run: MadeRun) -> None:
+    run.ranks = 70
+    model, light = model_of(run), model_of(run, full=False)
+    for index in range(3):
+        run.report({f"m{number}": float(index) for number in range(520)})
+    for number in range(1000):
+        about: dict[str, Any] = {"score": None, "iteration": 1, "metrics": {}, "timestamp": 0}
+        run.event("checkpoint", id=number, name=f"c{number}", index=1, **about)
+        run.event("failure", attempt=1, message="no", errors=[], retry=True, time=STARTED)
+        run.event("attempt", attempt=2 + number, workers=workers(20), iteration=1, time=STARTED)
+    for one in (model, light):
+        while one.follow() or one.follower.behind:
+            pass
+        assert one.damage is None
+        assert (one.attempt_count, one.failure_count, one.saved) == (1001, 1000, 1000)
+        assert len(one.attempts) == len(one.failures) == len(one.checkpoints) <= 500
+        assert sum(len(record.get("workers", ())) for record in one.attempts.values()) == 20
+    ranks = [series for of in model.ranks.values() for series in of]
+    assert len(ranks) == 4096
+    assert len(model.metrics) == 500
+    assert len(light.metrics) == 32
+
+
 def test_samples_become_memory_and_load(run: MadeRun) -> None:
     samples = [
         {"time": 10.0, "attempt": 1, "cpu": [1.0], "memory": [100], "gpu": [[50, 10, 20]]},
@@ -246,7 +438,7 @@ def test_samples_become_memory_and_load(run: MadeRun) -> None:
     assert [list(s.values) for s in model.samples.memory] == [[100.0, 200.0]]
     assert [list(s.values) for s in model.samples.cpu] == [[50.0]]
     assert [list(s.values) for s in model.samples.gpu] == [[50.0, 60.0]]
-    assert model.samples.gpu_total == [20.0]
+    assert [list(s.values) for s in model.samples.gpu_memory] == [[10.0, 11.0]]
 
 
 def test_trials_come_from_the_experiment_and_their_runs(tmp_path: Path) -> None:
@@ -418,6 +610,31 @@ def test_logs_are_tailed_and_searched(run: MadeRun) -> None:
     assert search_log(place, 7, "red") == ([], False)
 
 
+def test_a_log_without_ends_of_lines_is_shown_and_searched(run: MadeRun) -> None:
+    place = model_of(run).place
+    (run.path / "logs").mkdir()
+    log = run.path / "logs" / "rank_0.log"
+    log.write_bytes(b"start\n\r 10%\r 20%")
+    tail = LogTail(place, 0)
+    assert tail.more() == ["start"]
+    assert tail.unended == " 20%"
+    with log.open("ab") as file:
+        file.write(b"\r 30%")
+    assert tail.more() == []
+    assert tail.unended == " 30%"
+    with log.open("ab") as file:
+        file.write(b"\ndone\n")
+    assert tail.more() == [" 30%", "done"]
+    assert tail.unended == ""
+    # More than anybody could follow: on from its end.
+    with log.open("ab") as file:
+        file.write(b"z" * (3 << 20) + b"\nend\n")
+    assert tail.more() == ["end"]
+    # Shorter: a new file.
+    log.write_bytes(b"again\n")
+    assert tail.more() == ["again"]
+
+
 # ----------------------------------------------------------------------------------- the roots
 
 
@@ -501,3 +718,12 @@ def test_remote_journals_are_read_from_where_they_were(tmp_path: Path) -> None:
     (segments / f"{size:015d}-{size + len(line):015d}").write_bytes(line)
     assert model.follow()
     assert model.state == "finished"
+    # No more than was asked for is in memory, of the journal and of its segments.
+    place = model.place
+    assert [len(place.read("journal.jsonl", 0, n)) for n in (10, size, size + 5)] == [
+        10,
+        size,
+        size + 5,
+    ]
+    assert place.read("journal.jsonl", size + 2, 7) == line[2:9]
+    assert place.read("journal.jsonl", 0, 1 << 20).endswith(line)

@@ -26,6 +26,9 @@ __all__ = [
     "Goodput",
     "Interval",
     "Ledger",
+    "interval_after",
+    "interval_before",
+    "overhead_after",
     "read_ledger",
 ]
 
@@ -145,6 +148,24 @@ class Interval:
             seconds[self.overhead] += self.seconds - last * scale
             split.append(seconds)
         return split
+
+    def total(self) -> dict[str, float]:
+        """The seconds in each account, of all ranks together; accounts without any are left out."""
+        size = len(self.busy)
+        if self.lost:
+            return {"lost": self.seconds * size}
+        if any(self.waits):
+            split = self.split()
+            return {name: sum(rank[name] for rank in split) for name in ACCOUNTS}
+        # Most reports: the same sums without a dict for each rank.
+        last = max(self.busy)
+        scale = self.seconds / last if last > self.seconds else 1.0
+        computed = sum(self.busy) * scale
+        waiting = "idle" if self.index is None else "ranks"
+        total = {"compute": computed, waiting: last * scale * size - computed}
+        rest = (self.seconds - last * scale) * size
+        total[self.overhead] = total.get(self.overhead, 0.0) + rest
+        return total
 
 
 @dataclass(slots=True)
@@ -299,38 +320,65 @@ def _fill(
 ) -> None:
     """Add the intervals of an attempt, and what is left of its time after them."""
     before, overhead = 0.0, "starting" if attempt.first else "restarting"
-    none: tuple[Mapping[str, float], ...] = ({},) * attempt.size
     for row, is_lost in zip(rows, lost, strict=True):
-        now = float(row["time_since_start"])
-        saved = row["checkpoint"] is not None
-        attempt.intervals.append(
-            Interval(
-                row["index"],
-                before,
-                now - before,
-                tuple(row["busy"]),
-                tuple(row["waits"]) if "waits" in row else none,
-                # Its part before the row is recorded; ranks also wait for the publish after it.
-                "checkpoint" if saved and overhead == "reporting" else overhead,
-                is_lost,
-            )
-        )
-        before, overhead = now, "checkpoint" if saved else "reporting"
+        interval = interval_before(row, before, overhead, lost=is_lost)
+        attempt.intervals.append(interval)
+        before, overhead = before + interval.seconds, overhead_after(row)
     end = attempt.ended - attempt.launched
     if last is None:
         return
-    if "returned_after" in last:
-        now = min(float(last["returned_after"]), end)
-        if overhead == "reporting":
-            overhead = "idle"
-        busy, waits = tuple(last["busy"]), tuple(last["waits"])
-        attempt.intervals.append(
-            Interval(None, before, max(now - before, 0.0), busy, waits, overhead, False)
-        )
-        attempt.rest = {"idle": end - max(now, before)}
-    else:
+    interval = interval_after(last, before, end, overhead)
+    if interval is None:
         # The function was ended in the middle of something.
         attempt.rest = {"lost": end - before}
+    else:
+        attempt.intervals.append(interval)
+        attempt.rest = {"idle": end - before - interval.seconds}
+
+
+def interval_before(
+    row: Mapping[str, Any], before: float, overhead: str, *, lost: bool = False
+) -> Interval:
+    """The interval that a report ends.
+
+    Args:
+        row: the report.
+        before: seconds from the launch to the report before it.
+        overhead: the account of the time in which no rank's function ran.
+        lost: a later attempt did this work again.
+    """
+    busy = tuple(row["busy"])
+    waits = tuple(row["waits"]) if "waits" in row else ({},) * len(busy)
+    # Its part before the row is recorded; ranks also wait for the publish after it.
+    saved = row["checkpoint"] is not None
+    account = "checkpoint" if saved and overhead == "reporting" else overhead
+    seconds = float(row["time_since_start"]) - before
+    return Interval(row["index"], before, seconds, busy, waits, account, lost)
+
+
+def overhead_after(row: Mapping[str, Any]) -> str:
+    """The account of the time after a report in which no rank's function runs."""
+    return "reporting" if row["checkpoint"] is None else "checkpoint"
+
+
+def interval_after(
+    last: Mapping[str, Any], before: float, end: float, overhead: str
+) -> Interval | None:
+    """The interval between the last report and the return of the function; None: it did not return.
+
+    Args:
+        last: the record that ends the attempt.
+        before: seconds from the launch to the last report.
+        end: seconds from the launch to the end of the attempt.
+        overhead: the account of the time in which no rank's function ran.
+    """
+    if "returned_after" not in last:
+        return None
+    seconds = max(min(float(last["returned_after"]), end) - before, 0.0)
+    account = "idle" if overhead == "reporting" else overhead
+    return Interval(
+        None, before, seconds, tuple(last["busy"]), tuple(last["waits"]), account, False
+    )
 
 
 def _synchronised(waits: Mapping[str, float]) -> float:

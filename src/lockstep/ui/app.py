@@ -244,8 +244,9 @@ class _LogsView(View):
             if rank not in self._tails:
                 self._tails[rank] = LogTail(model.place, rank)
         for rank, tail in self._tails.items():
-            if lines := tail.more():
-                yield {"type": "logs", "rank": rank, "lines": lines}
+            before, lines = tail.unended, tail.more()
+            if lines or tail.unended != before:
+                yield {"type": "logs", "rank": rank, "lines": lines, "unended": tail.unended}
 
     def _news(self) -> Iterator[dict[str, Any]]:
         raise NotImplementedError

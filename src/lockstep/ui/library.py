@@ -312,7 +312,7 @@ class Library:
         place = search.place.child(trial.directory)
         if not place.is_inside() or not place.exists(JOURNAL_FILE):
             return None
-        model = RunModel(place, full=False)
+        model = RunModel(place, full=False, metric=search.metric)
         with suppress(LockstepError):
             model.follow()
         trial.model = model

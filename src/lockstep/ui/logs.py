@@ -17,6 +17,7 @@ _MAX_LINE = 4000
 _MAX_FOUND = 500
 _MAX_SEARCHED = 256 << 20
 _BLOCK = 4 << 20
+_MAX_BEHIND = 1 << 20
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")
 _RANK = re.compile(r"rank_(\d{1,9})\.log")
 
@@ -28,23 +29,34 @@ def log_ranks(place: Place) -> list[int]:
 
 
 class LogTail:
-    """One rank's log from its last lines on."""
+    """One rank's log from its last lines on.
+
+    Attributes:
+        rank: whose it is.
+        unended: the line that is being written, such as a progress bar.
+    """
 
     def __init__(self, place: Place, rank: int) -> None:
         self.rank = rank
+        self.unended = ""
         self._place = place
         self._name = log_file(rank)
-        self._rest = b""
         version = place.version(self._name)
-        size = version.size if version else 0
+        self._begin(version.size if version else 0)
+
+    def _begin(self, size: int) -> None:
         self._read = max(size - TAIL_BYTES, 0)
+        self._rest = b""
         self._cut = self._read > 0
+        """Where the reading began, a part of a line may be: up to the next one, it is left out."""
 
     def more(self) -> list[str]:
         """The complete lines since the last call."""
         version = self._place.version(self._name)
-        if version is None or version.size <= self._read:
+        if version is None or version.size == self._read:
             return []
+        if version.size < self._read or version.size > self._read + _MAX_BEHIND:
+            self._begin(version.size)  # another file; or more than anybody could follow
         try:
             data = self._place.read(self._name, self._read)
         except OSError:
@@ -52,16 +64,17 @@ class LogTail:
         self._read += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-TAIL_BYTES:]
-        if self._cut:
-            lines, self._cut = lines[1:], False  # the first one is a part of a line
+        self.unended = _shown(self._rest)
+        if self._cut and lines:
+            lines, self._cut = lines[1:], False
         return [_shown(line) for line in lines]
 
 
-def log_lines(place: Place, rank: int, last: int) -> list[tuple[int, str]]:
-    """The last lines of a log, numbered from the end."""
+def log_lines(place: Place, rank: int, last: int) -> list[str]:
+    """The last lines of a log."""
     tail = LogTail(place, rank)
-    lines = tail.more()[-last:]
-    return list(enumerate(lines))
+    lines = tail.more()
+    return [*lines, *([tail.unended] if tail.unended else [])][-last:]
 
 
 def search_log(place: Place, rank: int, text: str) -> tuple[list[tuple[int, str]], bool]:
@@ -83,6 +96,7 @@ def _lines(place: Place, name: str) -> Iterator[bytes]:
         while start < _MAX_SEARCHED and (data := place.read(name, start, _BLOCK)):
             start += len(data)
             *lines, rest = (rest + data).split(b"\n")
+            rest = rest[-_BLOCK:]
             yield from lines
     if rest:
         yield rest

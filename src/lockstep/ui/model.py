@@ -7,20 +7,22 @@ page is open, keeps many, of each rank as well.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from lockstep.config import CheckpointConfig, RunConfig
 from lockstep.errors import LockstepError
 from lockstep.journal import check_version, parse_line
+from lockstep.ledger.followed import FollowedLedger
 from lockstep.metrics import flatten
 from lockstep.records import damage_named, reported_metrics
 from lockstep.run_layout import JOURNAL_FILE, RESOURCES_FILE
 from lockstep.train.driver.best import Best, BestSoFar
 from lockstep.ui.follow import Follower
 from lockstep.ui.places import Place
-from lockstep.ui.series import Series
+from lockstep.ui.series import Series, SeriesSet
 
-__all__ = ["RunModel", "TimeSpent"]
+__all__ = ["RunModel"]
 
 LIGHT_POINTS = 64
 FULL_POINTS = 1 << 17
@@ -31,32 +33,21 @@ MAX_METRICS = 500
 MAX_RANKS = 64
 _COLUMNS = 256
 """How many columns the picture of late ranks has at most; twice as many while it is filled."""
-
-
-class TimeSpent:
-    """Where the time of a run went, in seconds."""
-
-    def __init__(self) -> None:
-        self.starting = 0.0
-        self.data = 0.0
-        self.waiting = 0.0
-        """All ranks but the slowest waited for it at a report: the mean over ranks."""
-        self.reporting = 0.0
-
-    def add(self, report: dict[str, Any]) -> None:
-        """Count one report."""
-        seconds = float(report["time_this_iter"])
-        self.reporting += seconds
-        busy = report.get("busy") or [seconds]
-        self.waiting += min(max(busy) - sum(busy) / len(busy), seconds)
-        for waits in report.get("waits") or ():
-            self.data += waits.get("data", 0.0) / len(busy)
+# How many attempts, failures and checkpoints are kept: the newest. All are counted.
+_LIGHT_KEPT = 4
+_FULL_KEPT = 500
 
 
 class RunModel:
-    """What is known of one run; ``follow`` learns more. Used under the library's lock."""
+    """What is known of one run; ``follow`` learns more. Used under the library's lock.
 
-    def __init__(self, place: Place, *, full: bool) -> None:
+    Args:
+        place: the run's directory.
+        full: of a run whose page is open.
+        metric: of a light model: only this metric's points are kept.
+    """
+
+    def __init__(self, place: Place, *, full: bool, metric: str | None = None) -> None:
         self.place = place
         self.full = full
         self.follower = Follower(place, JOURNAL_FILE)
@@ -64,13 +55,16 @@ class RunModel:
         """Changes whenever there is something new."""
         self.run: dict[str, Any] = {}
         self.attempts: dict[int, dict[str, Any]] = {}
+        """The newest ones. Only the last of them has its workers; the others, their number."""
+        self.attempt_count = 0
         self.failure: dict[str, Any] | None = None
         self.failures: list[dict[str, Any]] = []
+        self.failure_count = 0
         self.stops: list[dict[str, Any]] = []
         self.restores: list[float] = []
         self.end: dict[str, Any] | None = None
         self.checkpoints: dict[int, dict[str, Any]] = {}
-        self.deleted = 0
+        self.saved = self.deleted = 0
         self.rows = 0
         self.last: dict[str, Any] = {}
         self.last_time = 0.0
@@ -80,12 +74,18 @@ class RunModel:
         self.ranks: dict[str, list[Series]] = {}
         """The same metric of each rank, reported or logged; only in a full model."""
         self.late = _LateRanks()
-        self.data_wait = Series(FULL_POINTS if full else LIGHT_POINTS)
-        self.spent = TimeSpent()
+        self.data_wait = Series(FULL_POINTS // 8 if full else LIGHT_POINTS)
         self.samples = _Samples(place) if full else None
         self.damage: str | None = None
+        self._ledger: FollowedLedger | None = None
         self._best: BestSoFar | None = None
-        self._points = FULL_POINTS if full else LIGHT_POINTS
+        self._only = metric
+        self._series = (
+            SeriesSet(FULL_POINTS, 2 * FULL_POINTS, 2 * MAX_METRICS)
+            if full
+            else SeriesSet(LIGHT_POINTS, 16 * LIGHT_POINTS, 32)
+        )
+        self._rank_series = SeriesSet(RANK_POINTS, 2 * FULL_POINTS, 4096)
 
     @property
     def state(self) -> str:
@@ -96,26 +96,43 @@ class RunModel:
     def best(self) -> Best | None:
         """The best value of the metric that the run's panel follows."""
         if self.end is not None and (kept := self.end.get("best")):
-            return Best(str(kept[0]), float(kept[1]), int(kept[2]))
+            best: Best = kept
+            return best
         return self._best.best if self._best else None
+
+    def spent(self) -> dict[str, float]:
+        """Where the time went: the seconds of wall time in each account of the ledger."""
+        if self._ledger is None:
+            return {}
+        kept = None
+        if self.state == "failed":
+            newest = max(self.checkpoints, default=None)
+            kept = 0 if newest is None else int(self.checkpoints[newest]["iteration"])
+        shares, wall_s = self._ledger.shares(kept)
+        return {account: share * wall_s for account, share in shares.items() if share > 0}
 
     def follow(self) -> bool:
         """Read what is new, or a part of it; whether there was anything."""
         lines = self.follower.more()
         if lines is None:
             version = self.version
-            self.__init__(self.place, full=self.full)  # type: ignore[misc]
+            self.__init__(self.place, full=self.full, metric=self._only)  # type: ignore[misc]
             self.version = version + 1
             lines = self.follower.more() or []
+        before, news = self.damage, bool(lines)
         try:
-            if lines:
-                self._apply(lines)
+            self._apply(lines)
+            if self.samples is not None:
+                news |= self.samples.follow()
         except (LockstepError, OSError) as error:
             self.damage = str(error)
-        sampled = self.samples is not None and self.samples.follow()
-        if lines or sampled:
-            self.version += 1
-        return bool(lines) or sampled
+        self.damage = self.damage or self.follower.damage
+        if not self.run:
+            # Nothing to show instead. What was read already stays better than a sentence.
+            self.damage = self.damage or self.follower.problem
+        news |= self.damage != before
+        self.version += news
+        return news
 
     def _apply(self, lines: list[bytes]) -> None:
         where = self.place.storage.path(JOURNAL_FILE)
@@ -123,7 +140,9 @@ class RunModel:
             for line in lines:
                 # Without parse_line() for the many rows: nothing here prints what they contain.
                 if line.startswith(b'{"event":"report"'):
-                    self._report(json.loads(line))
+                    report = json.loads(line)
+                    self._report(report)
+                    self._account("report", report)
                 elif line.startswith(b'{"event":"log"'):
                     self._log(json.loads(line))
                 else:
@@ -131,49 +150,85 @@ class RunModel:
 
     def _event(self, record: dict[str, Any], where: str) -> None:
         event = record.pop("event")
+        kept = _FULL_KEPT if self.full else _LIGHT_KEPT
         if event == "run":
             check_version(record, where)
-            self.run = record
             scored = CheckpointConfig(**record["checkpoint_config"])
             self._best = BestSoFar(RunConfig(checkpoint_config=scored))
+            self._ledger = FollowedLedger(float(record["time"]))
+            self.run = record
         elif event == "attempt":
+            record["workers"] = [
+                {
+                    **worker,
+                    "rank": int(worker["rank"]),
+                    "pid": int(worker["pid"]),
+                    "hostname": str(worker["hostname"]),
+                }
+                for worker in record["workers"]
+            ]
+            for earlier in self.attempts.values():
+                earlier["size"] = earlier.get("size") or len(earlier.pop("workers"))
             self.attempts[int(record["attempt"])] = record
-            self.spent.starting += float(record.get("warmup_time", 0.0))
+            self.attempt_count += 1
+            _drop_first(self.attempts, kept)
         elif event == "checkpoint":
+            record["name"] = str(record["name"])
+            record["uploaded"] = bool(record.get("uploaded", True))
             self.checkpoints[int(record["id"])] = record
+            self.saved += 1
+            _drop_first(self.checkpoints, kept)
         elif event == "delete":
-            self.deleted += self.checkpoints.pop(record["id"], None) is not None
+            self.checkpoints.pop(record["id"], None)
+            self.deleted += 1
         elif event == "failure":
+            record["errors"] = [
+                {"rank": int(one["rank"]), "error": dict(one["error"])} for one in record["errors"]
+            ]
             self.failure = record
-            self.failures.append(record)
+            self.failures = [*self.failures[1 - kept :], record]
+            self.failure_count += 1
         elif event == "attempt_stopped":
-            self.stops.append(record)
+            self.stops = [*self.stops[1 - kept :], record]
         elif event == "restore":
             self.run = {**self.run, **record}
-            self.restores.append(float(record.get("restored", 0.0)))
+            self.restores = [*self.restores[1 - kept :], float(record["restored"])]
             self.end = self.failure = None
         elif event == "end":
-            self.end = record
+            ended = {**record, "state": str(record["state"]), "time": float(record["time"])}
+            if best := record.get("best"):
+                ended["best"] = Best(str(best[0]), float(best[1]), int(best[2]))
+            self.end = ended
         elif event == "report":
             self._report(record)
         elif event == "log":
             self._log(record)
+        self._account(event, record)
+
+    def _account(self, event: str, record: dict[str, Any]) -> None:
+        if self._ledger is not None:
+            try:
+                if event == "report":
+                    self._ledger.report(record)
+                else:
+                    self._ledger.event(event, record)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                self._ledger = None  # an account that is not exact would be no account
 
     def _report(self, report: dict[str, Any]) -> None:
-        index, when = float(report["index"]), float(report["time"])
+        index, when = _place(report["index"], report["time"])
         metrics = reported_metrics(report)
-        self.rows, self.last, self.last_time = int(index), metrics, when
         self._add(self.metrics, metrics, index, when)
+        self.rows, self.last, self.last_time = int(index), metrics, when
         if self._best is not None:
             self._best.update(int(index), metrics)
-        self.spent.add(report)
         if waits := report.get("data_wait"):
-            self.data_wait.add(index, when, max(waits))
+            self.data_wait.add(index, when, float(max(waits)))
         if self.full:
             busy = report.get("busy") or ()
             if len(busy) > 1:
                 # Ranks are answered together: who was busy longest since then has come last.
-                first = min(busy)
+                first, _ = _place(min(busy), max(busy))
                 self.late.add(index, [seconds - first for seconds in busy])
             ranks = report["ranks"]
             if len(ranks) > 1:
@@ -183,7 +238,7 @@ class RunModel:
     def _log(self, batch: dict[str, Any]) -> None:
         rank = int(batch["rank"])
         for row in batch["rows"]:
-            step, when, metrics = float(row["step"]), float(row["time"]), row["metrics"]
+            (step, when), metrics = _place(row["step"], row["time"]), row["metrics"]
             if rank == 0:
                 self._add(self.logs, metrics, step, when)
             if self.full and rank < MAX_RANKS:
@@ -197,9 +252,12 @@ class RunModel:
             if kind is float or kind is int:
                 series = to.get(key)
                 if series is None:
-                    if len(to) >= MAX_METRICS:
+                    if len(to) >= MAX_METRICS or (self._only is not None and key != self._only):
                         continue
-                    series = to[key] = Series(self._points)
+                    series = self._series.new()
+                    if series is None:
+                        continue
+                    to[key] = series
                 series.add(step, when, value)
             elif kind is dict:
                 nested = {f"{key}/{name}": one for name, one in flatten(value).items()}
@@ -208,14 +266,26 @@ class RunModel:
     def _add_rank(self, rank: int, metrics: dict[str, Any], step: float, when: float) -> None:
         for key, value in flatten(metrics).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                ranks = self.ranks.get(key)
-                if ranks is None:
-                    if len(self.ranks) >= MAX_METRICS:
-                        continue
-                    ranks = self.ranks[key] = []
+                ranks = self.ranks.setdefault(key, [])
                 while len(ranks) <= rank:
-                    ranks.append(Series(RANK_POINTS))
+                    series = self._rank_series.new()
+                    if series is None:
+                        return
+                    ranks.append(series)
                 ranks[rank].add(step, when, value)
+
+
+def _place(x: Any, time: Any) -> tuple[float, float]:
+    """Where a point is in a chart."""
+    x, time = float(x), float(time)
+    if not math.isfinite(x + time):
+        raise ValueError(f"a step or a time is {x if math.isfinite(time) else time}")
+    return x, time
+
+
+def _drop_first(records: dict[int, Any], kept: int) -> None:
+    while len(records) > kept:
+        del records[next(iter(records))]
 
 
 class _LateRanks:
@@ -261,8 +331,8 @@ class _Samples:
         self.cpu: list[Series] = []
         self.gpu: list[Series] = []
         self.gpu_memory: list[Series] = []
-        self.gpu_total: list[float] = []
         self._before: dict[str, Any] | None = None
+        self._series = SeriesSet(SAMPLE_POINTS, FULL_POINTS, 4 * MAX_RANKS)
 
     def follow(self) -> bool:
         """Read what is new; whether there was anything."""
@@ -273,24 +343,26 @@ class _Samples:
         return bool(lines)
 
     def _add(self, sample: dict[str, Any]) -> None:
-        when = float(sample["time"])
+        when, _ = _place(sample["time"], 0)
         for rank, memory in enumerate(sample["memory"][:MAX_RANKS]):
             if memory is not None:
-                _at(self.memory, rank).add(when, when, float(memory))
+                self._point(self.memory, rank, when, float(memory))
         before, self._before = self._before, sample
         if before is not None and before["attempt"] == sample["attempt"]:
             seconds = max(when - float(before["time"]), 1e-9)
             pairs = zip(before["cpu"], sample["cpu"], strict=True)
             for rank, (old, new) in enumerate(pairs):
                 if old is not None and new is not None and rank < MAX_RANKS:
-                    _at(self.cpu, rank).add(when, when, 100 * (new - old) / seconds)
-        for index, (busy, used, total) in enumerate(sample.get("gpu", [])[:MAX_RANKS]):
-            _at(self.gpu, index).add(when, when, float(busy))
-            _at(self.gpu_memory, index).add(when, when, float(used))
-            self.gpu_total[index:] = [float(total)]
+                    self._point(self.cpu, rank, when, 100 * (new - old) / seconds)
+        for index, (busy, used, _) in enumerate(sample.get("gpu", [])[:MAX_RANKS]):
+            if busy is not None:
+                self._point(self.gpu, index, when, float(busy))
+            self._point(self.gpu_memory, index, when, float(used))
 
-
-def _at(series: list[Series], index: int) -> Series:
-    while len(series) <= index:
-        series.append(Series(SAMPLE_POINTS))
-    return series[index]
+    def _point(self, series: list[Series], index: int, when: float, value: float) -> None:
+        while len(series) <= index:
+            made = self._series.new()
+            if made is None:
+                return
+            series.append(made)
+        series[index].add(when, when, value)

@@ -160,7 +160,7 @@ class Place(NamedTuple):
             with self._open(name) as file:
                 file.seek(start)
                 return file.read(limit) or b""
-        return b"".join(self._remote_read(name, start))
+        return b"".join(self._remote_read(name, start, limit))
 
     def _open(self, name: str) -> io.FileIO:
         path = self._path(name)
@@ -179,17 +179,18 @@ class Place(NamedTuple):
     def _path(self, name: str) -> str:
         return os.path.join(self.root.real, self.name, name).rstrip("/")
 
-    def _remote_read(self, name: str, start: int) -> Iterator[bytes]:
+    def _remote_read(self, name: str, start: int, limit: int) -> Iterator[bytes]:
         storage = self.storage
+        # Listed before the object is read: a segment that is deleted meanwhile is in the object.
         segments = list_segments(storage, name)
         size = storage.filesystem.get_file_info(storage.path(name)).size or 0
-        if size > start:
-            with storage.filesystem.open_input_file(storage.path(name)) as file:
-                file.seek(start)
-                data = file.read()
-            start += len(data)
-            yield data
-        for begin, end in segments:
-            if begin <= start < end:
-                yield storage.read(segment_name(name, begin, end))[start - begin :]
-                start = end
+        parts = [(0, size, name), *((*part, segment_name(name, *part)) for part in segments)]
+        for begin, end, file_name in parts:
+            if begin <= start < end and limit > 0:
+                with storage.filesystem.open_input_file(storage.path(file_name)) as file:
+                    file.seek(start - begin)
+                    data = file.read(min(limit, end - start))
+                start, limit = start + len(data), limit - len(data)
+                yield data
+                if start < end:
+                    return

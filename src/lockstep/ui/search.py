@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 from lockstep.errors import LockstepError
@@ -74,8 +75,10 @@ class SearchModel:
             self.__init__(self.place, self.journal)  # type: ignore[misc]
             self.version = version + 1
             lines = self.follower.more() or []
-        if not lines:
+        problem = self.follower.damage or (None if self.header else self.follower.problem)
+        if not lines and (problem is None or self.damage is not None):
             return False
+        self.damage = self.damage or problem
         self.version += 1
         where = self.place.storage.path(self.journal)
         try:
@@ -96,8 +99,11 @@ class SearchModel:
         if trial.model is None or self.metric is None:
             return None
         value = look_up(trial.model.last, self.metric)
-        is_score = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return float(value) if is_score and math.isfinite(value) else None
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return None
+        with suppress(OverflowError):
+            return float(value) if math.isfinite(value) else None
+        return None
 
     def best(self) -> TrialModel | None:
         """The trial with the best score."""
@@ -115,6 +121,9 @@ class SearchModel:
         event = record["event"]
         if event == "experiment":
             check_version(record, where)
+            for name in ("metric", "mode"):
+                if (given := first_of(record.get(name))) is not None:
+                    record[name] = str(given)
             self.header = record
         elif event == "restore":
             self.state, self.ended = "unfinished", None
@@ -127,8 +136,8 @@ class SearchModel:
         elif event == "status":
             trial = self.trials[record["trial_id"]]
             trial.status = str(record["status"])
-            trial.error = record.get("error")
-            trial.by = record.get("by")
+            trial.error = None if record.get("error") is None else str(record["error"])
+            trial.by = None if record.get("by") is None else str(record["by"])
             if (directory := record.get("directory")) is not None:
                 trial.directory = _name(directory)
                 self.by_directory[trial.directory] = trial

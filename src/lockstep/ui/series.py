@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float64]
 
-__all__ = ["Series", "thin"]
+__all__ = ["Series", "SeriesSet", "thin"]
+
+
+_FEWEST = 16
+"""How many points a series keeps at least, however many there are."""
 
 
 class Series:
@@ -42,6 +46,12 @@ class Series:
         self.values.append(value)
         self.count += 1
         if len(self.values) >= self._most:
+            self._compact()
+
+    def limit(self, most: int) -> None:
+        """Keep at most so many points from now on."""
+        self._most = most
+        while len(self.values) >= most:
             self._compact()
 
     def since(self, count: int) -> tuple[array[float], array[float], array[float]] | None:
@@ -70,6 +80,36 @@ class Series:
         self.times = array("d", [times[i] for i in keep])
         self.values = array("d", [values[i] for i in keep])
         self.compacted = self.count
+
+
+class SeriesSet:
+    """Series that share a bounded number of points: the more there are, the fewer each has.
+
+    Args:
+        most: how many points one has at most.
+        total: how many they have together.
+        count: how many series there may be.
+    """
+
+    __slots__ = ("_count", "_made", "_most", "_total")
+
+    def __init__(self, most: int, total: int, count: int) -> None:
+        self._most = most
+        self._total = total
+        self._count = count
+        self._made: list[Series] = []
+
+    def new(self) -> Series | None:
+        """Another series; None if there are as many as there may be."""
+        if len(self._made) >= self._count:
+            return None
+        if (len(self._made) + 1) * self._most > self._total and self._most > _FEWEST:
+            self._most //= 2
+            for series in self._made:
+                series.limit(self._most)
+        series = Series(self._most)
+        self._made.append(series)
+        return series
 
 
 def thin(

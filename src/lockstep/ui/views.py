@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from lockstep.errors import StorageError
@@ -20,7 +21,7 @@ from lockstep.metrics import flatten
 from lockstep.observe.environment import diff_of, environment_facts
 from lockstep.observe.state import diagnosis, newest_attempt
 from lockstep.records import damage_named
-from lockstep.run_layout import ENVIRONMENT_FILE, MANIFEST
+from lockstep.run_layout import ENVIRONMENT_FILE, JOURNAL_FILE, MANIFEST
 from lockstep.ui.library import Library
 from lockstep.ui.model import RunModel
 from lockstep.ui.places import Place
@@ -45,7 +46,9 @@ SPARK_POINTS = 40
 _MAX_APPENDED = 3000
 """After so many points were sent one by one, the chart is sent anew, thinned."""
 _ROWS_A_MESSAGE = 250
+_SHOWN_FAILURES = 50
 _MAX_SHOWN_METRICS = 60
+_MAX_TEXT = 200
 _MAX_COMPARED = 12
 
 
@@ -131,44 +134,57 @@ class RunsView(View):
 
 
 def _run_row(library: Library, run_id: str, model: RunModel, metric: str | None) -> dict[str, Any]:
-    """A run as a line of the table."""
+    """A run as a line of the table. What cannot be shown is damaged, and the others are shown."""
+    row = {**_NO_RUN, "id": run_id, "name": model.place.name.rpartition("/")[2]}
+    row["path"] = model.place.storage.uri
+    try:
+        with damage_named(model.place.storage.path(JOURNAL_FILE)):
+            row.update(_known(library, run_id, model, metric))
+    except StorageError as error:
+        row.update(state="damaged", diagnosis=str(error))
+    shown: dict[str, Any] = plain(row)
+    return shown
+
+
+_NO_RUN: dict[str, Any] = {
+    "kind": "run", "experiment": "", "note": None, "started": None, "ended": None, "updated": None,
+    "attempts": 0, "workers": 0, "reports": 0, "metrics": {}, "best": None, "spark": None,
+    "spent": {}, "diagnosis": None, "behind": None,
+}  # fmt: skip
+
+
+def _known(library: Library, run_id: str, model: RunModel, metric: str | None) -> dict[str, Any]:
     state, _, note = library.state_of(run_id, model).partition("; ")
+    found: dict[str, Any] = {
+        "state": state,
+        "note": note or None,
+        "updated": model.last_time or None,
+        "attempts": model.attempt_count,
+        "reports": model.rows,
+        "diagnosis": model.damage,
+        "behind": _behind(model),
+    }
+    if not model.run:
+        return found
+    header = model.run
     attempt = newest_attempt(model)
     best = model.best
     key = metric if metric in model.metrics else best.metric if best else None
     if key not in model.metrics:
         key = next(iter(model.metrics), None)
-    header = model.run
     return {
-        "id": run_id,
-        "kind": "run",
-        "name": run_name(header) if header else model.place.name.rpartition("/")[2],
+        **found,
+        "name": run_name(header),
         "experiment": str(header.get("experiment_name", "")),
-        "state": state,
-        "note": note or model.damage,
         "started": _number(header.get("time")),
         "ended": _number(model.end["time"]) if model.end else None,
-        "updated": model.last_time or None,
-        "attempts": len(model.attempts),
         "workers": len(attempt["workers"]) if attempt else 0,
-        "reports": model.rows,
         "metrics": _last_metrics(model),
-        "best": plain(best._asdict()) if best else None,
+        "best": best and best._asdict(),
         "spark": {"metric": key, "values": _spark(model.metrics[key])} if key else None,
-        "spent": _spent(model),
-        "diagnosis": _diagnosis(model),
-        "path": model.place.storage.uri,
-        "behind": _behind(model),
+        "spent": model.spent(),
+        "diagnosis": model.damage or diagnosis(model),
     }
-
-
-def _diagnosis(model: RunModel) -> str | None:
-    if model.damage is not None:
-        return model.damage
-    try:
-        return diagnosis(model)
-    except (LookupError, TypeError, ValueError):
-        return None
 
 
 def _behind(model: RunModel) -> float | None:
@@ -179,7 +195,14 @@ def _behind(model: RunModel) -> float | None:
 
 def _last_metrics(model: RunModel) -> dict[str, Any]:
     flat = list(flatten(model.last).items())
-    return {key: plain(value) for key, value in flat[:_MAX_SHOWN_METRICS]}
+    return {key: _short(plain(value)) for key, value in flat[:_MAX_SHOWN_METRICS]}
+
+
+def _short(value: Any) -> Any:
+    """A value as it may be sent for every run: a text is no longer than anybody would read."""
+    if isinstance(value, str):
+        return value if len(value) <= _MAX_TEXT else value[: _MAX_TEXT - 1] + "…"
+    return value if value is None or isinstance(value, float | int) else _short(repr(value))
 
 
 def _spark(series: Series) -> list[Any]:
@@ -189,26 +212,12 @@ def _spark(series: Series) -> list[Any]:
     return [value if math.isfinite(value) else None for value in series.values]
 
 
-def _spent(model: RunModel) -> dict[str, float]:
-    spent = model.spent
-    end = float(model.end["time"]) if model.end else model.last_time
-    started = _number(model.run.get("time")) or end
-    total = max(end - started, 0.0)
-    used = spent.data + spent.waiting
-    training = max(spent.reporting - used, 0.0)
-    other = max(total - spent.starting - spent.reporting, 0.0)
-    return {
-        "training": training,
-        "data": spent.data,
-        "waiting": spent.waiting,
-        "starting": spent.starting,
-        "other": other,
-    }
-
-
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    with suppress(OverflowError):
+        return float(value) if math.isfinite(value) else None
+    return None
 
 
 # --------------------------------------------------------------------------------- one run
@@ -269,9 +278,12 @@ class RunView(View):
         message: dict[str, Any] = {"type": "run", "run": row}
         details = {
             "attempts": [_attempt(record) for record in model.attempts.values()],
-            "failures": [_failure(record) for record in model.failures],
+            "attempt_count": model.attempt_count,
+            "failures": [_failure(record) for record in model.failures[-_SHOWN_FAILURES:]],
+            "failure_count": model.failure_count,
             "stops": plain(model.stops),
             "checkpoints": [_checkpoint(model, one) for one in model.checkpoints.values()],
+            "saved": model.saved,
             "deleted": model.deleted,
             "config": plain(model.run.get("config")),
             "score": plain(model.run.get("checkpoint_config", {})),
@@ -310,13 +322,15 @@ def _series(model: RunModel) -> Iterator[tuple[str, Series]]:
 
 def _attempt(record: dict[str, Any]) -> dict[str, Any]:
     workers = [
-        {"rank": w["rank"], "pid": w["pid"], "hostname": w["hostname"]} for w in record["workers"]
+        {key: worker[key] for key in ("rank", "pid", "hostname")}
+        for worker in record.get("workers", [])
     ]
     return {
         "attempt": plain(record["attempt"]),
-        "time": _number(record["time"]),
+        "time": _number(record.get("time")),
         "warmup": _number(record.get("warmup_time")),
-        "workers": plain(workers),
+        "size": record.get("size") or len(workers),
+        "workers": workers,
     }
 
 
@@ -332,7 +346,7 @@ def _failure(record: dict[str, Any]) -> dict[str, Any]:
 def _checkpoint(model: RunModel, record: dict[str, Any]) -> dict[str, Any]:
     fields = ("id", "name", "index", "score", "timestamp", "uploaded")
     shown: dict[str, Any] = {key: plain(record.get(key)) for key in fields}
-    name = str(record["name"])
+    name = record["name"]
     shown["path"] = model.place.storage.uri.rstrip("/") + f"/{name}" if record["uploaded"] else name
     return shown
 
@@ -422,8 +436,9 @@ def diagnosis_text(library: Library, run_id: str) -> str | None:
             lines.append(f"metrics:    {values}")
         if row["diagnosis"]:
             lines.append(f"diagnosis:  {row['diagnosis']}")
-        spent = ", ".join(f"{key} {seconds:.1f} s" for key, seconds in row["spent"].items())
-        lines.append(f"time:       {spent}")
+        if spent := row["spent"]:
+            largest = sorted(spent.items(), key=lambda item: -item[1])
+            lines.append("time:       " + ", ".join(f"{key} {s:.1f} s" for key, s in largest))
         for failure in map(_failure, model.failures):
             lines += ["", f"attempt {failure['attempt']}: {failure['message']}"]
             for error in failure["errors"]:
@@ -441,7 +456,7 @@ def diagnosis_text(library: Library, run_id: str) -> str | None:
 def _log_end(place: Place, rank: int) -> list[str]:
     from lockstep.ui.logs import log_lines
 
-    return [line for _, line in log_lines(place, rank, last=30)]
+    return log_lines(place, rank, last=30)
 
 
 # ----------------------------------------------------------------------------- experiments
@@ -471,32 +486,37 @@ class SearchView(View):
         self._seen = (search, search.version, state)
         head = _search_row(self._library, self._id, search)
         for start in range(0, max(len(trials), 1), _ROWS_A_MESSAGE):
-            rows = [self._row(search, one) for one in trials[start : start + _ROWS_A_MESSAGE]]
+            part = trials[start : start + _ROWS_A_MESSAGE]
+            rows = [plain(_trial_row(self._library, search, trial)) for trial in part]
             yield {"type": "experiment", "experiment": head, "trials": rows}
 
-    def _row(self, search: SearchModel, trial: TrialModel) -> dict[str, Any]:
-        model = trial.model
-        best = model.best if model else None
-        status = trial.status
-        if model is not None and model.end is not None and status not in ("TERMINATED", "ERROR"):
-            status = {"finished": "TERMINATED", "failed": "ERROR"}.get(model.state, status)
-        key = search.metric or (best.metric if best else None)
-        series = model.metrics.get(key) if model and key else None
-        return {
-            "id": self._library.id_of(search.place.child(trial.directory)),
-            "trial_id": trial.trial_id,
-            "index": trial.index,
-            "status": status,
-            "by": trial.by,
-            "config": {k: plain(v) for k, v in list(trial.config.items())[:_MAX_SHOWN_METRICS]},
-            "metrics": _last_metrics(model) if model else {},
-            "score": search.score(trial),
-            "reports": model.rows if model else 0,
-            "started": trial.started,
-            "ended": trial.ended,
-            "error": trial.error,
-            "spark": _spark(series) if series else [],
-        }
+
+def _trial_row(library: Library, search: SearchModel, trial: TrialModel) -> dict[str, Any]:
+    model = trial.model
+    best = model.best if model else None
+    status = trial.status
+    if model is not None and model.end is not None and status not in ("TERMINATED", "ERROR"):
+        status = {"finished": "TERMINATED", "failed": "ERROR"}.get(model.state, status)
+    key = search.metric or (best.metric if best else None)
+    series = model.metrics.get(key) if model and key else None
+    return {
+        "id": library.id_of(search.place.child(trial.directory)),
+        "trial_id": trial.trial_id,
+        "index": trial.index,
+        "status": status,
+        "by": trial.by,
+        "config": {
+            key: _short(plain(value))
+            for key, value in list(trial.config.items())[:_MAX_SHOWN_METRICS]
+        },
+        "metrics": _last_metrics(model) if model else {},
+        "score": search.score(trial),
+        "reports": model.rows if model else 0,
+        "started": trial.started,
+        "ended": trial.ended,
+        "error": trial.error,
+        "spark": _spark(series) if series else [],
+    }
 
 
 def _search_state(search: SearchModel) -> str:
@@ -511,12 +531,13 @@ def _search_state(search: SearchModel) -> str:
 
 
 def _search_row(library: Library, search_id: str, search: SearchModel) -> dict[str, Any]:
+    """An experiment as a line of the table."""
     best = search.best()
     errors = [t for t in search.trials.values() if t.error]
     more = f" (and {len(errors) - 1} more)" if errors[1:] else ""
     score = search.score(best) if best else None
     models = [trial.model for trial in search.trials.values() if trial.model]
-    return {
+    row = {
         "id": search_id,
         "kind": "experiment",
         "name": str(search.header.get("name", search.place.name.rpartition("/")[2])),
@@ -537,6 +558,8 @@ def _search_row(library: Library, search_id: str, search: SearchModel) -> dict[s
         "diagnosis": f"trial {errors[0].trial_id}: {errors[0].error}{more}" if errors else None,
         "path": search.place.storage.uri,
     }
+    shown: dict[str, Any] = plain(row)
+    return shown
 
 
 # --------------------------------------------------------------------------------- compare
@@ -566,13 +589,18 @@ class CompareView(View):
             row = _run_row(self._library, run_id, model, None)
             message: dict[str, Any] = {"type": "run", "run": row}
             if first:
-                config = model.run.get("config") or {}
-                is_trial = "trial" in model.run
-                config = config if is_trial else config.get("train_loop_config") or config
-                flat = flatten(config) if isinstance(config, dict) else {}
-                message["config"] = {key: plain(value) for key, value in flat.items()}
+                message["config"] = _own_config(model)
                 message["environment"] = environment_at(model.place)
             yield message
             charts = ((name, series) for name, series in _series(model) if name.startswith("rep"))
             if lines := self._lines[run_id].news(charts):
                 yield {"type": "lines", "id": run_id, "lines": lines}
+
+
+def _own_config(model: RunModel) -> dict[str, Any]:
+    """What the run's function was given, flat."""
+    config = model.run.get("config")
+    if isinstance(config, dict) and "trial" not in model.run:
+        config = config.get("train_loop_config") or config
+    flat = flatten(config) if isinstance(config, dict) else {}
+    return {key: plain(value) for key, value in flat.items()}

@@ -1,6 +1,6 @@
 // Charts: uPlot for lines; small canvases and SVG for the rest.
 import uPlot from "./vendor/uplot.js";
-import { html, useEffect, useRef, useState, useThemeVersion, colour, cssColour, number, duration } from "./lib.js";
+import { html, useEffect, useRef, useState, useThemeVersion, colour, cssColour, number, duration, plural } from "./lib.js";
 
 export function Sparkline({ values, label }) {
   const known = (values ?? []).filter((v) => v !== null);
@@ -198,7 +198,7 @@ export function TimeLine({ attempts, failures, stops, checkpoints, started, ende
     ${attempts.map((attempt, i) => {
       const failed = failures.some((f) => f.attempt === attempt.attempt);
       const from = attempt.time - (attempt.warmup ?? 0), until = ends(attempt, i);
-      const text = `attempt ${attempt.attempt}, ${attempt.workers.length} workers, ${duration(until - attempt.time)}${failed ? ", failed" : ""}`;
+      const text = `attempt ${attempt.attempt}, ${plural(attempt.size, "worker")}, ${duration(until - attempt.time)}${failed ? ", failed" : ""}`;
       return html`<span key=${i} class=${failed ? "attempt failed" : "attempt"} title=${text} role="img" aria-label=${text}
         style=${{ left: place(from), width: `calc(${place(until)} - ${place(from)})` }}><em style=${{ width: `${Math.min((attempt.warmup ?? 0) / Math.max(until - from, 1e-6), 1) * 100}%` }}></em><span>${attempt.attempt}</span></span>`;
     })}

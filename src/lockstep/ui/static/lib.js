@@ -189,23 +189,27 @@ async function writeText(text) {
   if (!ok) throw new Error("the browser does not allow it");
 }
 
-const SPENT = [
-  ["training", "training"], ["data", "waiting for data"], ["waiting", "waiting for the slowest rank"],
-  ["starting", "starting workers"], ["other", "saving, restarting and other"],
+// The accounts of the ledger, as lockstep why and result.goodput have them.
+const ACCOUNTS = [
+  ["compute", "computing"], ["data", "waiting for data"], ["ranks", "waiting for other ranks"],
+  ["communication", "in collectives"], ["checkpoint", "writing checkpoints"], ["reporting", "reporting"],
+  ["starting", "starting workers"], ["restarting", "restarting"], ["lost", "work lost to failures"], ["idle", "idle at the end"],
 ];
 
+const percent = (share) => (share < 0.005 ? "under 1 %" : `${Math.round(share * 100)} %`);
+
 export function Spent({ spent, wide }) {
-  const total = SPENT.reduce((sum, [key]) => sum + (spent?.[key] ?? 0), 0);
+  const total = Object.values(spent ?? {}).reduce((sum, seconds) => sum + seconds, 0);
   if (!total) return html`<span class="muted">–</span>`;
-  const parts = SPENT.filter(([key]) => spent[key] > 0).map(([key, label]) => ({
-    key, label, share: spent[key] / total, seconds: spent[key],
-  }));
-  const text = parts.map((p) => `${p.label} ${Math.round(p.share * 100)} %`).join(", ");
+  const parts = ACCOUNTS.filter(([key]) => spent[key] > 0).map(([key, label]) => ({ key, label, share: spent[key] / total, seconds: spent[key] }));
+  const sorted = [...parts].sort((a, b) => b.share - a.share);
+  const text = sorted.filter((p) => p.share >= 0.005).map((p) => `${p.label} ${percent(p.share)}`).join(", ");
   return html`<span class=${wide ? "spent wide" : "spent"} role="img" aria-label=${text} title=${text}>
-      ${parts.map((p) => html`<i key=${p.key} class=${p.key} style=${{ flexGrow: p.share }}></i>`)}
+      ${parts.map((p) => html`<i key=${p.key} class=${`a-${p.key}`} style=${{ flexGrow: p.share }}></i>`)}
     </span>
-    ${wide && html`<ul class="legend">${parts.map((p) => html`<li key=${p.key}><i class=${`key ${p.key}`}></i>${p.label}
-      <b>${duration(p.seconds)}</b> <span class="muted">${Math.round(p.share * 100)} %</span></li>`)}</ul>`}`;
+    ${wide ? html`<table class="legend"><tbody>${sorted.map((p) => html`<tr key=${p.key}><td><i class=${`key a-${p.key}`}></i>${p.label}</td>
+        <td class="num">${duration(p.seconds)}</td><td class="num muted">${percent(p.share)}</td></tr>`)}</tbody></table>`
+      : html`<span class="second">${sorted[0].label} ${percent(sorted[0].share)}</span>`}`;
 }
 
 export function Empty({ title, page, children }) {

@@ -63,7 +63,7 @@ function Logs({ id }) {
     const old = collected.current.get(message.rank) ?? { from: 0, lines: [] };
     const lines = old.lines.concat(message.lines);
     const cut = Math.max(lines.length - MOST, 0);
-    collected.current.set(message.rank, { from: old.from + cut, lines: lines.slice(cut) });
+    collected.current.set(message.rank, { from: old.from + cut, lines: lines.slice(cut), unended: message.unended });
     setLogs(new Map(collected.current));
   });
   const ranks = [...logs.keys()].sort((a, b) => a - b);
@@ -89,7 +89,7 @@ function Logs({ id }) {
     ${ranks.length === 0 ? html`<p class="muted">Nothing was printed.</p>`
       : html`<pre class="log" ref=${box} tabindex="0" aria-label=${`Log of rank ${current}`}>${found
         ? found.lines.map(([n, line]) => html`<span class="line" key=${n}><i>${n}</i>${marked(line, text)}</span>`)
-        : shown.lines.map((line, i) => html`<span class="line" key=${shown.from + i}>${line}</span>`)}</pre>`}</section>`;
+        : html`${shown.lines.map((line, i) => html`<span class="line" key=${shown.from + i}>${line}</span>`)}${shown.unended && html`<span class="line unended" key="unended">${shown.unended}</span>`}`}</pre>`}</section>`;
 }
 
 function marked(line, text) {
