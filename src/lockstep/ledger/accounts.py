@@ -327,13 +327,13 @@ def _fill(
     end = attempt.ended - attempt.launched
     if last is None:
         return
-    interval = interval_after(last, before, end, overhead)
-    if interval is None:
+    after = interval_after(last, before, end, overhead)
+    if after is None:
         # The function was ended in the middle of something.
         attempt.rest = {"lost": end - before}
     else:
-        attempt.intervals.append(interval)
-        attempt.rest = {"idle": end - before - interval.seconds}
+        attempt.intervals.append(after)
+        attempt.rest = {"idle": end - before - after.seconds}
 
 
 def interval_before(
