@@ -326,7 +326,7 @@ class Bench:
     def program(
         self, file: str, role: str, *, launcher: str = "python", **config: Any
     ) -> Iterator[Program]:
-        """Start ``file`` in ``role``, with python, run (lockstep's), torchrun or ray as launcher.
+        """Start ``file`` in ``role``, with python, run or reload (lockstep's), torchrun or ray.
 
         It is ended on leaving.
         """
@@ -352,8 +352,8 @@ class Bench:
         if launcher == "torchrun":
             flags = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
             flags += config.pop("flags", [])
-        if launcher == "run":
-            flags = ["-m", "lockstep", "run"]
+        if launcher in ("run", "reload"):
+            flags = ["-m", "lockstep", "run", *(["--reload"] if launcher == "reload" else [])]
         else:
             env["LOCKSTEP_WARM"] = "0"  # a server of the user's must not make cold starts warm
         env["PYTHONPATH"] = os.pathsep.join(python_path)

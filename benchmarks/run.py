@@ -24,6 +24,7 @@ QUESTIONS = (
     "checkpointing",
     "state",
     "recovery",
+    "reload",
     "ledger",
     "ddp",
     "memory",

@@ -178,6 +178,17 @@ def warm_idle_seconds() -> float:
     return _seconds("LOCKSTEP_WARM_IDLE_S", 900.0)
 
 
+def take_reload_descriptor() -> int | None:
+    """``LOCKSTEP_RELOAD_FD``, from ``lockstep run --reload`` for its script alone: removes it."""
+    text = os.environ.pop("LOCKSTEP_RELOAD_FD", None)
+    return int(text) if text else None
+
+
+def reload_environment(descriptor: int) -> dict[str, str]:
+    """What tells a script its connection to ``lockstep run --reload``."""
+    return {"LOCKSTEP_RELOAD_FD": str(descriptor)}
+
+
 def warm_directory() -> str:
     """Where warm servers listen: in ``XDG_RUNTIME_DIR``, else in the temporary directory."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")

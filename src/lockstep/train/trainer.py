@@ -90,6 +90,8 @@ from lockstep.train.training_loop import (
     worker_run_config,
 )
 from lockstep.train.validation import ValidationConfig
+from lockstep.warm import reload_session
+from lockstep.warm.reload_session import ReloadSession
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -397,6 +399,31 @@ class DataParallelTrainer(BaseTrainer):
         """
         if self._has_loop:
             return super().fit()
+        reloading = reload_session.current()
+        if reloading is not None:
+            return self._fit_reloading(reloading)
+        return self._fit()
+
+    def _fit_reloading(self, session: ReloadSession) -> Result:
+        """Under ``lockstep run --reload``: continue the run that this call has begun before."""
+        number, earlier = session.begin()
+        if session.stopping is not None:
+            session.stopped()
+            raise TrainingPreempted(f"{session.stopping} has changed.")
+        continued = copy.copy(self)
+        if earlier is not None:
+            # Where there is nothing to continue, the run was deleted by hand: start another.
+            with suppress(FileNotFoundError):
+                there = run_storage(earlier.uri, self.run_config.storage_filesystem)
+                if earlier.finished:
+                    session.finished(number)
+                    return Result(there)
+                continued._restored_from, continued._changed = there, True
+        result = continued._fit(session, number)
+        session.finished(number)
+        return result
+
+    def _fit(self, reloading: ReloadSession | None = None, number: int = 0) -> Result:
         self.setup()
         self.preprocess_datasets()
         in_process = self._engine.in_this_process
@@ -430,7 +457,18 @@ class DataParallelTrainer(BaseTrainer):
                 raise TrainingInterrupted(text) from None
             for text in (*payload.warnings, *notes):
                 display.message(text, "warning")
-            state = drive(plan, run, callbacks, display)
+            if reloading is not None:
+                # New code that fails is shown at once, and tried again when it is saved again.
+                plan = replace(plan, run_config=_without_retries(plan.run_config))
+                changed = reloading.opened(number, run.storage.uri)
+                if changed is not None and run.restored:
+                    newest = run.newest_checkpoint()
+                    where = newest.name if newest else "the beginning: the run has no checkpoint"
+                    display.message(f"{changed} has changed: the run continues from {where}.")
+            state = drive(plan, run, callbacks, display, reloading)
+            if state.phase is Phase.PREEMPTED and reloading is not None and reloading.stopping:
+                reloading.stopped()
+                raise TrainingPreempted(f"{reloading.stopping} has changed.", run.result())
             return self._conclude(run, state)
 
     def _make_backend(self) -> Backend:
@@ -941,6 +979,10 @@ def _failure_kind(error: BaseException | None) -> type[WorkerGroupError]:
         return PreemptionError
     of_driver = (EngineError, InsufficientResourcesError, StopConditionError, StorageError)
     return ControllerError if isinstance(error, of_driver) else WorkerGroupError
+
+
+def _without_retries(config: RunConfig) -> RunConfig:
+    return replace(config, failure_config=replace(config.failure_config, max_failures=0))
 
 
 def _is_json(value: Any) -> bool:

@@ -59,6 +59,7 @@ from lockstep.tune.search import BasicVariantGenerator, Searcher
 from lockstep.tune.search.space import Space, has_unresolved
 from lockstep.tune.stopper import Stopper
 from lockstep.tune.tune_config import TuneConfig
+from lockstep.warm import reload_session
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -213,6 +214,9 @@ class Tuner:
                 restored=restored,
             )
             display.start(progress.status())
+            if reload_session.current() is not None:
+                note = "lockstep run --reload continues runs of trainers; a Tuner keeps its code."
+                display.message(note, "warning")
             cleanup.callback(lambda: display.finish(progress.status()))
             callbacks.begin(self._run_config.stop, -1 if total is None else total)
             with Impatience() as impatience:

@@ -19,7 +19,7 @@ from lockstep.warm.place import Place, Unavailable
 
 __all__ = ["launch"]
 
-_USAGE = "usage: lockstep run [-v] (SCRIPT | -m MODULE | -c CODE | -) [ARGUMENT ...]"
+_USAGE = "usage: lockstep run [-v] [--reload] (SCRIPT | -m MODULE | -c CODE | -) [ARGUMENT ...]"
 
 
 _Command = tuple[str, str, tuple[str, ...]]
@@ -33,11 +33,14 @@ class _WrongArguments(Exception):
 def launch(arguments: Sequence[str]) -> Any:
     """Run the program that the command line names; returns what to pass to ``sys.exit``."""
     try:
-        verbose, rest = _options(arguments)
+        options, rest = _options(arguments)
         program = _parse(rest)
+        if "--reload" in options:
+            return _reload(arguments, program)
     except _WrongArguments as error:
         print(f"{_USAGE}\nlockstep run: {error}", file=sys.stderr)
         return 2
+    verbose = "-v" in options
     _look_like_python(arguments, rest)
     # From here on every signal is for the script, and waits until the script can take it.
     mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)}
@@ -111,11 +114,28 @@ def _check_foreground() -> None:
             raise Unavailable("this process is in the background of its terminal")
 
 
-def _options(arguments: Sequence[str]) -> tuple[bool, list[str]]:
+def _options(arguments: Sequence[str]) -> tuple[set[str], list[str]]:
     rest = list(arguments)
-    while rest and rest[0] == "-v":
-        del rest[0]
-    return len(rest) < len(arguments), rest
+    given = set()
+    while rest and rest[0] in ("-v", "--reload"):
+        given.add(rest.pop(0))
+    return given, rest
+
+
+def _reload(arguments: Sequence[str], program: _Command) -> Any:
+    from lockstep.warm.reload import supervise
+
+    kind, target, _ = program
+    if kind == "-c" or target == "-":
+        raise _WrongArguments("--reload needs a script, or -m MODULE: a file that can change.")
+    # The command as it was given, which starts the script once.
+    begin = len(sys.orig_argv) - len(arguments)
+    rest = list(arguments)
+    rest.remove("--reload")
+    try:
+        return supervise(kind, target, [sys.executable, *sys.orig_argv[1:begin], *rest])
+    except ValueError as error:
+        raise _WrongArguments(str(error)) from None
 
 
 def _parse(arguments: Sequence[str]) -> _Command:

@@ -784,6 +784,47 @@ class TestInterrupt:
         assert machine.phase() is Phase.FINISHED
 
 
+class TestReload:
+    notice = e.Notice("reload")
+
+    @pytest.mark.parametrize("mode", [SYNC, ASYNC])
+    def test_stops_at_the_next_report_that_has_a_checkpoint(
+        self, mode: CheckpointUploadMode
+    ) -> None:
+        machine = Machine(max_failures=-1).run()
+        machine.row(1)
+        assert machine.feed(e.Reload()) == []
+        assert e.Answer((0, 1), True) in machine.row(2, mode)
+        assert machine.stop() == [
+            e.RecordAttemptStopped(self.notice, None),
+            e.End(Phase.PREEMPTED, ()),
+        ]
+
+    def test_without_a_checkpoint_ranks_may_save_at_the_next_report(self) -> None:
+        machine = Machine().run()
+        assert machine.feed(e.Reload(), e.Reload()) == []
+        assert machine.row(1) == [e.Answer((0, 1), False, self.notice)]
+        assert machine.row(2) == [e.Answer((0, 1), True)]
+        machine.stop()
+        assert machine.phase() is Phase.PREEMPTED
+
+    def test_a_failure_is_a_failure(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Reload(), e.Raised(1, ERROR), e.Raised(0, ERROR))
+        machine.gone(0, 1)
+        assert machine.phase() is Phase.FAILED
+        assert machine.feed(e.Reload()) == []
+
+    def test_while_the_next_attempt_waits(self) -> None:
+        machine = Machine(1, max_failures=-1)
+        for _ in range(2):
+            machine.run()
+            machine.feed(e.Raised(0, ERROR))
+            machine.gone(0)
+        assert machine.phase() is Phase.WAITING
+        assert machine.feed(e.Reload()) == [e.End(Phase.PREEMPTED, ())]
+
+
 class TestPreemption:
     notice = e.Notice("preemption", 1, 9.0)
 

@@ -225,10 +225,15 @@ class Walk:
             self.notified = (action.notice, self.state.rows)
         if self.state.stops_on_notice:
             assert action.stop
-            assert self.notified is not None, "stopped before the workers could save"
-            notice, row = self.notified
-            saved = any(save.report_number > row for save in self.committed)
-            assert saved or notice.kind == "preemption", "resized without a checkpoint"
+            assert self.state.notice is not None
+            saves = [*self.committed, *self.state.saves]
+            saved_here = any(save.report_number == self.state.rows for save in saves)
+            at_once = self.state.notice.kind == "reload" and saved_here
+            assert at_once or self.notified is not None, "stopped before the workers could save"
+            if self.notified is not None and self.state.notice.kind == "resize":
+                row = self.notified[1]
+                saved = any(save.report_number > row for save in self.committed)
+                assert saved, "resized without a checkpoint"
         for rank in action.ranks:
             worker = self.workers[rank]
             if worker.doing != "gone":
@@ -429,11 +434,13 @@ class Walk:
     def disturbance(self) -> e.Event:
         choose = self.choices.choose
         kinds = ["capacity"] * 5 + ["stuck", "hang"] * 2
-        kind = choose([*kinds, *["preemption"] * 3] if self.preemptible else kinds)
+        kind = choose([*kinds, *["preemption"] * 3, "reload"] if self.preemptible else kinds)
         if kind == "capacity":
             return e.CapacityChanged(choose(range(MOST + 2)))
         if kind == "preemption":
             return e.Preempt(choose([None, choose(range(self.size))]), 9.0)
+        if kind == "reload":
+            return e.Reload()
         return e.Stuck(1.0, fatal=kind == "hang")
 
     def check(self) -> None:
@@ -490,5 +497,6 @@ def test_walks_reach_every_end() -> None:
         stopped |= {(stop.notice.kind, stop.size is None) for stop in walk.stopped}
         attempts = max(attempts, walk.state.attempt)
     assert ends == {Phase.FINISHED, Phase.FAILED, Phase.INTERRUPTED, Phase.PREEMPTED}
-    assert stopped == {("preemption", True), ("preemption", False), ("resize", False)}
+    kinds = {("preemption", True), ("preemption", False), ("resize", False), ("reload", True)}
+    assert stopped == kinds
     assert attempts > 2

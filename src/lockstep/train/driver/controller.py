@@ -221,6 +221,10 @@ class Controller:
 
         self._loop.call_soon(feed)
 
+    def reload(self) -> None:
+        """The code has changed: let the workers save, and stop."""
+        self._feed(e.Reload())
+
     def interrupt(self, *, by_user: bool = True) -> None:
         """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler.
 

@@ -34,6 +34,7 @@ from lockstep.train.driver.state import RunState
 from lockstep.train.driver.stop_condition import reaches
 from lockstep.train.driver.worker_logs import log_end
 from lockstep.train.record.run import Run
+from lockstep.warm.reload_session import ReloadSession
 
 __all__ = [
     "Impatience",
@@ -50,7 +51,13 @@ _INSIST_AGAIN_S = 0.15
 """How long until it is interrupted again: user code may have caught the first interrupt."""
 
 
-def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Display) -> RunState:
+def drive(
+    plan: RunPlan,
+    run: Run,
+    callbacks: CallbackDispatcher,
+    display: Display,
+    reloading: ReloadSession | None = None,
+) -> RunState:
     """Drive a run to its end in this thread, and release everything whatever happens."""
     stop = plan.run_config.stop
     checked = False
@@ -81,6 +88,8 @@ def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Displ
         )
         cleanup.callback(lambda: display.finish(controller.status()))
         cleanup.callback(controller.close)
+        if reloading is not None:
+            _follow_code(reloading, loop, controller, display)
         # In this process Ctrl-C must reach the function itself, so Python's handlers stay.
         signals: Any = nullcontext()
         if not plan.engine.in_this_process:
@@ -99,6 +108,20 @@ def drive(plan: RunPlan, run: Run, callbacks: CallbackDispatcher, display: Displ
         finally:  # Ctrl-C may end the wait for a slow callback: the run's end is recorded anyway
             _finish(run, controller.state.phase, display, plan.run_config)
     return controller.state
+
+
+def _follow_code(
+    reloading: ReloadSession, loop: EventLoop, controller: Controller, display: Display
+) -> None:
+    def look() -> None:
+        changed = reloading.look()
+        loop.unwatch(descriptor)
+        if changed is not None:
+            display.message(f"{changed} has changed: the run stops at the next report.")
+            controller.reload()
+
+    descriptor = reloading.fileno()
+    loop.watch(descriptor, look)
 
 
 def _replay(stop: StopCondition | None, run: Run) -> None:

@@ -43,6 +43,7 @@ __all__ = [
     "RecordFailure",
     "Recorded",
     "ReleaseWorkers",
+    "Reload",
     "Reported",
     "Returned",
     "Save",
@@ -83,7 +84,7 @@ class Phase(Enum):
 class Notice(NamedTuple):
     """Why a running group should save and stop soon."""
 
-    kind: Literal["preemption", "resize"]
+    kind: Literal["preemption", "resize", "reload"]
     rank: int | None = None
     """Of a preemption: the rank whose process must go; None: the driver's."""
     deadline: float | None = None
@@ -270,6 +271,10 @@ class Preempt(NamedTuple):
     """When that process is killed, in seconds since the epoch."""
 
 
+class Reload(NamedTuple):
+    """The code has changed: the driver stops the run, and another one resumes it."""
+
+
 class CapacityChanged(NamedTuple):
     """How many workers fit has changed."""
 
@@ -322,6 +327,7 @@ Event = (
     | Gone
     | Interrupt
     | Preempt
+    | Reload
     | CapacityChanged
     | Stuck
     | TimerFired

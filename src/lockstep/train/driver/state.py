@@ -24,8 +24,9 @@ is committed. A copy that is complete outlives its ranks: when they are gone, th
 (``lost``) stays in memory until the next save: when the ranks are gone, the driver tries again, and
 a run whose last state is lost fails.
 
-A notice (a preemption, or room for more workers) goes to every rank with the answer to one report,
-so that ranks can save. At the next report they stop; for a resize, once a checkpoint is committed.
+A notice (a preemption, new code, or room for more workers) goes to every rank with the answer to
+one report, so that ranks can save. At the next report they stop; for a resize, once a checkpoint is
+committed; for new code at once where this report has a checkpoint.
 
 Checkpoints are committed in the order of their reports. What was not committed when an attempt ends
 is discarded (``Discard``).
@@ -82,6 +83,7 @@ from lockstep.train.driver.events import (
     Recorded,
     RecordFailure,
     ReleaseWorkers,
+    Reload,
     Reported,
     Returned,
     Save,
@@ -605,11 +607,17 @@ def _answer_with_notice(
     state: RunState, notice: Notice, everyone: tuple[int, ...]
 ) -> tuple[RunState, list[Action]]:
     """Send the notice at one report, so that ranks can save; stop them at a later one."""
+    if notice.kind == "reload" and state.rows in {
+        state.safe_rows,
+        *(save.report_number for save in state.saves if not save.dropped),
+    }:
+        # This report has a checkpoint: nothing is lost if ranks stop here.
+        return state._replace(stops_on_notice=True), [Answer(everyone, True)]
     if state.noticed_at is None:
         return state._replace(noticed_at=state.rows), [Answer(everyone, False, notice)]
     # A preempted process ends anyway, so ranks stop at the next report. A resize can wait for a
     # checkpoint that is newer than the notice: then no training is lost.
-    if notice.kind == "preemption" or state.safe_rows > state.noticed_at:
+    if notice.kind != "resize" or state.safe_rows > state.noticed_at:
         return state._replace(stops_on_notice=True), [Answer(everyone, True)]
     return state, [Answer(everyone, False)]
 
@@ -856,6 +864,17 @@ def _preempt(state: RunState, event: Preempt) -> tuple[RunState, list[Action]]:
     return state, [SetTimer("preemption")]
 
 
+def _reload(state: RunState, event: Reload) -> tuple[RunState, list[Action]]:
+    if state.phase is Phase.WAITING:
+        return state._replace(phase=Phase.PREEMPTED), [End(Phase.PREEMPTED, ())]
+    # A resize is less urgent, and the attempt after this one chooses its size anyway.
+    pending = state.notice is not None and state.notice.kind != "resize"
+    if state.phase.ended or pending:
+        return state, []
+    notice = Notice("reload")
+    return state._replace(notice=notice, noticed_at=None, history=_note(state, "reload")), []
+
+
 def _capacity_changed(state: RunState, event: CapacityChanged) -> tuple[RunState, list[Action]]:
     state = state._replace(capacity=event.capacity)
     size = state.scaling.size_for(event.capacity)
@@ -1068,7 +1087,7 @@ def _after_notice(state: RunState, notice: Notice) -> tuple[RunState, list[Actio
     if notice.kind == "resize":
         return _next_attempt(state, lambda size: [RecordAttemptStopped(notice, size)])
     # The driver itself has to go: no attempt of its own can follow. restore() resumes the run.
-    if notice.rank is None:
+    if notice.kind == "reload" or notice.rank is None:
         return state._replace(phase=Phase.PREEMPTED), [
             RecordAttemptStopped(notice, None),
             End(Phase.PREEMPTED, state.failures),
@@ -1196,6 +1215,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] 
     Gone: _gone,
     Interrupt: _interrupt,
     Preempt: _preempt,
+    Reload: _reload,
     CapacityChanged: _capacity_changed,
     Stuck: _stuck,
     TimerFired: _timer_fired,
