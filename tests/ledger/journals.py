@@ -110,6 +110,11 @@ class Simulation:
             time=self.now,
         )
 
+    def never_up(self, seconds: float, *, retry: bool = True) -> None:
+        """An attempt whose workers fail before all of them are up."""
+        self._attempt += 1
+        self.fail(seconds, retry=retry)
+
     def restore(self, seconds: float) -> None:
         """Another driver, some seconds later."""
         self.now += seconds

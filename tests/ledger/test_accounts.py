@@ -126,6 +126,43 @@ def test_a_run_that_has_not_begun_has_no_time(tmp_path: Path) -> None:
     assert "nothing" in repr(goodput)
 
 
+def test_workers_that_never_come_up_have_only_started(tmp_path: Path) -> None:
+    run = Simulation(tmp_path)
+    run.never_up(2.0)
+    run.never_up(3.0, retry=False)
+    run.end(state="failed", exiting=0.5)
+    goodput = run.ledger().goodput
+    assert seconds(goodput) == {"starting": 2.0, "restarting": 3.5}
+    assert goodput.wall_s == 5.5
+    assert sum(goodput.values()) == pytest.approx(1)
+
+
+def test_a_run_that_is_interrupted_before_its_workers_are_up(tmp_path: Path) -> None:
+    run = Simulation(tmp_path)
+    run.end(state="interrupted", exiting=4.0)
+    assert seconds(run.ledger().goodput) == {"starting": 4.0}
+
+
+def test_a_restart_that_fails_is_no_lost_work(tmp_path: Path) -> None:
+    run = Simulation(tmp_path)
+    run.start(1.0)
+    run.report([2.0, 2.0], checkpoint=True)
+    run.report([1.0, 1.0])
+    run.fail(0.5)
+    run.never_up(3.0)
+    run.start(1.0)
+    run.report([1.0, 1.0])
+    run.end([0.0, 0.0])
+    ledger = run.ledger()
+    assert [attempt.number for attempt in ledger.attempts] == [1, 2, 3]
+    assert seconds(ledger.goodput) == {
+        "starting": 2.0,
+        "compute": 2 * (2.0 + 1.0),
+        "lost": 2 * (1.0 + 0.5),
+        "restarting": 2 * (3.0 + 1.0),
+    }
+
+
 def check_complete(result: Result) -> Goodput:
     """Whatever happened: each rank's seconds are the wall time, and shares add up to 1."""
     goodput = result.goodput

@@ -11,7 +11,13 @@ import pytest
 
 from lockstep import cli, train
 from lockstep.testing import replay, verify_run
-from lockstep.train import CheckpointConfig, Result
+from lockstep.train import (
+    CheckpointConfig,
+    DataParallelTrainer,
+    Result,
+    ScalingConfig,
+    TrainingFailedError,
+)
 from tests.integration.runs import fit
 
 
@@ -83,6 +89,31 @@ def test_what_cannot_be_verified(run: Result, tmp_path: Path) -> None:
         verify_run(result.path)
     with pytest.raises(ValueError, match="no report after step 1"):
         verify_run(result.path, step=1)
+
+
+def test_a_run_that_changed_its_size(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+
+    def count() -> None:
+        state = train.State(step=0)
+        state.restore()
+        size = train.get_context().get_world_size()
+        for step in range(state.step + 1, 7):
+            if step == 4 and size == 2 and not once.exists():
+                once.touch()
+                raise RuntimeError("half of the machine is gone")
+            state.step = step
+            train.report({"step": step}, checkpoint=state)
+
+    with pytest.raises(TrainingFailedError) as failed:
+        fit(count, workers=2, storage_path=str(tmp_path))
+    assert failed.value.result is not None
+    path = failed.value.result.path
+    one = ScalingConfig(num_workers=1)
+    DataParallelTrainer.restore(path, scaling_config=one).fit()
+    found = verify_run(path, step=2, steps=3)
+    assert "step 4 was run by 1 worker(s), and here by 2: the run changed its" in str(found)
+    assert verify_run(path, step=3, steps=3).ok
 
 
 @pytest.mark.parametrize("workers", [1, 2])

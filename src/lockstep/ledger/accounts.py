@@ -289,16 +289,32 @@ def read_ledger(records: RunRecords, parsed: Iterable[dict[str, Any]] | None = N
             )
             attempts.append(current)
             boundary = current.ended
-        elif current is not None and (event == "end" or current.number not in last_of):
+        else:
+            now = float(record["time"])
+            number = record.get("attempt", None if current is None else current.number)
+            of_current = current is not None and current.number == number
+            if not of_current and now > boundary:
+                # An attempt whose workers never came up: all of its time went into its start.
+                size = attempts[-1].size if attempts else 1
+                number = number or (attempts[-1].number + 1 if attempts else 1)
+                current = AttemptTimes(number, size, [""] * size, boundary, now, now, not attempts)
+                attempts.append(current)
+            if current is None or (event != "end" and current.number in last_of):
+                continue
             # The record of a failure, or of a notice, says more than the end that may follow it.
             last_of.setdefault(current.number, record)
-            current.ended = boundary = max(float(record["time"]), current.ended)
+            current.ended = boundary = max(now, current.ended)
+            if current.number not in records.attempts:
+                current.launched = current.ended
             if event == "failure":
                 current.failure = str(record["message"])
     starts = {number: record["iteration"] for number, record in records.attempts.items()}
-    for attempt, following in zip(attempts, [*attempts[1:], None], strict=False):
+    for position, attempt in enumerate(attempts):
         rows = reports.get(attempt.number, [])
-        kept = starts[following.number] if following else _kept_by_failed_run(records)
+        later = (starts[one.number] for one in attempts[position + 1 :] if one.number in starts)
+        kept = next(later, None)
+        if kept is None:
+            kept = _kept_by_failed_run(records)
         lost = [kept is not None and row["iteration"] > kept for row in rows]
         _fill(attempt, rows, lost, last_of.get(attempt.number))
     return Ledger(attempts)

@@ -231,7 +231,13 @@ def _first_difference(
     for step in wanted:
         if step not in again:
             return f"it ended before the report of step {step}."
-        pairs = zip(rows[step]["ranks"], again[step]["ranks"], strict=True)
+        before, now = rows[step]["ranks"], again[step]["ranks"]
+        if len(before) != len(now):
+            return (
+                f"step {step} was run by {len(before)} worker(s), and here by {len(now)}: the run "
+                "changed its size there; choose a step after that."
+            )
+        pairs = zip(before, now, strict=True)
         for rank, (expected, got) in enumerate(pairs):
             for place, one, other in comparison.values(expected, got):
                 return f"at step {step}, {place} of rank {rank} {_changed(one, other)}."
