@@ -6,7 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.checks import check_int
@@ -14,7 +14,10 @@ from lockstep.run_layout import scratch_prefix
 from lockstep.train import api
 from lockstep.train.worker import session
 
-__all__ = ["BoosterReporter", "Metrics", "MetricsChoice", "WithoutModel"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["BoosterCheckpoint", "BoosterReporter", "Metrics", "MetricsChoice", "WithoutModel"]
 
 Metrics = str | Sequence[str] | Mapping[str, str]
 """A name, names, or a dict from the name to report to the library's own."""
@@ -108,6 +111,20 @@ class BoosterReporter:
         with tempfile.TemporaryDirectory(prefix=scratch_prefix("booster")) as directory:
             save(os.path.join(directory, self._filename))
             current.save_checkpoint(Checkpoint(directory), of_last_report=True)
+
+
+class BoosterCheckpoint(Checkpoint):
+    """A base class for checkpoints that hold the model of a booster."""
+
+    MODEL_FILENAME = BoosterReporter.default_filename
+
+    @classmethod
+    def from_model(cls, booster: Any, *, path: str | os.PathLike[str] | None = None) -> Self:
+        """Write the booster to ``path``, a new directory by default, and return the checkpoint."""
+        directory = tempfile.mkdtemp(prefix="checkpoint-") if path is None else os.fspath(path)
+        os.makedirs(directory, exist_ok=True)
+        booster.save_model(os.path.join(directory, cls.MODEL_FILENAME))
+        return cls(directory)
 
 
 class WithoutModel(BoosterReporter):
