@@ -171,9 +171,19 @@ def licences(wheel: Path) -> str:
 
 
 def lowest(wheel: Path) -> list[str]:
-    """The lowest version of each requirement that a wheel allows, for pip."""
-    lines = metadata_of(wheel).get_all("Requires-Dist") or []
-    return [line.replace(">=", "==") for line in lines if "extra ==" not in line]
+    """The lowest version of each requirement that a wheel allows on this Python, for pip."""
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    found: dict[str, Version] = {}
+    for line in metadata_of(wheel).get_all("Requires-Dist") or []:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            bounds = [Version(s.version) for s in requirement.specifier if s.operator == ">="]
+            if requirement.name in found:
+                bounds.append(found[requirement.name])
+            found[requirement.name] = max(bounds)
+    return [f"{name}=={version}" for name, version in found.items()]
 
 
 def try_out(archives: list[Path], pins: list[str]) -> None:

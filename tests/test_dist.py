@@ -60,6 +60,18 @@ def test_the_lowest_versions_are_those_of_the_requirements(wheel: Path) -> None:
     assert dist.lowest(wheel) == ["rich==13"]
 
 
+def test_a_python_may_have_a_higher_lowest_version(tmp_path: Path) -> None:
+    path = tmp_path / "one-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr(
+            "one-1.0.dist-info/METADATA",
+            "Requires-Dist: numpy>=1.26\n"
+            "Requires-Dist: numpy>=2.1; python_version >= '3.0'\n"
+            "Requires-Dist: numpy>=9.9; python_version >= '4.0'\n",
+        )
+    assert dist.lowest(path) == ["numpy==2.1"]
+
+
 def test_every_requirement_states_a_licence(wheel: Path) -> None:
     text = dist.licences(wheel)
     assert f"| rich | {importlib.metadata.version('rich')} | MIT License |" in text
