@@ -54,7 +54,7 @@ def test_the_first_layer_is_named() -> None:
     layers["1.weight"].grad = torch.full((2, 2), NAN)
     found = watch(Guard(), model).check({"loss": NAN})
     assert found is not None
-    assert found["nan"].endswith("the first of its model is the gradient of 1.weight.")
+    assert found["nan"].endswith("the first bad value in its model is in the gradient of 1.weight.")
     with torch.no_grad():
         layers["0.bias"][1] = NAN
     found = watch(Guard(agree_every=1), model).check({"loss": 1.0})
@@ -141,7 +141,7 @@ def diverge() -> None:
 def test_a_warning_and_the_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = fit(diverge, guard=Guard(), storage_path=str(tmp_path))
     text = "Report 3 of attempt 1: loss is nan on rank 1."
-    assert capsys.readouterr().err.count(f"Guard: {text} Not on all.") == 1
+    assert capsys.readouterr().err.count(f"Guard: {text} Not every rank has it.") == 1
     found = [{"report": 3, "rank": 1, "kind": "nan", "text": text}]
     assert result.guard == found == Result.from_path(result.path).guard
     assert len(result.metrics_dataframe) == 4

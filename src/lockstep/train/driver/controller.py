@@ -563,7 +563,8 @@ class Controller:
         for rank, report in enumerate(reports):
             for kind, text in (report.found or {}).items():
                 everywhere = all(kind in (other.found or {}) for other in reports)
-                only = "" if len(reports) == 1 else " Every rank." if everywhere else " Not on all."
+                only = " Every rank has it." if everywhere else " Not every rank has it."
+                only = "" if len(reports) == 1 else only
                 self._run.record_finding(rank, kind, text)
                 self._notifier.warn_once(f"guard {kind}", f"Guard: {text}{only}")
 

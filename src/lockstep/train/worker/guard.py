@@ -81,7 +81,8 @@ class GuardWatch:
     def _nan(self, name: str, value: object) -> str:
         text = f"{self._when}: {name} is {value} on rank {self._rank}"
         where = next(filter(None, map(_first_not_finite, self._models())), None)
-        return f"{text}{'' if where is None else f'; the first of its model is {where}'}."
+        first = "" if where is None else f"; the first bad value in its model is in {where}"
+        return f"{text}{first}."
 
     def _look_at_models(self) -> dict[str, str]:
         found: dict[str, str] = {}
