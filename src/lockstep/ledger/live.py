@@ -18,19 +18,23 @@ STRAGGLER_S = 1.0
 class LiveTimes:
     """The times of an attempt so far. ``add`` is called thousands of times a second.
 
+    So it adds up what is simple; averages are computed when they are asked for.
+
     Attributes:
         seconds: the wall time of the reports so far, without the start.
-        computed, data, ranks: what of it a rank computed, waited for data, and for other ranks,
-            on average.
         straggler: the rank that all others wait for, once it costs enough to be told.
     """
 
     def __init__(self, size: int) -> None:
-        self.seconds = self.computed = self.data = self.ranks = 0.0
+        self.seconds = 0.0
         self.straggler: int | None = None
         self._told = False
         self._size = size
         self._reports = 0
+        # In seconds of all ranks: busy, and what of it they waited, for data, and for ranks.
+        self._busy = self._waited = self._data = self._ranks = 0.0
+        # Of the rank that was busy for longest at each report: so long was every rank there.
+        self._longest = 0.0
         self._cost = [0.0] * size
         self._last = [0] * size
 
@@ -41,32 +45,26 @@ class LiveTimes:
         seconds: float,
     ) -> None:
         """A report: how long each rank was busy since the last one, and what it waited for."""
+        longest = max(busy)
         # Before the first report the workers start, which is no rank's fault.
-        self.seconds += seconds if self._reports else max(busy)
+        self.seconds += seconds if self._reports else longest
         self._reports += 1
+        self._busy += sum(busy)
+        self._longest += longest
+        own = busy if waits is None else self._without(busy, waits)
         size = self._size
-        total = sum(busy)
-        if waits is not None:
-            for wait in waits:
-                total -= sum(wait.values())
-                self.data += wait.get("data", 0.0) / size
-                self.ranks += wait.get("ranks", 0.0) / size
-            own: Sequence[float] = [
-                mine - wait.get("ranks", 0.0) - wait.get("communication", 0.0)
-                for mine, wait in zip(busy, waits, strict=True)
-            ]
-            self.ranks += max(busy) - sum(busy) / size
-        else:
-            own = busy
-            self.ranks += max(busy) - total / size
-        self.computed += total / size
-        if size == 1:
+        if size == 2:
+            first, second = own
+            rank = 1 if second > first else 0
+            late = abs(second - first)
+        elif size == 1:
             return
-        last = max(own)
-        rank = own.index(last)
-        self._cost[rank] += last - (min(own) if size == 2 else sorted(own)[-2])
+        else:
+            last = max(own)
+            rank = own.index(last)
+            late = last - sorted(own)[-2]
         self._last[rank] += 1
-        cost = self._cost[rank]
+        cost = self._cost[rank] = self._cost[rank] + late
         if (
             cost > STRAGGLER_S
             and self._reports >= STRAGGLER_REPORTS
@@ -75,6 +73,34 @@ class LiveTimes:
             and not self._told
         ):
             self.straggler = rank
+
+    def _without(
+        self, busy: Sequence[float], waits: Sequence[Mapping[str, float]]
+    ) -> Sequence[float]:
+        """What of the busy time was a rank's own, and no waiting for other ranks."""
+        own = []
+        for mine, wait in zip(busy, waits, strict=True):
+            ranks = wait.get("ranks", 0.0)
+            self._waited += sum(wait.values())
+            self._data += wait.get("data", 0.0)
+            self._ranks += ranks
+            own.append(mine - ranks - wait.get("communication", 0.0))
+        return own
+
+    @property
+    def computed(self) -> float:
+        """How long a rank computed, on average."""
+        return (self._busy - self._waited) / max(self._size, 1)
+
+    @property
+    def data(self) -> float:
+        """How long a rank waited for data, on average."""
+        return self._data / max(self._size, 1)
+
+    @property
+    def ranks(self) -> float:
+        """How long a rank waited for other ranks, on average."""
+        return self._longest - (self._busy - self._ranks) / max(self._size, 1)
 
     def take_note(self) -> str:
         """The sentence about the straggler, with its evidence. There is one for an attempt."""

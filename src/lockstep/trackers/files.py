@@ -56,6 +56,21 @@ class FileLoggerCallback(TrackerCallback, ABC):
         self.log_trial_end(trial)  # a resumed trial may have another directory now
         super().on_trial_start(iteration, trials, trial, **info)
 
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: Sequence[TrialSnapshot],
+        trial: TrialSnapshot,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        """Call ``log_trial_result``."""
+        # At every report, so without a look at the signature, unless it is a subclass's own.
+        if type(self).log_trial_result is FileLoggerCallback.log_trial_result:
+            self.log_trial_result(iteration, trial, result)
+        else:
+            super().on_trial_result(iteration, trials, trial, result, **info)
+
     def log_trial_result(
         self, iteration: int, trial: TrialSnapshot, result: dict[str, Any]
     ) -> None:

@@ -65,7 +65,8 @@ class _Lines(RowFile):
     def add(self, result: dict[str, Any]) -> None:
         config = result.get("config")
         if config is not None and config is self._config:
-            result = {key: value for key, value in result.items() if key != "config"}
+            result = dict(result)
+            del result["config"]
         else:
             self._config = config
         try:

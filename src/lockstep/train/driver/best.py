@@ -47,13 +47,20 @@ class BestSoFar:
             self._choose(metrics)
             if self._metric is None:
                 return
-        value = look_up(metrics, self._metric)
-        if not is_number(value) or math.isnan(value):
-            return
-        before = self.best
-        if before is None or (
-            value > before.value if self._mode == "max" else value < before.value
-        ):
+        # At every report: a plain key and a float, the usual ones, first.
+        value = metrics.get(self._metric)
+        if type(value) is not float:
+            value = look_up(metrics, self._metric)
+            if not is_number(value):
+                return
+        best = self.best
+        if best is None:
+            better = not math.isnan(value)
+        elif self._mode == "max":
+            better = value > best.value  # never true of a NaN
+        else:
+            better = value < best.value
+        if better:
             self.best = Best(self._metric, value, report)
 
     def _choose(self, metrics: Mapping[str, Any]) -> None:

@@ -216,6 +216,17 @@ class RunState(NamedTuple):
         return state, [StartWorkers(state.attempt, world_size)]
 
 
+_PLACES = {name: place for place, name in enumerate(RunState._fields)}
+
+
+def _changed(state: RunState, **fields: Any) -> RunState:
+    """``state._replace``, for what every report does: that calls a function for every field."""
+    values = list(state)
+    for name, value in fields.items():
+        values[_PLACES[name]] = value
+    return tuple.__new__(RunState, values)
+
+
 class IllegalTransition(LockstepError):
     """An event that cannot happen in this state: a bug in lockstep. Carries the history."""
 
@@ -316,7 +327,7 @@ def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]
     arrived = state.arrived + 1
     if arrived < state.world_size:
         # The missing rank may have returned already. Then nobody would open this barrier.
-        return _check_counts(state._replace(waiting=waiting, arrived=arrived))
+        return _check_counts(_changed(state, waiting=waiting, arrived=arrived))
     if any(part.checkpoint is not None for part in waiting):
         state = state._replace(waiting=waiting, arrived=arrived)
         return _reported_checkpoint(state)
@@ -379,7 +390,7 @@ def _met(state: RunState, event: Met) -> tuple[RunState, list[Action]]:
 
 
 def _record(state: RunState, checkpoint: str | None, **also: Any) -> tuple[RunState, list[Action]]:
-    state = state._replace(recording=True, rows=state.rows + 1, **also)
+    state = _changed(state, recording=True, rows=state.rows + 1, **also)
     reports = tuple(report for report in state.waiting if report is not None)
     return state, [Record(reports, checkpoint)]
 
@@ -579,7 +590,7 @@ def _open_barrier(state: RunState, **also: Any) -> tuple[RunState, list[Action]]
     # Under a notice every state is saved, so only the stop of a run can find one that is not.
     if state.unsaved and also.get("stop", state.stop) and state.phase is Phase.RUNNING:
         return _save_before_stop(state._replace(unsaved=False, **also), state.waiting)
-    state = state._replace(waiting=nothing_for(size), arrived=0, unsaved=False, **also)
+    state = _changed(state, waiting=nothing_for(size), arrived=0, unsaved=False, **also)
     # The attempt is stopping. An answer would let ranks train on, past the state that counts.
     if state.phase is not Phase.RUNNING:
         return state, []

@@ -142,10 +142,11 @@ class Run:
         self._checkpoint_rows: dict[str, dict[str, Any]] = {}
         self._journal.append("restore" if past else "run", **header, directory=self.directory)
         self._attempt: dict[str, Any] = {}
-        self._attempt_started = 0.0
+        # In nanoseconds: their differences have few digits, and are written with every report.
+        self._attempt_started = 0
         self._attempt_rows = 0
         self._total_before = 0.0
-        self._last_report = 0.0
+        self._last_report = 0
         self.times = LiveTimes(0)
         self._times_before = (0.0, 0.0, 0.0)
         self._tail: dict[int, tuple[float, dict[str, float]]] = {}
@@ -295,7 +296,7 @@ class Run:
         self._tail, self._all_returned = {}, None
         self._times_before = self._all_times()
         self.times = LiveTimes(len(workers))
-        self._attempt_started = self._last_report = time.perf_counter()
+        self._attempt_started = self._last_report = time.perf_counter_ns()
         self._attempt = self._journal.append(
             "attempt",
             attempt=attempt,
@@ -336,7 +337,10 @@ class Run:
     def note_return(self, rank: int, busy: float, waits: dict[str, float] | None) -> None:
         """A rank's function has returned, ``busy`` seconds after its last report."""
         self._tail[rank] = busy, waits or {}
-        self._all_returned = time.perf_counter() - self._attempt_started
+        self._all_returned = self._attempt_s()
+
+    def _attempt_s(self) -> float:
+        return (time.perf_counter_ns() - self._attempt_started) / 1e9
 
     def _after_last_report(self) -> dict[str, Any]:
         """What the ledger needs to know of the time after the last report of an attempt."""
@@ -357,7 +361,9 @@ class Run:
 
     def record_report(self, reports: Sequence[Report], checkpoint: str | None) -> dict[str, Any]:
         """Journal one report of all ranks; returns its row, with the automatic keys."""
-        now = time.perf_counter()
+        now = time.perf_counter_ns()
+        this_iter = (now - self._last_report) / 1e9
+        self._last_report = now
         self.rows += 1
         self.iteration += 1
         self._attempt_rows += 1
@@ -374,7 +380,7 @@ class Run:
             if report.waits:
                 waits = also["waits"] = [report.waits or {} for report in reports]
                 break
-        self.times.add(busy, waits, now - self._last_report)
+        self.times.add(busy, waits, this_iter)
         record = self._journal.append(
             "report",
             index=self.rows,
@@ -382,8 +388,8 @@ class Run:
             attempt_index=self._attempt_rows,
             iteration=self.iteration,
             time=time.time(),
-            time_this_iter=now - self._last_report,
-            time_since_start=now - self._attempt_started,
+            time_this_iter=this_iter,
+            time_since_start=(now - self._attempt_started) / 1e9,
             worker_time=int(lead.time),
             worker_time_this_iter=lead.time_this_iter,
             checkpoint=checkpoint and (_location(reports) or checkpoint),
@@ -391,7 +397,6 @@ class Run:
             busy=busy,
             **also,
         )
-        self._last_report = now
         row = self._last_row = full_row(metrics, self.header, self._attempt, record)
         if checkpoint is not None:
             # An asynchronous checkpoint is described later, when other rows have followed.
@@ -444,7 +449,7 @@ class Run:
             uploaded=lead.mode is not CheckpointUploadMode.NO_UPLOAD,
             # The iteration of the checkpoint's own row. Others may have followed it (ASYNC).
             iteration=self.iteration - (self.rows - report_number),
-            trained_s=self._total_before + time.perf_counter() - self._attempt_started,
+            trained_s=self._total_before + self._attempt_s(),
             positions=merge_positions(reports),
             kind=lead.kind,
             validation=(

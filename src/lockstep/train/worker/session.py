@@ -110,7 +110,7 @@ class Session:
         self.preemption: PreemptionInfo | None = None
         self._uploading = False
         """A report has returned before its checkpoint was committed."""
-        self._last_time = time.time()
+        self._last_time = time.time_ns()
         # The ledger: since when the function runs, and what of that was waiting.
         self.start_clock()
         self._waits: dict[str, float] = {}
@@ -164,13 +164,22 @@ class Session:
             # A plan of failures (lockstep.testing) may end this process here.
             if self._faults is not None:
                 self._faults(self.context.world_rank, self._number, self.context.attempt)
-            now = time.time()
-            elapsed = now - self._last_time
+            # In nanoseconds: the difference has few digits, and the driver writes it to files.
+            now = time.time_ns()
+            elapsed = (now - self._last_time) / 1e9
             data = None if self.shards is None else self.shards.progress(elapsed)
             if data is not None and data.waited_s:
                 self.waited("data", data.waited_s)
             report = Report(
-                self._number, plain, part, reduce, now, elapsed, data, *self.take_times(), found
+                self._number,
+                plain,
+                part,
+                reduce,
+                now / 1e9,
+                elapsed,
+                data,
+                *self.take_times(),
+                found,
             )
             self._last_time = now
             try:
@@ -189,7 +198,7 @@ class Session:
 
     def start_clock(self) -> None:
         """From now on the function runs, and does not wait for a report."""
-        self._free_since = time.perf_counter()
+        self._free_since = time.perf_counter_ns()
 
     def waited(self, account: str, seconds: float) -> None:
         """Count time since the last report in which the function did not compute."""
@@ -197,8 +206,8 @@ class Session:
 
     def take_times(self) -> tuple[float, dict[str, float] | None]:
         """How long the function has run since the last report, and what of that was waiting."""
-        # Rounded, because it is written to the journal with every report.
-        busy = round(time.perf_counter() - self._free_since, 6)
+        # Whole microseconds, because it is written to the journal with every report.
+        busy = (time.perf_counter_ns() - self._free_since) // 1000 / 1e6
         for count in self.before_reports:
             count(busy)
         if not self._waits:
