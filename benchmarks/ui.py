@@ -286,7 +286,10 @@ def _lockstep_run(
     worker = {"rank": 0, "pid": 1, "hostname": "node", "node_ip": "", "started": 1}
     first = [
         {"event": "run", **header},
-        {"event": "attempt", "attempt": 1, "workers": [worker], "warmup_time": 0.5, "time": START},
+        {
+            "event": "attempt", "attempt": 1, "workers": [worker], "warmup_time": 0.5,
+            "iteration": 0, "time": START,
+        },  # fmt: skip
     ]
     with (path / "journal.jsonl").open("w") as file:
         file.writelines(json.dumps(one, separators=(",", ":")) + "\n" for one in first)

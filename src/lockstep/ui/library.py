@@ -28,7 +28,8 @@ REMOTE_POLL_S = 2.0
 ENDED_POLL_S = 5.0
 STATE_S = 1.0
 """How often a run that has not ended is asked whether it still runs."""
-_SLICE_S = 0.05
+_SLICE_S = 0.02
+_BREATH_S = 0.002
 _DEPTH = 2
 """Runs lie in experiments, and these in a root; a root may also be one of them."""
 _OPEN_RUNS = 16
@@ -169,8 +170,9 @@ class Library:
             except Exception:  # of one damaged run; the pages of all others go on
                 traceback.print_exc()
                 busy = False
-            if not busy and not self._closing:
-                self._asleep.wait(POLL_S)
+            if not self._closing:
+                # Also while there is more to read: a page that waits for the lock gets it.
+                self._asleep.wait(_BREATH_S if busy else POLL_S)
 
     def _round(self) -> bool:
         """Look at everything that is due; whether there is more to read at once."""
@@ -331,7 +333,7 @@ class Library:
 
     def _follow(self, items: list[tuple[str, _Watched]], now: float) -> tuple[bool, bool]:
         news = busy = False
-        until = time.monotonic() + 4 * _SLICE_S
+        until = time.monotonic() + 5 * _SLICE_S
         for run_id, watched in items:
             model = watched.model
             if now < watched.due and not model.follower.behind:

@@ -36,6 +36,8 @@ _COLUMNS = 256
 # How many attempts, failures and checkpoints are kept: the newest. All are counted.
 _LIGHT_KEPT = 4
 _FULL_KEPT = 500
+# json.loads() would look at the encoding of each of a million lines.
+_decode = json.JSONDecoder().decode
 
 
 class RunModel:
@@ -140,11 +142,11 @@ class RunModel:
             for line in lines:
                 # Without parse_line() for the many rows: nothing here prints what they contain.
                 if line.startswith(b'{"event":"report"'):
-                    report = json.loads(line)
+                    report = _decode(line.decode())
                     self._report(report)
                     self._account("report", report)
                 elif line.startswith(b'{"event":"log"'):
-                    self._log(json.loads(line))
+                    self._log(_decode(line.decode()))
                 else:
                     self._event(parse_line(line), where)
 
@@ -155,7 +157,8 @@ class RunModel:
             check_version(record, where)
             scored = CheckpointConfig(**record["checkpoint_config"])
             self._best = BestSoFar(RunConfig(checkpoint_config=scored))
-            self._ledger = FollowedLedger(float(record["time"]))
+            if self._only is None:  # nobody sees the accounts of a trial without its own page
+                self._ledger = FollowedLedger(float(record["time"]))
             self.run = record
         elif event == "attempt":
             record["workers"] = [

@@ -230,10 +230,10 @@ export function ParallelCoordinates({ trials, axes, mode, onPick }) {
     const drawn = trials.filter((t) => axes.every((axis, i) => scales[i].place(axis.value(t)) !== null));
     drawn.sort((a, b) => good(a) - good(b));
     layout.current = { drawn, x, y };
-    draw.lineWidth = 1;
+    const best = cssColour("--accent"), better = cssColour("--line-2"), other = cssColour("--faint");
     for (const trial of drawn) {
       const share = good(trial);
-      draw.strokeStyle = cssColour(share > 0.9 ? "--accent" : share > 0.5 ? "--line-2" : "--faint");
+      draw.strokeStyle = share > 0.9 ? best : share > 0.5 ? better : other;
       draw.globalAlpha = picked && picked.id !== trial.id ? 0.12 : drawn.length > 500 ? 0.25 : 0.65;
       draw.lineWidth = picked && picked.id === trial.id ? 2.5 : share > 0.9 ? 1.6 : 1;
       draw.beginPath();
