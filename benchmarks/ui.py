@@ -287,9 +287,13 @@ def _lockstep_run(
     first = [
         {"event": "run", **header},
         {
-            "event": "attempt", "attempt": 1, "workers": [worker], "warmup_time": 0.5,
-            "iteration": 0, "time": START,
-        },  # fmt: skip
+            "event": "attempt",
+            "attempt": 1,
+            "workers": [worker],
+            "warmup_time": 0.5,
+            "iteration": 0,
+            "time": START,
+        },
     ]
     with (path / "journal.jsonl").open("w") as file:
         file.writelines(json.dumps(one, separators=(",", ":")) + "\n" for one in first)

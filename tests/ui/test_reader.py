@@ -428,7 +428,13 @@ def test_a_run_of_any_size_takes_a_bounded_part_of_memory(run: MadeRun) -> None:
 def test_samples_become_memory_and_load(run: MadeRun) -> None:
     samples = [
         {"time": 10.0, "attempt": 1, "cpu": [1.0], "memory": [100], "gpu": [[50, 10, 20]]},
-        {"time": 12.0, "attempt": 1, "cpu": [2.0], "memory": [200], "gpu": [[60, 11, 20]]},
+        {
+            "time": 12.0,
+            "attempt": 1,
+            "cpu": [2.0],
+            "memory": [200],
+            "gpu": [[60, None, None], [None, 11, 20]],
+        },
         {"time": 14.0, "attempt": 2, "cpu": [0.5], "memory": [None]},
     ]
     text = "".join(json.dumps(sample) + "\n" for sample in samples)
@@ -438,7 +444,7 @@ def test_samples_become_memory_and_load(run: MadeRun) -> None:
     assert [list(s.values) for s in model.samples.memory] == [[100.0, 200.0]]
     assert [list(s.values) for s in model.samples.cpu] == [[50.0]]
     assert [list(s.values) for s in model.samples.gpu] == [[50.0, 60.0]]
-    assert [list(s.values) for s in model.samples.gpu_memory] == [[10.0, 11.0]]
+    assert [list(s.values) for s in model.samples.gpu_memory] == [[10.0], [11.0]]
 
 
 def test_trials_come_from_the_experiment_and_their_runs(tmp_path: Path) -> None:

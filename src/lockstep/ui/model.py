@@ -360,7 +360,8 @@ class _Samples:
         for index, (busy, used, _) in enumerate(sample.get("gpu", [])[:MAX_RANKS]):
             if busy is not None:
                 self._point(self.gpu, index, when, float(busy))
-            self._point(self.gpu_memory, index, when, float(used))
+            if used is not None:
+                self._point(self.gpu_memory, index, when, float(used))
 
     def _point(self, series: list[Series], index: int, when: float, value: float) -> None:
         while len(series) <= index:

@@ -6,13 +6,14 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep import train
 from lockstep.engine.base import WorkerInfo
 from lockstep.run_layout import RESOURCES_FILE
-from lockstep.train.driver.resources import append_sample, sample_interval
+from lockstep.train.driver.resources import append_sample, look_at_gpus, sample_interval
 from tests.integration.runs import fit
 
 
@@ -65,10 +66,50 @@ def test_a_long_run_has_a_bounded_number_of_samples() -> None:
     assert samples < 50_000
 
 
+class Nvml:
+    """The calls of NVIDIA's library, with its results: 3 is "not supported", 15 "is lost"."""
+
+    def __init__(self, *gpus: tuple[int, int, int]) -> None:
+        self.gpus = gpus
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = len(self.gpus)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
+        handle._obj.value = index.value + 1
+        return self.gpus[index.value][0]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+        memory._obj.used, memory._obj.total = 10, 20
+        return self.gpus[handle.value - 1][1]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, busy: Any) -> int:
+        busy._obj.gpu = 97
+        return self.gpus[handle.value - 1][2]
+
+
+def test_what_a_gpu_does_not_tell_is_left_out_and_the_others_keep_their_numbers() -> None:
+    library = Nvml((15, 0, 0), (0, 0, 3), (0, 3, 0), (0, 0, 0))
+    assert look_at_gpus(library) == [
+        (None, None, None),
+        (None, 10, 20),
+        (97, None, None),
+        (97, 10, 20),
+    ]
+
+
 @pytest.mark.gpu
 def test_gpus_are_sampled(tmp_path: Path) -> None:
-    append_sample(str(tmp_path), 1, [WorkerInfo(0, os.getpid(), os.uname().nodename, "")], 1.0)
-    (gpu, *_) = json.loads((tmp_path / RESOURCES_FILE).read_text())["gpu"]
+    workers = [WorkerInfo(0, os.getpid(), os.uname().nodename, "")]
+    sample: dict[str, Any] = {}
+    for number in range(3000):
+        if "gpu" in sample:
+            break
+        append_sample(str(tmp_path), 1, workers, float(number))
+        sample = json.loads((tmp_path / RESOURCES_FILE).read_text().splitlines()[-1])
+        time.sleep(0.01)
+    (gpu, *_) = sample["gpu"]
     busy, used, total = gpu
     assert 0 <= busy <= 100
     assert 0 < used < total

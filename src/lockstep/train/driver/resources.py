@@ -5,7 +5,8 @@ The driver reads ``/proc`` and appends one line to ``resources.jsonl``::
     {"time": 1769860000.0, "attempt": 1,
      "cpu": [12.3, 11.9],            seconds of CPU since the process started, a rank each
      "memory": [812646400, null],    bytes in memory; null: the process is gone, or elsewhere
-     "gpu": [[97, 61203283968, 85899345920]]}    of this machine's: percent busy, bytes used, bytes
+     "gpu": [[97, 61203283968, 85899345920]]}    of this machine's: percent busy, bytes used, bytes;
+                                                 null: the GPU does not tell
 
 Neither a worker nor the journal is involved. Workers on other machines are not sampled.
 """
@@ -16,6 +17,7 @@ import ctypes
 import json
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -25,7 +27,7 @@ from lockstep.engine.base import WorkerInfo
 from lockstep.run_layout import RESOURCES_FILE
 from lockstep.storage.local import open_private
 
-__all__ = ["FIRST_S", "append_sample", "sample_interval"]
+__all__ = ["FIRST_S", "append_sample", "look_at_gpus", "sample_interval"]
 
 _INTERVAL_S = 5.0
 FIRST_S = 1.0
@@ -51,7 +53,7 @@ def append_sample(directory: str, attempt: int, workers: Sequence[WorkerInfo], n
         "cpu": [one and one[0] for one in used],
         "memory": [one and one[1] for one in used],
     }
-    if gpus := _gpus():
+    if gpus := _gpus.latest():
         sample["gpu"] = gpus
     path = os.path.join(directory, RESOURCES_FILE)
     line = (json.dumps(sample, separators=(",", ":")) + "\n").encode()
@@ -91,8 +93,6 @@ class _Memory(ctypes.Structure):
 @cache
 def _nvml() -> Any:
     """NVIDIA's library for this, initialised; None without a GPU. It makes no CUDA context."""
-    if not os.path.exists("/dev/nvidiactl"):
-        return None
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libnvidia-ml.so.1")
         if library.nvmlInit_v2() == 0:
@@ -100,22 +100,52 @@ def _nvml() -> Any:
     return None
 
 
-def _gpus() -> list[tuple[int, int, int]]:
-    """Percent busy, bytes used and bytes of each GPU of this machine."""
-    library = _nvml()
-    if library is None:
-        return []
+_Gpu = tuple[int | None, int | None, int | None]
+
+
+def look_at_gpus(library: Any) -> list[_Gpu]:
+    """Percent busy, bytes used and bytes of each GPU of this machine, by ``nvidia-smi``'s index.
+
+    None is what a GPU does not tell: its load where it is divided (MIG), its memory where that is
+    the machine's own, anything of one that is lost.
+    """
     count = ctypes.c_uint()
     if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return []
-    found = []
+    found: list[_Gpu] = []
     for index in range(count.value):
         handle, busy, memory = ctypes.c_void_p(), _Utilization(), _Memory()
-        results = (
-            library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)),
-            library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy)),
-            library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)),
-        )
-        if not any(results):
-            found.append((int(busy.gpu), int(memory.used), int(memory.total)))
+        one: _Gpu = (None, None, None)
+        if not library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
+            if not library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+                one = (None, int(memory.used), int(memory.total))
+            if not library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy)):
+                one = (int(busy.gpu), *one[1:])
+        found.append(one)
     return found
+
+
+class _GpuWatch:
+    """Looks at the GPUs in a thread: where one does not answer, the run goes on."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._found: list[_Gpu] = []
+
+    def latest(self) -> list[_Gpu]:
+        """What the last look has found; another one begins. Empty while one takes long."""
+        if not os.path.exists("/dev/nvidiactl"):
+            return []
+        if self._thread is not None and self._thread.is_alive():
+            return []
+        found, self._found = self._found, []
+        self._thread = threading.Thread(target=self._look, name="lockstep-gpus", daemon=True)
+        self._thread.start()
+        return found
+
+    def _look(self) -> None:
+        library = _nvml()
+        self._found = look_at_gpus(library) if library is not None else []
+
+
+_gpus = _GpuWatch()

@@ -1,5 +1,5 @@
 // The workers of a run: what they print, what they use, where they are.
-import { html, useEffect, useMemo, useRef, useState, useEvents, Empty, bytes, number, get } from "../lib.js";
+import { html, useEffect, useMemo, useRef, useState, useEvents, Empty, bytes, number, plural, get } from "../lib.js";
 import { Chart } from "../charts.js";
 import { RunHead, useRun } from "./parts.js";
 
@@ -14,21 +14,25 @@ export function Workers({ id }) {
   const attempt = details?.attempts[details.attempts.length - 1];
   return html`<${RunHead} id=${id} run=${run} details=${details} tab="workers" />
     ${attempt && html`<p class="under muted">${attempt.workers.slice(0, 16).map((w) => `rank ${w.rank}: pid ${w.pid} on ${w.hostname}`).join(" · ")}${attempt.workers.length > 16 ? ` · and ${attempt.workers.length - 16} more` : ""}</p>`}
-    <${Usage} lines=${lines} running=${run.state === "running"} />
+    <${Usage} lines=${lines} run=${run} />
     <${Stacks} id=${id} running=${run.state === "running"} />
     <${Logs} id=${id} />`;
 }
 
 const KINDS = [["memory", "Memory of each rank", bytes], ["cpu", "CPU of each rank, % of a core", (v) => number(v)], ["gpu", "GPUs, % busy", (v) => number(v)], ["gpu_memory", "Memory of the GPUs", bytes]];
 
-function Usage({ lines, running }) {
+function Usage({ lines, run }) {
+  const running = run.state === "running", young = running && Date.now() / 1000 - run.started < 15;
   const charts = KINDS.map(([kind, title, format]) => ({
     kind, title, format,
     lines: Object.keys(lines).filter((n) => n.startsWith(`${kind}:`)).map((n) => ({ label: kind.startsWith("gpu") ? `GPU ${n.split(":")[1]}` : `rank ${n.split(":")[1]}`, x: lines[n].times, y: lines[n].values })),
   })).filter((c) => c.lines.length);
+  const sampled = charts.find((c) => c.kind === "memory")?.lines.filter((l) => l.x.length).length ?? 0;
   return html`<section aria-labelledby="usage"><h2 id="usage">What they use</h2>
     ${charts.length ? html`<div class="charts">${charts.map((c) => html`<${Chart} key=${c.kind} title=${c.title} lines=${c.lines} byTime=${true} format=${c.format} />`)}</div>`
-      : html`<p class="muted">${running ? "The first sample comes a second after the workers have started, then one every five seconds." : "There is no sample: the run was shorter than a second, or its workers were on other machines."}</p>`}</section>`;
+      : html`<p class="muted">${young ? "The first sample comes a second after the workers have started, then one every five seconds."
+        : running ? "There are no samples. The driver samples the workers on its own machine; these are on others." : "There are no samples. The run was shorter than a second, or its workers were not on the driver's machine."}</p>`}
+    ${sampled > 0 && sampled < Math.min(run.workers, 64) && html`<p class="muted">${plural(sampled, "rank")} of ${run.workers}: those on the driver's machine. Workers on other machines are not sampled.</p>`}</section>`;
 }
 
 function Stacks({ id, running }) {
