@@ -233,6 +233,8 @@ ENVIRONMENT_WRITERS = {
     "train/torch/reproducibility.py",
     "warm/variables.py",  # records what preloaded modules read
     "warm/caller.py",  # gives a forked process its caller's
+    "warm/effects.py",  # undoes what preloaded modules set
+    "warm/preloaded.py",  # notices what a script sets before it imports
 }
 
 # Files that open a port: each for a framework that has no other way to connect its processes; one

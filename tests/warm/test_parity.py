@@ -70,9 +70,9 @@ state = {
     "flags": [list(sys.flags), sys.warnoptions, sys._xoptions, sys.dont_write_bytecode],
     "hooks": [str(hook).split(" at ")[0] for hook in (sys.excepthook, sys.displayhook,
               sys.unraisablehook, sys.breakpointhook, sys.gettrace(), sys.getprofile())],
-    # lockstep run adds one finder, which scripts that import ray need, cold or warm.
+    # lockstep run adds finders: for scripts that import ray, and for what is imported ahead.
     "import": [[str(finder).split(" at ")[0] for finder in sys.meta_path
-                if type(finder).__module__ != "lockstep.ray_names"],
+                if not type(finder).__module__.startswith("lockstep.")],
                [str(hook).split(" at ")[0] for hook in sys.path_hooks]],
     "interpreter": [sys.getrecursionlimit(), sys.getswitchinterval(), gc.isenabled(),
                     gc.get_threshold(), gc.get_debug()],

@@ -50,6 +50,17 @@ def test_it_can_be_switched_off(running: Warm) -> None:
     assert done.stderr == "lockstep run: ordinary start: LOCKSTEP_WARM=0.\n"
 
 
+def test_a_traced_process_starts_as_usual(running: Warm, tmp_path: Path) -> None:
+    """As a coverage tool does, which starts with the interpreter."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif len(sys.argv) > 1: sys.setprofile(lambda *_: None)\n"
+    )
+    path = f"{tmp_path}:{running.environment['PYTHONPATH']}"
+    done = running.run("-v", "-c", SHOW, env={**running.environment, "PYTHONPATH": path})
+    assert "False" in done.stdout
+    assert "a coverage tool runs in this process" in done.stderr
+
+
 def test_status_and_stop(warm: Warm) -> None:
     pid = warm.start()
 
@@ -136,7 +147,10 @@ def test_a_full_process_table_means_an_ordinary_start(tmp_path: Path) -> None:
     library.mkdir()
     (library / "full_table.py").write_text(
         "import errno, os, sys\n"
+        "real = os.fork\n"
         "def fork():\n"
+        "    if sys._getframe(1).f_code.co_name != '_fork':  # not for a client\n"
+        "        return real()\n"
         "    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
         "if 'lockstep.engine.warm_server' in sys.modules:\n"
         "    os.fork = fork\n"
@@ -247,9 +261,17 @@ def library(tmp_path: Path) -> Path:
 
 
 def loaded_before(warm: Warm, names: list[str], cwd: Path) -> list[str]:
-    """Which of these modules a script finds imported already."""
-    code = f"import sys; print(*[name for name in {names} if name in sys.modules])"
-    return warm.run("-c", code, cwd=cwd).stdout.split()
+    """Which of these modules are imported ahead; none is to be seen before the script asks."""
+    code = (
+        "import sys\n"
+        f"names = {names}\n"
+        "assert not sys.modules.keys() & set(names)\n"
+        "(finder,) = [one for one in sys.meta_path if hasattr(one, 'expose')]\n"
+        "print(*[name for name in names if name in finder.modules])\n"
+    )
+    done = warm.run("-c", code, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
 
 
 def test_it_learns_libraries_and_never_the_user_s_code(library: Path, tmp_path: Path) -> None:
@@ -266,7 +288,7 @@ def test_it_learns_libraries_and_never_the_user_s_code(library: Path, tmp_path: 
         assert loaded_before(warm, names, tmp_path) == names[:2]
         # A warm script teaches the server what it has not had.
         warm.run("-c", "import other_library", cwd=tmp_path)
-        warm.wait_until(lambda: "other_library" in warm.status()[0]["packages"])
+        warm.wait_until(lambda: any("other_library" in one["packages"] for one in warm.status()))
         assert loaded_before(warm, names, tmp_path) == names[:3]
     finally:
         warm.stop()

@@ -33,6 +33,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Collection
 from io import TextIOWrapper
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -139,6 +140,7 @@ def main(
     later: list[str],
     *,
     is_child: bool = True,
+    reads: Collection[str] = (),
 ) -> None:
     """Serve until the driver is gone.
 
@@ -148,6 +150,7 @@ def main(
         preload: the modules to import.
         later: the modules to import when there is nothing else to do.
         is_child: this process is the driver's child; otherwise a warm server has forked it.
+        reads: the variables that modules have read which the warm server had imported.
     """
     of_driver = f"of process {driver_pid}"
     set_title(f"{SERVER_TITLE} {of_driver}: keeper", "lockstep-keeper")
@@ -156,11 +159,11 @@ def main(
     adopt_orphans()
     set_title(f"{SERVER_TITLE} {of_driver}", "lockstep-server")
     control = socket.socket(fileno=control_fd)
-    _preload(preload, control)
+    _preload(preload, control, reads)
     _Server(control, later).run()
 
 
-def _preload(names: list[str], control: socket.socket) -> None:
+def _preload(names: list[str], control: socket.socket, known: Collection[str] = ()) -> None:
     """Import modules, and tell the driver which variables they have read."""
     with recorded_reads() as reads:
         for name in names:
@@ -175,7 +178,7 @@ def _preload(names: list[str], control: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # a collection in a worker would write to these pages, and so copy them
     with contextlib.suppress(OSError):  # the driver is gone, and the keeper will see it
-        send_with_files(control, Preloaded(frozenset(reads)), [])
+        send_with_files(control, Preloaded(frozenset(reads.union(known))), [])
 
 
 class _Server:

@@ -17,33 +17,31 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import importlib
-import marshal
 import os
 import selectors
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
-from importlib.machinery import PathFinder
+import zlib
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from lockstep import settings
 from lockstep.engine import forkserver
-from lockstep.engine.processes import children
 from lockstep.engine.resources import BlasThreads
 from lockstep.engine.titles import set_title
 from lockstep.engine.wakeup import Wakeup
+from lockstep.engine.warm_libraries import Libraries
 from lockstep.warm import modules
 from lockstep.warm.caller import adopt, open_streams, reset_signals
 from lockstep.warm.client import FORWARDED, peer
-from lockstep.warm.identity import variables_that_matter
 from lockstep.warm.messages import receive, send
 from lockstep.warm.place import Place
-from lockstep.warm.program import SCRIPT, Program, run_program
-from lockstep.warm.variables import recorded_reads
+from lockstep.warm.program import CODE, SCRIPT, Program, run_program
+from lockstep.warm.program_text import variables_set_by
+from lockstep.warm.variables import READ_LATER, matters_at_import
 
 __all__ = ["WARM_TITLE", "main"]
 
@@ -52,13 +50,6 @@ HELLO_S = 5.0
 """How long a client may take to say what it wants, which it does as soon as it is connected."""
 CHECK_S = 5.0
 """How often to look whether the socket is still there: a logout removes its directory."""
-
-_ALWAYS = ("lockstep.engine.local", "lockstep.train.worker.main")
-_NEVER = {"grpc", "horovod", "jax", "jaxlib", "mpi4py", "ray", "tensorflow", "torch_xla"}
-"""Packages that cannot be forked, whatever can be seen of them."""
-_INSTALLED = (".dist-info", ".egg-info", ".egg-link", ".pth")
-_SAFE_THREADS = {"jemalloc_bg_thd"}
-"""Threads of libraries that are made to be forked: Arrow's allocator."""
 
 
 def main(
@@ -73,12 +64,13 @@ def main(
 
     Args:
         lock_fd: the lock of the place, held.
-        others_fd: where the caller's other variables can be read, see ``_Others``; -1: nowhere.
+        others_fd: where the caller's other variables can be read; -1: nowhere.
         directory, identity, variables: of the place.
         idle_s: how long to stay unused.
     """
     os.set_inheritable(lock_fd, False)
-    others = _Others(others_fd, lock_fd) if others_fd >= 0 else None
+    if others_fd >= 0:
+        os.set_inheritable(others_fd, False)
     os.umask(0o077)
     path = list(sys.path)
     os.chdir("/")
@@ -86,11 +78,10 @@ def main(
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     set_title(WARM_TITLE, "lockstep-warm")
     place = Place(directory, identity, variables)
-    libraries = _Libraries(place, lock_fd, idle_s)
+    libraries = Libraries(place, lock_fd, others_fd, idle_s)
     libraries.load()
-    if others is not None:
-        libraries.add_variables(others.values(libraries.reads))
-    known = Place(directory, identity, libraries.variables())
+    libraries.complete_variables()
+    known = Place(directory, identity, libraries.variables(), libraries.reads)
     if known.lock != place.lock:
         # Clients look for the server under the values of all variables that matter.
         own_lock = known.take_lock()
@@ -103,229 +94,30 @@ def main(
     _Server(known, lock_fd, path, libraries, idle_s).run()
 
 
-class _Libraries:
-    """What is imported, in which state of the installation, and with which variables."""
-
-    def __init__(self, place: Place, lock_fd: int, idle_s: float) -> None:
-        self._place = place
-        self._lock_fd = lock_fd
-        self._idle_s = idle_s
-        self._before = settings.environment()
-        self._reads = place.known_reads()
-        self._open: set[tuple[int, str]] = set()
-        self._children: set[int] = set()
-        self._files: dict[str, Any] = {}
-        self.made: dict[str, str] = {}
-        """The variables that imports have set."""
-        self.names: set[str] = set()
-        """All modules that are loaded."""
-
-    def load(self) -> None:
-        """Import everything that is learnt. If that makes forks unsafe: start again without it."""
-        self._open, self._children = self._descriptors(), set(children(os.getpid()))
-        self._watch(modules.library_directories())
-        learnt = self._place.learnt()
-        roots = _NEVER | learnt["unsafe"].keys()
-        with recorded_reads() as reads:
-            for name in (*_ALWAYS, *learnt["modules"]):
-                root = name.partition(".")[0]
-                if name in sys.modules or root in roots:
-                    continue
-                count = len(sys.modules)
-                try:
-                    importlib.import_module(name)
-                except Exception:  # the script will see it where it imports the module
-                    continue
-                if len(sys.modules) != count and (problem := self._problem()):
-                    print(f"{root} is not imported ahead: {problem}", flush=True)
-                    learnt["unsafe"][root] = problem
-                    self._place.write_learnt(learnt)
-                    self.start_again()
-        self._reads |= reads
-        now = settings.environment()
-        self.made = {name: now[name] for name in now if self._before.get(name) != now[name]}
-        self.names = set(sys.modules)
-        self._watch(
-            module.__spec__.origin  # type: ignore[union-attr]
-            for module in list(sys.modules.values())
-            if getattr(getattr(module, "__spec__", None), "has_location", False)
-        )
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        gc.collect()
-        gc.freeze()  # a collection in a forked process would write to these pages, and so copy them
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
-
-    @property
-    def reads(self) -> set[str]:
-        """The variables that the imports have read."""
-        return self._reads
-
-    def add_variables(self, values: dict[str, str]) -> None:
-        """Start again with variables that the imports would have found in the caller."""
-        if values:
-            self._before.update(values)
-            self._place.write_variables(self._reads, self.made)
-            self.start_again()
-
-    def variables(self) -> dict[str, str]:
-        """The variables that may have changed the imports, now that all reads are known."""
-        own = dict(self._before)
-        if "OPENBLAS_NUM_THREADS" not in self._place.variables:
-            own.pop("OPENBLAS_NUM_THREADS", None)  # no caller's: the server was given it
-        return variables_that_matter(own, self._reads, self.made)
-
-    def publish(self) -> None:
-        """Tell clients which variables matter: their values are in the name of the socket."""
-        self._place.write_variables(self._reads, self.made)
-
-    def _watch(self, paths: Any) -> None:
-        for path in paths:
-            if isinstance(path, str) and path not in self._files:
-                self._files[path] = _state(path)
-
-    def changed(self) -> str | None:
-        """A file or directory of the installation that is not as it was when it was imported."""
-        return next((path for path, state in self._files.items() if _state(path) != state), None)
-
-    def _problem(self) -> str | None:
-        """What makes a fork unsafe now."""
-        threads = [name for name in _threads() if name not in _SAFE_THREADS]
-        if len(threads) > 1:
-            return f"it starts threads ({', '.join(threads[1:])})"
-        opened = self._descriptors() - self._open
-        if opened:
-            return f"it opens files ({', '.join(sorted(name for _, name in opened))})"
-        if not self._children.issuperset(children(os.getpid())):
-            return "it starts processes"
-        never = _NEVER & {name.partition(".")[0] for name in sys.modules}
-        if never:
-            return f"it imports {', '.join(sorted(never))}"
-        return None
-
-    @staticmethod
-    def _descriptors() -> set[tuple[int, str]]:
-        found = set()
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
-        return {(fd, target) for fd, target in found if not target.endswith("/fd")}
-
-    def moved(self, place: Place) -> None:
-        """The server is found at another place from now on, and has that place's lock."""
-        self._place = place
-
-    def start_again(self) -> NoReturn:
-        """Become a new server, in the same process and with the same lock."""
-        import subprocess
-
-        place = self._place
-        setup = marshal.dumps((place.directory, place.identity, place.variables, self._idle_s))
-        os.set_inheritable(self._lock_fd, True)
-        # Not on the command line, which every user of the machine can read.
-        setup_fd = os.memfd_create("setup", 0)
-        os.write(setup_fd, setup)
-        os.lseek(setup_fd, 0, os.SEEK_SET)
-        code = (
-            "import marshal, sys; "
-            "sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]; "
-            "from lockstep.engine.warm_server import main; "
-            f"file = open({setup_fd}, 'rb'); setup = marshal.loads(file.read()); file.close(); "
-            f"main({self._lock_fd}, -1, *setup)"
-        )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        os.chdir(self._place.identity[8] or "/")
-        os.execve(sys.executable, [sys.executable, *flags, "-c", code], self._before)
-
-
-def _entry(program: tuple[str, str, Any], directory_fd: int) -> str:
-    """Where the program's own modules are: what ``python`` puts first into ``sys.path``."""
+def _path(program: tuple[str, str, Any], directory_fd: int) -> str:
+    """The script's file; of other programs the working directory."""
     directory = os.readlink(f"/proc/self/fd/{directory_fd}")
     kind, target, _ = program
     if kind != SCRIPT or target == "-":
         return directory
-    path = os.path.realpath(os.path.join(directory, target))
+    return os.path.realpath(os.path.join(directory, target))
+
+
+def _entry(program: tuple[str, str, Any], directory_fd: int) -> str:
+    """Where the program's own modules are: what ``python`` puts first into ``sys.path``."""
+    path = _path(program, directory_fd)
     return path if os.path.isdir(path) else os.path.dirname(path)
 
 
-def _hidden(entries: list[str], own: list[str]) -> str | None:
-    """Why an import of the program would find a library that is imported here, and not its own.
-
-    Args:
-        entries: the program's ``sys.path``, or what comes first in it.
-        own: the server's, with which the libraries were found.
-    """
-    importlib.invalidate_caches()
-    for entry in entries:
-        if entry in own:
-            return None  # from here on both look in the same order
-        with contextlib.suppress(OSError):
-            names = {name.partition(".")[0] for name in os.listdir(entry or ".")}
-            for name in sorted(names & sys.modules.keys() - {"__main__", "__pycache__"}):
-                spec = PathFinder.find_spec(name, [entry])
-                imported = getattr(sys.modules[name], "__spec__", None)
-                if spec and spec.origin and spec.origin != getattr(imported, "origin", None):
-                    return f"{entry} has a {name!r} of its own, and the server a library"
-    return None
-
-
-class _Others:
-    """The variables of the first caller that the server must not know, in a process of their own.
-
-    Which of them the imports read is known only afterwards. These few are asked for then; the
-    others have never been in the server's memory, nor in that of what it forks.
-    """
-
-    def __init__(self, source: int, lock_fd: int) -> None:
-        asking, self._question = os.pipe()
-        self._answer, answering = os.pipe()
-        if os.fork() == 0:
-            for fd in (self._question, self._answer, lock_fd):
-                os.close(fd)
-            with open(source, "rb") as file, open(asking, "rb") as questions:
-                names, values = questions.read(), marshal.loads(file.read())
-            found = {name: values[name] for name in names.decode().split("\0") if name in values}
-            with open(answering, "wb") as file:
-                file.write(marshal.dumps(found))
-            os._exit(0)
-        for fd in (source, asking, answering):
-            os.close(fd)
-
-    def values(self, names: set[str]) -> dict[str, str]:
-        """Those of the variables that the caller has. Once: the process ends then."""
-        with open(self._question, "wb") as file:
-            file.write("\0".join(sorted(names)).encode())
-        with open(self._answer, "rb") as file:
-            found: dict[str, str] = marshal.loads(file.read())
-        os.wait()
-        return found
-
-
-def _state(path: str) -> Any:
-    """What changes when a file is edited, or a package is installed into a directory."""
-    try:
-        found = os.stat(path)
-        if not stat.S_ISDIR(found.st_mode):
-            return found.st_mtime_ns, found.st_size
-        # Not the directory's own date, which changes when bytecode is written.
-        with os.scandir(path) as entries:
-            return {
-                entry.name: entry.stat().st_mtime_ns if entry.name.endswith(_INSTALLED) else 0
-                for entry in entries
-                if entry.name != "__pycache__"
-            }
-    except OSError:
-        return None
-
-
-def _threads() -> list[str]:
-    """The names of this process's threads; the main thread's is the first."""
-    found = []
-    for task in sorted(map(int, os.listdir("/proc/self/task"))):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
-            found.append(file.read().strip())
-    return found
+def _key(program: tuple[str, str, Any], directory_fd: int) -> str:
+    """What a program is remembered by, until it is edited."""
+    kind, target, _ = program
+    if kind != SCRIPT:
+        return f"{kind} {zlib.crc32(os.fsencode(target))}"
+    path = _path(program, directory_fd)
+    with contextlib.suppress(OSError):
+        return f"{path} {os.stat(path).st_mtime_ns}"
+    return path
 
 
 class _Server:
@@ -334,7 +126,7 @@ class _Server:
         place: Place,
         lock_fd: int,
         path: list[str],
-        libraries: _Libraries,
+        libraries: Libraries,
         idle_s: float,
     ) -> None:
         self._place = place
@@ -414,13 +206,11 @@ class _Server:
         if kind in ("run", "workers"):
             self._fork(client, kind, values)
         elif kind == "learn":
-            self._libraries.load()
-            self._blas_threads = BlasThreads()
-            if self._libraries.variables() != self._place.variables:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._place.socket)
-                self._libraries.start_again()
-            self._libraries.publish()
+            # While it imports nobody can connect: a client that waited would have asked without
+            # the variables that the new libraries read.
+            with contextlib.suppress(OSError):
+                os.unlink(self._place.socket)
+            self._libraries.start_again()
         elif kind == "status":
             send(client, "status", **self._status())
         elif kind == "stop":
@@ -429,7 +219,6 @@ class _Server:
 
     def _status(self) -> dict[str, Any]:
         learnt = self._place.learnt()
-        roots = {name.partition(".")[0] for name in modules.loaded_libraries()}
         return {
             "pid": os.getpid(),
             "python": sys.executable,
@@ -438,8 +227,8 @@ class _Server:
             "ends_after": self._idle_s,
             "served": self._served,
             "running": len(self._running),
-            "packages": sorted(roots),
-            "modules": len(sys.modules),
+            "packages": self._libraries.packages(),
+            "modules": len(self._libraries.names),
             "unsafe": learnt["unsafe"],
             "memory": _pss(),
         }
@@ -485,6 +274,9 @@ class _Server:
             return "the warm server is of another environment"
         if values["variables"] != self._place.variables:
             return "the warm server has other variables"
+        if not self._libraries.reads.issubset(values["reads"]):
+            self._libraries.publish()
+            return "the warm server's libraries read variables that were not compared"
         return None
 
     # In the forked process.
@@ -510,13 +302,13 @@ class _Server:
     def _become_fork_server(
         self, client: socket.socket, values: dict[str, Any], files: list[int]
     ) -> int:
-        if reason := _hidden(values["sys_path"], self._path):
+        if reason := self._libraries.hides(values["sys_path"], self._path):
             send(client, "refused", reason=reason)
             return 1
         driver = peer(client)[0]
         handle = os.pidfd_open(os.getpid())
         send(client, "started", [handle], pid=os.getpid())
-        adopt(values, files, self._libraries.made)  # closes every other file
+        adopt(values, files)  # closes every other file
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(null, True)
@@ -524,12 +316,16 @@ class _Server:
         open_streams(self._streams)
         sys.path[:] = values["sys_path"]
         os.set_inheritable(values["control"], False)
+        self._libraries.preloaded.expose(settings.environment(), sys.path)
         wanted = values["preload"], values["later"]
-        forkserver.main(values["control"], driver, *wanted, is_child=False)
+        reads = self._libraries.reads
+        forkserver.main(values["control"], driver, *wanted, is_child=False, reads=reads)
         return 0
 
     def _keep_script(self, client: socket.socket, values: dict[str, Any], files: list[int]) -> int:
-        if reason := _hidden([_entry(values["program"], files[0])], self._path):
+        program = values["program"]
+        reason = self._libraries.hides([_entry(program, files[0])], self._path)
+        if reason := reason or self._sets_variable(program, files[0]):
             send(client, "refused", reason=reason)
             return 1
         wakeup = Wakeup()
@@ -570,16 +366,46 @@ class _Server:
             os.close(handle)
         return _watch_script(client, script, wakeup)
 
+    def _sets_variable(self, program: tuple[str, str, Any], directory_fd: int) -> str | None:
+        """Why the libraries would be other ones if the program had imported them itself."""
+        kind, target, _ = program
+        source = os.fsencode(target) if kind == CODE else b""
+        if kind == SCRIPT and target != "-":
+            path = _path(program, directory_fd)
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                source = file.read()
+        reads = self._libraries.reads
+        for name in sorted(variables_set_by(source) - READ_LATER):
+            if matters_at_import(name, reads):
+                return f"the program sets {name}, which libraries read when they are imported"
+        stale = self._place.stale(_key(program, directory_fd))
+        return f"the program sets {stale} before it imports a library" if stale else None
+
     def _run_script(self, values: dict[str, Any], files: list[int]) -> NoReturn:
-        adopt(values, files, self._libraries.made)
+        program = values["program"]
+        key, first = _key(program, files[0]), _entry(program, files[0])
+        adopt(values, files)
+        streams = (sys.stdout, sys.stderr)  # which libraries may have kept
         open_streams(self._streams, unbuffered=values["unbuffered"])
         sys.path[:] = self._path
         sys.orig_argv[:] = values["orig_argv"]
         set_title(" ".join(values["orig_argv"]), os.path.basename(sys.executable))
-        kind, target, arguments = values["program"]
+        kind, target, arguments = program
         environment = {os.fsdecode(n): os.fsdecode(v) for n, v in values["environ"].items()}
         modules.expect(self._place, self._libraries.names, environment)
-        loaded = set(sys.modules)
+        libraries = self._libraries
+
+        def stale(variable: str, library: str) -> None:
+            print(
+                f"lockstep run: the program has set {variable}, but {library} was imported ahead, "
+                "without it. The next start of this program is an ordinary one.",
+                file=sys.stderr,
+            )
+            with contextlib.suppress(OSError):
+                self._place.note_stale(key, variable)
+
+        first = "" if kind == CODE or target == "-" else first
+        libraries.preloaded.expose(environment, [first, *sys.path], stale)
         code: Any = None
         interrupted = False
         try:
@@ -587,7 +413,7 @@ class _Server:
             code = run_program(Program(kind, target, tuple(arguments)))
         except KeyboardInterrupt:
             interrupted = True
-        _finish(code, interrupted, loaded)
+        _finish(code, interrupted, libraries.names, streams)
 
 
 def _watch_script(client: socket.socket, script: int, wakeup: Wakeup) -> int:
@@ -621,10 +447,15 @@ def _die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _finish(code: Any, interrupted: bool, loaded: set[str]) -> NoReturn:
+def _finish(code: Any, interrupted: bool, loaded: set[str], streams: Iterable[Any]) -> NoReturn:
     """End as the interpreter does, but leave the preloaded modules alone.
 
     Destroying them would copy all of their memory, and take longer than the start.
+
+    Args:
+        code: of the program; ``interrupted`` says that Ctrl-C has ended it.
+        loaded: the preloaded modules.
+        streams: the server's own, into which libraries may have printed.
     """
     modules.learn()
     if code is not None and not isinstance(code, int):
@@ -633,21 +464,21 @@ def _finish(code: Any, interrupted: bool, loaded: set[str]) -> NoReturn:
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    _flush()
+    _flush(streams)
     # Objects of the script's own modules may write when they are destroyed: an open file does.
     for name in [name for name in sys.modules if name not in loaded or name == "__main__"]:
         sys.modules.pop(name, None)
     sys.last_traceback = sys.last_value = None
     gc.collect()
-    _flush()
+    _flush(streams)
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(0 if code is None else int(code) & 0xFF if -(1 << 63) <= code < 1 << 63 else 255)
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
+def _flush(others: Iterable[Any]) -> None:
+    for stream in (sys.stdout, sys.stderr, *others):
         with contextlib.suppress(Exception):
             stream.flush()
 

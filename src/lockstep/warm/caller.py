@@ -72,13 +72,8 @@ def reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def adopt(values: dict[str, Any], files: list[int], made: Mapping[str, str]) -> None:
-    """Make this forked process look like a child of the client.
-
-    Args:
-        values, files: of ``capture``.
-        made: variables that the imported modules have set, as they would in any process.
-    """
+def adopt(values: dict[str, Any], files: list[int]) -> None:
+    """Make this forked process look like a child of the client; the arguments are ``capture``'s."""
     import importlib
     import random
     import threading
@@ -93,8 +88,6 @@ def adopt(values: dict[str, Any], files: list[int], made: Mapping[str, str]) -> 
             resource.setrlimit(limit, (soft, resource.getrlimit(limit)[1]))
     os.environb.clear()
     os.environb.update(values["environ"])
-    for name, value in made.items():
-        os.environ.setdefault(name, value)
     time.tzset()
     reset_signals()
     for number in values["ignored"]:
@@ -108,11 +101,11 @@ def adopt(values: dict[str, Any], files: list[int], made: Mapping[str, str]) -> 
         main._set_native_id()
     # A fork copies the random state: all scripts would draw the same numbers.
     random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
     if "multiprocessing.process" in sys.modules:  # nor may one script's key open another's sockets
-        process = sys.modules["multiprocessing.process"].current_process()
-        process.authkey = os.urandom(32)
+        multiprocessing = sys.modules["multiprocessing.process"]
+        multiprocessing.current_process().authkey = os.urandom(32)
+        with contextlib.suppress(OSError):
+            multiprocessing.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
 
 
 def _place_files(wanted: dict[int, int]) -> None:
@@ -148,6 +141,8 @@ def open_streams(like: tuple[tuple[str, str], ...], *, unbuffered: bool = False)
         unbuffered: as with ``python -u``.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if fd:  # libraries that were imported ahead may have kept the old one
+            getattr(sys, name).reconfigure(line_buffering=True)
         stream = _open_stream(fd, name, *like[fd], unbuffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

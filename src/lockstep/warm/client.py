@@ -92,7 +92,13 @@ def ask(place: Place, kind: str) -> socket.socket:
     """
     sock = connect(place.socket)
     try:
-        send(sock, kind, identity=place.identity, variables=place.variables)
+        send(
+            sock,
+            kind,
+            identity=place.identity,
+            variables=place.variables,
+            reads=list(place.reads),
+        )
         answer = _answer(sock)
         if answer[0] != "ready":
             raise Unavailable(answer[1].get("reason", "the warm server refused"))

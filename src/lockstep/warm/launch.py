@@ -74,10 +74,20 @@ def _find_place(environment: dict[str, str]) -> Place:
         raise Unavailable("warm starts need Linux")
     if os.getuid() != os.geteuid():
         raise Unavailable("this process has another user's rights")
+    if _is_traced():
+        raise Unavailable("a debugger, a profiler or a coverage tool runs in this process")
     try:
         return Place.of(environment, create=True)
     except OSError as error:
         raise Unavailable(f"{error}") from error
+
+
+def _is_traced() -> bool:
+    """Whether something was started with the interpreter that watches this process, by its .pth."""
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return True
+    tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    return tools is not None and any(tools.get_tool(number) for number in range(6))
 
 
 def _start_warm(

@@ -7,6 +7,7 @@ import marshal
 import os
 import sys
 from collections.abc import Collection, Mapping
+from types import ModuleType
 
 from lockstep import settings
 from lockstep.warm.identity import environment_identity
@@ -111,14 +112,18 @@ def library_directories() -> list[str]:
     return [entry for entry in entries if os.path.basename(entry) in _LIBRARIES]
 
 
-def loaded_libraries(known: Collection[str] = ()) -> list[str]:
+def loaded_libraries(
+    known: Collection[str] = (), loaded: Mapping[str, ModuleType] | None = None
+) -> list[str]:
     """The modules of installed packages, and lockstep's, in the order of their import.
 
-    Those in ``known`` are left out.
+    Args:
+        known: those that are left out.
+        loaded: all modules; None: those of this process.
     """
     roots = tuple(directory + os.sep for directory in library_directories())
     found = []
-    for name, module in list(sys.modules.items()):
+    for name, module in list((sys.modules if loaded is None else loaded).items()):
         if name in known:
             continue
         spec = getattr(module, "__spec__", None)
@@ -148,19 +153,24 @@ def start_server(place: Place, environment: Mapping[str, str]) -> bool:
         kept["OPENBLAS_NUM_THREADS"] = "1"  # the server computes nothing
     idle_s = settings.warm_idle_seconds()
     setup = marshal.dumps((place.directory, place.identity, place.variables, idle_s))
-    read_fd, write_fd = os.pipe()
     rest = {name: value for name, value in environment.items() if name not in kept}
+    # Not a pipe: it holds little, and this process must not wait until the server reads.
+    setup_fd = os.memfd_create("setup", 0)
     code = (
         "import marshal, os, sys\n"
         "if os.fork(): os._exit(0)\n"
-        f"setup = marshal.loads(os.read({read_fd}, {len(setup)}))\n"
+        f"setup = marshal.loads(os.read({setup_fd}, {len(setup)}))\n"
         "sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]\n"
         "from lockstep.engine.warm_server import main\n"
-        f"main({lock}, {read_fd}, *setup)"
+        f"main({lock}, {setup_fd}, *setup)"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     directory = place.identity[8] or "/"
     try:
+        with open(setup_fd, "wb", closefd=False) as file:
+            file.write(setup)
+            file.write(marshal.dumps(rest))  # see Libraries.complete_variables
+        os.lseek(setup_fd, 0, os.SEEK_SET)
         with open(place.log, "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, *flags, "-c", code],
@@ -169,20 +179,11 @@ def start_server(place: Place, environment: Mapping[str, str]) -> bool:
                 stderr=log,
                 cwd=directory,
                 env=kept,
-                pass_fds=[lock, read_fd],
+                pass_fds=[lock, setup_fd],
                 start_new_session=True,
             )
-        os.close(read_fd)
-        read_fd = -1
-        with contextlib.suppress(BrokenPipeError), open(write_fd, "wb", closefd=False) as pipe:
-            pipe.write(setup)
-            pipe.flush()
-            pipe.write(marshal.dumps(rest))  # for a process beside the server: see _Others
-        os.close(write_fd)
-        write_fd = -1
         process.wait()
     finally:
-        for fd in (lock, read_fd, write_fd):
-            if fd >= 0:
-                os.close(fd)
+        os.close(lock)
+        os.close(setup_fd)
     return True

@@ -4,6 +4,7 @@
     <environment>/                  one for each interpreter and kind of process
         learnt                      modules that runs imported; those that must not be
         variables                   the variables that preloaded modules read and set
+        stale                       programs that set such a variable themselves
         <variables' values>.lock    held by the server as long as it runs
         <variables' values>.socket  where the server listens
         <variables' values>.log     what the server printed
@@ -17,7 +18,7 @@ import marshal
 import os
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lockstep import settings
@@ -25,7 +26,7 @@ from lockstep.warm.identity import environment_identity, variables_that_matter
 
 __all__ = ["Place", "Unavailable", "forget_learnt", "places", "runtime_directory"]
 
-_LEARNT, _VARIABLES = "learnt", "variables"
+_LEARNT, _VARIABLES, _STALE = "learnt", "variables", "stale"
 _LOCK, _SOCKET, _LOG = ".lock", ".socket", ".log"
 
 
@@ -65,12 +66,20 @@ class Place:
         directory: of the interpreter and the kind of process.
         identity: what these are, see ``environment_identity``.
         variables: those that may have changed an import, with their values.
+        reads: the names of the variables that Python code has read while it was imported.
     """
 
-    def __init__(self, directory: str, identity: list[Any], variables: dict[str, str]) -> None:
+    def __init__(
+        self,
+        directory: str,
+        identity: list[Any],
+        variables: dict[str, str],
+        reads: Collection[str] = (),
+    ) -> None:
         self.directory = directory
         self.identity = identity
         self.variables = variables
+        self.reads = reads
         self._base = os.path.join(directory, _name(sorted(variables.items())))
 
     @classmethod
@@ -88,7 +97,7 @@ class Place:
                 os.mkdir(directory, 0o700)
         reads, made = _read(directory, _VARIABLES) or ((), {})
         variables = variables_that_matter(environment, reads, made)
-        return cls(directory, identity, variables)
+        return cls(directory, identity, variables, reads)
 
     @property
     def socket(self) -> str:
@@ -129,7 +138,21 @@ class Place:
 
     def write_variables(self, reads: set[str], made: dict[str, str]) -> None:
         """Keep which variables preloaded modules have read, and which they have set."""
-        self._write(_VARIABLES, (sorted(reads), made))
+        old_reads, old_made = _read(self.directory, _VARIABLES) or ((), {})  # other servers' too
+        self._write(_VARIABLES, (sorted(reads.union(old_reads)), {**old_made, **made}))
+
+    def stale(self, program: str) -> str | None:
+        """The variable that a program has set for a module that was imported without it.
+
+        Args:
+            program: its kind and its path, or name.
+        """
+        found: str | None = (_read(self.directory, _STALE) or {}).get(program)
+        return found
+
+    def note_stale(self, program: str, variable: str) -> None:
+        """Remember what ``stale`` says."""
+        self._write(_STALE, {**(_read(self.directory, _STALE) or {}), program: variable})
 
     def _write(self, name: str, value: Any) -> None:
         path = os.path.join(self.directory, name)
@@ -151,8 +174,9 @@ def forget_learnt() -> None:
     with contextlib.suppress(Unavailable, OSError):
         top = runtime_directory()
         for name in os.listdir(top):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(top, name, _LEARNT))
+            for file in (_LEARNT, _STALE):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(top, name, file))
 
 
 def places() -> list[str]:

@@ -10,7 +10,10 @@ import contextlib
 import os
 from collections.abc import Collection, ItemsView, Iterator, ValuesView
 
-__all__ = ["matters_at_import", "recorded_reads"]
+__all__ = ["READ_LATER", "matters_at_import", "recorded_reads"]
+
+READ_LATER = {"CUDA_VISIBLE_DEVICES"}
+"""Variables that libraries read when they use a GPU, which a server never does."""
 
 # Read in C when a library is loaded, or when the process starts, where reads cannot be recorded;
 # or by a library that looks at all variables for its own ones.
@@ -21,6 +24,8 @@ _READ_IN_C = (
     "CUBLAS",
     "CUDA",
     "CUDNN",
+    "COVERAGE_",
+    "COV_CORE_",
     "DNNL_",
     "GLIBC_",
     "GOMP_",
@@ -46,6 +51,7 @@ _READ_IN_C = (
     "PYTORCH",
     "ROCM",
     "ROCR",
+    "SETUPTOOLS_",
     "TCMALLOC",
     "TF_",
     "TORCH",

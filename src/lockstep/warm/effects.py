@@ -1,0 +1,216 @@
+"""What the import of a library changes in its process, besides ``sys.modules``.
+
+Warnings filters, hooks, handlers of the root logger, functions to call at exit, variables: noted
+while a server imports, undone, and done again in a script when the script imports the library.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import codecs
+import contextlib
+import copyreg
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterator, MutableMapping
+from typing import Any
+
+__all__ = ["Change", "State", "libraries_loggers", "noted_calls"]
+
+_ATTRIBUTES: tuple[tuple[Any, str], ...] = (
+    (sys, "breakpointhook"),
+    (sys, "displayhook"),
+    (sys, "excepthook"),
+    (sys, "unraisablehook"),
+    (threading, "excepthook"),
+    (warnings, "formatwarning"),
+    (warnings, "showwarning"),
+    (logging, "_loggerClass"),
+    (logging, "lastResort"),
+    (logging.root, "level"),
+    (logging.root.manager, "disable"),
+)
+
+
+def _lists() -> tuple[list[Any], ...]:
+    # Not constants: catch_warnings replaces the list of filters.
+    filters: Any = warnings.filters
+    return filters, sys.meta_path, sys.path_hooks, sys.path, logging.root.handlers
+
+
+def _mappings() -> tuple[MutableMapping[Any, Any], ...]:
+    return vars(builtins), copyreg.dispatch_table
+
+
+Change = Callable[[], object]
+"""One thing that an import has changed: does it again, in another process."""
+
+
+class State:
+    """All of it at one moment."""
+
+    def __init__(self) -> None:
+        self._lists = [list(one) for one in _lists()]
+        self._mappings = [dict(one) for one in _mappings()]
+        self._attributes = [getattr(owner, name) for owner, name in _ATTRIBUTES]
+        self.variables = os.environ.copy()
+
+    def restore(self) -> None:
+        """Make it as it was."""
+        for current, wanted in zip(_lists(), self._lists, strict=True):
+            current[:] = wanted
+        for mapping, then in zip(_mappings(), self._mappings, strict=True):
+            for name in mapping.keys() - then.keys():
+                del mapping[name]
+            mapping.update(then)
+        for (owner, name), value in zip(_ATTRIBUTES, self._attributes, strict=True):
+            setattr(owner, name, value)
+        for name in os.environ.keys() - self.variables.keys():
+            del os.environ[name]
+        os.environ.update(self.variables)
+        _filters_changed()
+
+    def changes_since(self, before: State, read: Collection[str]) -> list[Change]:
+        """What has happened between two moments.
+
+        Args:
+            before: the earlier one.
+            read: the variables that were read meanwhile: a value that is set then is a default.
+        """
+        found: list[Change] = []
+        for place, (old, new) in enumerate(zip(before._lists, self._lists, strict=True)):
+            if old != new:
+                found.append(_list_again(place, old, new))
+        for place, (earlier, now) in enumerate(zip(before._mappings, self._mappings, strict=True)):
+            if earlier != now:
+                found.append(_mapping_again(place, earlier, now))
+        pairs = zip(before._attributes, self._attributes, strict=True)
+        for (owner, name), (old_value, value) in zip(_ATTRIBUTES, pairs, strict=True):
+            if old_value is not value:
+                found.append(_attribute_again(owner, name, value))
+        if before.variables != self.variables:
+            found.append(_variables_again(before.variables, self.variables, read))
+        return found
+
+
+def _list_again(place: int, old: list[Any], new: list[Any]) -> Callable[[], None]:
+    """Libraries add to the front or to the end, and rarely remove."""
+    same = 0
+    while same < min(len(old), len(new)) and old[-1 - same] == new[-1 - same]:
+        same += 1
+    front = new[: len(new) - same]
+    back: list[Any] = []
+    if not same and new[: len(old)] == old:
+        front, back = [], new[len(old) :]
+    removed = [one for one in old if one not in new]
+
+    def again() -> None:
+        current = _lists()[place]
+        for one in (*removed, *front, *back):
+            if one in current:
+                current.remove(one)
+        current[:0] = front
+        current += back
+        _filters_changed()
+
+    return again
+
+
+def _mapping_again(place: int, old: dict[Any, Any], new: dict[Any, Any]) -> Callable[[], None]:
+    def again() -> None:
+        current = _mappings()[place]
+        for name in old.keys() - new.keys():
+            current.pop(name, None)
+        current.update({n: v for n, v in new.items() if n not in old or old[n] is not v})
+
+    return again
+
+
+def _attribute_again(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    return lambda: setattr(owner, name, value)
+
+
+def _variables_again(
+    old: dict[str, str], new: dict[str, str], read: Collection[str]
+) -> Callable[[], None]:
+    made = {name: value for name, value in new.items() if old.get(name) != value}
+    defaults = set(read)
+
+    def again() -> None:
+        for name in old.keys() - new.keys():
+            os.environ.pop(name, None)
+        for name, value in made.items():
+            if name not in defaults or name not in os.environ:
+                os.environ[name] = value
+
+    return again
+
+
+def _filters_changed() -> None:
+    changed: Any = getattr(warnings, "_filters_mutated", None)
+    if changed is not None:
+        changed()
+
+
+@contextlib.contextmanager
+def noted_calls(note: Callable[[Change], None]) -> Iterator[list[Callable[[], object]]]:
+    """Within this context, note what is registered and cannot be listed: exits and codecs.
+
+    Yields:
+        What undoes each of these.
+    """
+    undo: list[Callable[[], object]] = []
+    at_exit, codec = atexit.register, codecs.register
+
+    def register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        root = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        if root in sys.stdlib_module_names:  # which registers only once
+            return at_exit(func, *args, **kwargs)
+        note(lambda: at_exit(func, *args, **kwargs))  # not now: a server never exits like this
+        return func
+
+    def register_codec(search: Callable[[str], Any], /) -> None:
+        codec(search)
+        undo.append(lambda: codecs.unregister(search))
+        note(lambda: codec(search))
+
+    atexit.register, codecs.register = register, register_codec
+    try:
+        yield undo
+    finally:
+        atexit.register, codecs.register = at_exit, codec
+
+
+def libraries_loggers(roots: Collection[str]) -> list[tuple[str, Change]]:
+    """Reset the loggers that are named after these packages; what gives each its settings back."""
+    found: list[tuple[str, Change]] = []
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] in roots and isinstance(logger, logging.Logger):
+            found.append((name, _logger_again(logger)))
+            logger.handlers, logger.filters = [], []
+            logger.propagate, logger.disabled = True, False
+            logger.setLevel(logging.NOTSET)
+    return found
+
+
+def _logger_again(logger: logging.Logger) -> Callable[[], None]:
+    level, propagate, disabled = logger.level, logger.propagate, logger.disabled
+    handlers, filters = list(logger.handlers), list(logger.filters)
+
+    def again() -> None:
+        for handler in handlers:
+            logger.addHandler(handler)
+        for one in filters:
+            logger.addFilter(one)
+        if level != logging.NOTSET:
+            logger.setLevel(level)
+        if not propagate:
+            logger.propagate = False
+        # One that is created by the import: no earlier configuration has disabled it.
+        logger.disabled = disabled
+
+    return again

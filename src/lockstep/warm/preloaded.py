@@ -1,0 +1,430 @@
+"""Modules that were imported ahead, and stay hidden until a script imports them.
+
+The server records what each package's import needs and changes. Then it removes the modules from
+``sys.modules`` and undoes the changes: a script that is forked finds what a new interpreter has.
+Where the script imports a package, a finder gives it the modules, those that the package imports,
+and their changes, in the order in which the server has seen them.
+
+    Preloaded.recording()  ─▶  hide()   ─ fork ─▶   expose()  ─▶  import: _activate()
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import machinery
+from types import ModuleType
+from typing import Any
+
+from lockstep.warm.effects import Change, State, libraries_loggers, noted_calls
+from lockstep.warm.variables import READ_LATER, matters_at_import, recorded_reads
+
+__all__ = ["Preloaded", "package_of"]
+
+
+def package_of(name: str) -> str:
+    """What can be left out: a package; of lockstep a module."""
+    root = name.partition(".")[0]
+    return name if root == "lockstep" else root
+
+
+class _Group:
+    """Modules that are exposed together: those of a package that one import has loaded."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self.imports: set[str] = set()
+        """The modules that it imports."""
+        self.modules: dict[str, ModuleType] = {}
+        self.reads: set[str] = set()
+
+
+class Preloaded:
+    """What a server has imported. The working directory must be one that no library knows."""
+
+    def __init__(self) -> None:
+        self.problems: dict[str, str] = {}
+        """Package → what it did that a later script would have done otherwise."""
+        self.variables: dict[str, str] = {}
+        """The variables that imports have set."""
+        self._nobody = _Group("")
+        self._groups: dict[tuple[str, int], _Group] = {}
+        self._group_of: dict[str, _Group] = {}
+        self._changes: list[tuple[_Group, Change]] = []
+        self._importing = [self._nobody]
+        self._count = 0
+        self._undo: list[Callable[[], object]] = []
+        self._before = State()
+        self._last = self._before
+        self._known = set(sys.modules)
+        self._hidden: dict[str, ModuleType] = {}
+        self._active: set[_Group] = set()
+        self._lock = threading.RLock()
+        self._looked_up: set[str] = set()
+        self._directory = os.getcwd()
+
+    @property
+    def reads(self) -> set[str]:
+        """The variables that imports have read."""
+        groups = (self._nobody, *self._groups.values())
+        return {name for group in groups for name in group.reads}
+
+    @property
+    def names(self) -> set[str]:
+        """Every module that is there, hidden or not."""
+        return {*sys.modules, *self._hidden}
+
+    @property
+    def modules(self) -> Mapping[str, ModuleType]:
+        """Those that are hidden."""
+        return self._hidden
+
+    @property
+    def looked_up(self) -> set[str]:
+        """The files that imports have looked for, besides modules."""
+        return self._looked_up
+
+    # In the server.
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within this context modules are imported."""
+        with contextlib.ExitStack() as stack:
+            reads = stack.enter_context(recorded_reads())
+            self._undo = stack.enter_context(noted_calls(self._note))
+            stack.enter_context(_noted_imports(self._imports))
+            stack.enter_context(_noted_execution(lambda name: self._running(name, reads)))
+            stack.enter_context(_noted_files(self._looks_at))
+            self._last = State()  # what follows is the libraries'
+            yield
+            self._checkpoint(reads)
+        now, before = self._last.variables, self._before.variables
+        self.variables = {name: now[name] for name in now if before.get(name) != now[name]}
+
+    def load(self, name: str) -> None:
+        """Import a module, and all that it imports."""
+        self._count += 1
+        before = set(sys.modules)
+        try:
+            importlib.import_module(name)
+        finally:
+            for new in sys.modules.keys() - before:  # also those that have no code
+                self._group(new)
+
+    def _group(self, name: str) -> _Group:
+        package = package_of(name)
+        if package in sys.stdlib_module_names:
+            return self._nobody  # what Python's own modules do is the same in every process
+        if name not in self._group_of:
+            place = (package, self._count)
+            self._group_of[name] = self._groups.setdefault(place, _Group(package))
+        return self._group_of[name]
+
+    def _note(self, change: Change) -> None:
+        self._changes.append((self._importing[-1], change))
+
+    def _imports(self, name: str) -> None:
+        self._importing[-1].imports.add(name)
+
+    @contextlib.contextmanager
+    def _running(self, name: str, reads: set[str]) -> Iterator[None]:
+        group = self._group(name)
+        if self._importing[-1] is group:
+            yield
+            return
+        self._checkpoint(reads)
+        self._importing.append(group)
+        try:
+            yield
+        finally:
+            self._checkpoint(reads)
+            self._importing.pop()
+
+    def _checkpoint(self, reads: set[str]) -> None:
+        """Give what has happened since the last time to the group that is being imported."""
+        state = State()
+        for change in state.changes_since(self._last, reads):
+            self._note(change)
+        self._importing[-1].reads |= reads
+        reads.clear()
+        self._last = state
+
+    def _looks_at(self, path: str) -> None:
+        if os.path.isabs(path) and not path.startswith(self._directory):
+            self._looked_up.add(path)
+            return
+        name = os.path.relpath(path, self._directory)
+        for package in {group.package for group in self._importing} - {""}:
+            self.problems.setdefault(package, f"it looks for {name!r} in the working directory")
+
+    def hide(self) -> None:
+        """Remove everything that was imported from sight."""
+        for name in [name for name in self._group_of if name in sys.modules]:
+            self._hidden[name] = self._group_of[name].modules[name] = sys.modules.pop(name)
+        for name, module in self._hidden.items():
+            self._set_in_parent(name, module, present=False)
+        for undo in self._undo:
+            undo()
+        self._before.restore()
+        for group, change in self._changes:
+            if not group.modules:
+                change()
+        self._changes = [(group, change) for group, change in self._changes if group.modules]
+        for name, change in libraries_loggers({name.partition(".")[0] for name in self._hidden}):
+            root = name.partition(".")[0]
+            group = self._group_of.get(name) or self._group_of.get(root, self._nobody)
+            self._changes.append((group, change))
+
+    # In a forked process.
+
+    def expose(
+        self,
+        environment: Mapping[str, str],
+        path: list[str],
+        stale: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """Give modules to whoever imports them, from now on.
+
+        Args:
+            environment: the variables that this process has now.
+            path: ``sys.path`` as it is now; ``sys.path`` itself may change.
+            stale: called with a variable and a package which has not seen its new value.
+        """
+        self._environment = dict(environment)
+        self._path = list(path)
+        self._stale = stale
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: Any = None, target: ModuleType | None = None
+    ) -> machinery.ModuleSpec | None:
+        """The finder's one method; see ``sys.meta_path``."""
+        module = self._hidden.get(name)
+        if module is None:
+            return None
+        if path is None and sys.path != self._path and not self._is_found_there(name, module):
+            return None
+        return _spec(name, module, self)
+
+    def _is_found_there(self, name: str, module: ModuleType) -> bool:
+        """Whether an import that follows ``sys.path`` finds the module that was imported ahead."""
+        if name in sys.builtin_module_names or getattr(module, "__spec__", None) is None:
+            return True
+        found = machinery.PathFinder.find_spec(name)
+        return found is None or found.origin == module.__spec__.origin  # type: ignore[union-attr]
+
+    def activate(self, name: str) -> ModuleType:
+        """The script imports a module: it is there from now on, with all that it needs."""
+        with self._lock:
+            module = self._hidden.get(name)
+            if module is None:
+                return sys.modules[name]  # another thread was faster
+            wanted: dict[_Group, None] = {}
+            self._collect(self._group_of[name], wanted)
+            for group in wanted:
+                for own, found in group.modules.items():
+                    sys.modules[own] = found
+                    del self._hidden[own]
+            for group in wanted:
+                for own, found in group.modules.items():
+                    self._set_in_parent(own, found, present=True)
+            self._active.update(wanted)
+            self._check_variables(wanted)
+            for group, change in self._changes:
+                if group in wanted:
+                    with contextlib.suppress(Exception):
+                        change()
+            if any("numpy" in group.modules for group in wanted):  # a fork copies the random state
+                sys.modules["numpy"].random.seed()
+            return module
+
+    def _collect(self, group: _Group, wanted: dict[_Group, None]) -> None:
+        if group in wanted or group in self._active:
+            return
+        wanted[group] = None
+        for name in group.imports:
+            if name in self._group_of:
+                self._collect(self._group_of[name], wanted)
+        # What was there before of the same package: not every import can be seen.
+        for other in self._groups.values():
+            if other is group:
+                break
+            if other.package == group.package:
+                self._collect(other, wanted)
+
+    def _check_variables(self, wanted: Iterable[_Group]) -> None:
+        if self._stale is None:
+            return
+        now = os.environ.copy()
+        differing = {
+            name
+            for name in self._environment.keys() | now.keys()
+            if self._environment.get(name) != now.get(name)
+            and self.variables.get(name) != now.get(name)
+        } - READ_LATER
+        for group in wanted if differing else ():
+            for name in differing:
+                if matters_at_import(name, group.reads):
+                    self._stale(name, group.package)
+                    return
+
+    def _set_in_parent(self, name: str, module: ModuleType, *, present: bool) -> None:
+        parent, _, own = name.rpartition(".")
+        if parent not in sys.modules:
+            return
+        names = getattr(sys.modules[parent], "__dict__", {})
+        if present:
+            names.setdefault(own, module)
+        elif names.get(own) is module:
+            del names[own]
+
+
+class _Loader:
+    """Gives out a module that is loaded already."""
+
+    def __init__(self, preloaded: Preloaded, spec: machinery.ModuleSpec | None) -> None:
+        self._preloaded = preloaded
+        self._spec = spec
+
+    def create_module(self, spec: machinery.ModuleSpec) -> ModuleType:
+        return self._preloaded.activate(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        with contextlib.suppress(AttributeError):  # not every library's module is one
+            module.__spec__ = self._spec  # the import system has replaced it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._spec.loader, name)  # type: ignore[union-attr]
+
+
+def _spec(name: str, module: ModuleType, preloaded: Preloaded) -> machinery.ModuleSpec:
+    own = getattr(module, "__spec__", None)
+    loader: Any = _Loader(preloaded, own)
+    spec = machinery.ModuleSpec(name, loader, origin=getattr(own, "origin", None))
+    spec.submodule_search_locations = getattr(own, "submodule_search_locations", None)
+    spec.cached = getattr(own, "cached", None)
+    spec.has_location = getattr(own, "has_location", False)
+    return spec
+
+
+@contextlib.contextmanager
+def _noted_imports(note: Callable[[str], None]) -> Iterator[None]:
+    """Within this context, note the name of each module that is imported, loaded or not."""
+    bootstrap: Any = importlib._bootstrap
+    statement, function = builtins.__import__, bootstrap._gcd_import
+
+    def by_statement(name: str, *args: Any, **kwargs: Any) -> Any:
+        found = statement(name, *args, **kwargs)
+        given = dict(zip(("globals", "locals", "fromlist", "level"), args, strict=False), **kwargs)
+        if not given.get("level"):
+            note(name)
+            if name.startswith("lockstep"):
+                for own in given.get("fromlist") or ():
+                    if f"{name}.{own}" in sys.modules:
+                        note(f"{name}.{own}")
+        return found
+
+    def by_function(name: str, package: Any = None, level: int = 0) -> Any:
+        found = function(name, package, level)
+        if level == 0:
+            note(name)
+        return found
+
+    builtins.__import__, bootstrap._gcd_import = by_statement, by_function
+    try:
+        yield
+    finally:
+        builtins.__import__, bootstrap._gcd_import = statement, function
+
+
+@contextlib.contextmanager
+def _noted_execution(
+    running: Callable[[str], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """Within this context, have the code of each module run in a context of its own."""
+    loaders: tuple[Any, ...] = (machinery.SourceFileLoader, machinery.ExtensionFileLoader)
+
+    def noted(original: Any) -> Any:
+        def exec_module(self: Any, module: ModuleType) -> None:
+            with running(module.__name__):
+                original(self, module)
+
+        return exec_module
+
+    own = [vars(loader).get("exec_module") for loader in loaders]
+    for loader in loaders:
+        loader.exec_module = noted(loader.exec_module)
+    try:
+        yield
+    finally:
+        for loader, method in zip(loaders, own, strict=True):
+            if method is None:
+                del loader.exec_module
+            else:
+                loader.exec_module = method
+
+
+_LOOKS: tuple[tuple[Any, str], ...] = (
+    (builtins, "open"),
+    (io, "open"),
+    (os, "access"),
+    (os, "listdir"),
+    (os, "open"),
+    (os, "scandir"),
+    (os, "stat"),
+)
+
+
+class _Look:
+    """A function that looks at a file, noted. A library may keep it: then it stays the function.
+
+    No Python function: as an attribute of a class it must not become a method. It is in the same
+    sets as the function (``os.supports_dir_fd``).
+    """
+
+    def __init__(self, original: Any, note: Callable[[str], None]) -> None:
+        self._original = original
+        self.note: Callable[[str], None] | None = note
+
+    def __call__(self, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+        if self.note is not None and not isinstance(path, int) and not _looks_for_source():
+            with contextlib.suppress(TypeError, ValueError):
+                self.note(os.fsdecode(path))
+        return self._original(path, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or bool(other == self._original)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+
+def _looks_for_source() -> bool:
+    """Whether a line of code is looked for, by the name of its file, which may be none."""
+    frame = sys._getframe(2)
+    if frame.f_globals.get("__name__") == "genericpath" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") in ("inspect", "linecache", "tokenize")
+
+
+@contextlib.contextmanager
+def _noted_files(note: Callable[[str], None]) -> Iterator[None]:
+    """Within this context, note the files that Python code looks for."""
+    looks = [_Look(getattr(owner, name), note) for owner, name in _LOOKS]
+    for (owner, name), look in zip(_LOOKS, looks, strict=True):
+        setattr(owner, name, look)
+    try:
+        yield
+    finally:
+        for (owner, name), look in zip(_LOOKS, looks, strict=True):
+            setattr(owner, name, look._original)
+            look.note = None
