@@ -19,15 +19,11 @@ STEPS = 40
 # Programs: one loop, three ways to start it.
 
 
-def train_cnn(config: dict[str, Any], report: Callable[[float], None]) -> None:
-    """A small CNN on random images; steps a second over the epochs after the first."""
-    import torch
-    import torch.distributed as dist
+def cnn() -> Any:
+    """The model."""
     from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
 
-    torch.manual_seed(0)
-    layers = [
+    return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -38,21 +34,46 @@ def train_cnn(config: dict[str, Any], report: Callable[[float], None]) -> None:
         nn.Linear(64 * 8 * 8, 128),
         nn.ReLU(),
         nn.Linear(128, 10),
-    ]
-    model = DistributedDataParallel(nn.Sequential(*layers))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    images = torch.randn(STEPS, BATCH, 3, 32, 32)
-    labels = torch.randint(10, (STEPS, BATCH))
+    )
+
+
+def batches() -> tuple[Any, Any]:
+    """Random images and labels, for each step of an epoch."""
+    import torch
+
+    return torch.randn(STEPS, BATCH, 3, 32, 32), torch.randint(10, (STEPS, BATCH))
+
+
+def train_cnn(
+    config: dict[str, Any], report: Callable[[float], None], accelerator: Any = None
+) -> None:
+    """A small CNN on random images; steps a second over the epochs after the first."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model: Any = cnn()
+    if accelerator is None:
+        model = DistributedDataParallel(model)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+    if accelerator is not None:
+        model, optimizer = accelerator.prepare(model, optimizer)
+    images, labels = batches()
     start = cpu = 0.0
     for epoch in range(config["epochs"] + 1):
         if epoch == 1:
             dist.barrier()
             start, cpu = time.perf_counter(), time.process_time()
-        loss = torch.zeros(())
+        loss: Any = torch.zeros(())
         for step in range(STEPS):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images[step]), labels[step])
-            loss.backward()  # type: ignore[no-untyped-call]
+            if accelerator is None:
+                loss.backward()
+            else:
+                accelerator.backward(loss)
             optimizer.step()
         report(loss.item())
     dist.barrier()
@@ -133,12 +154,16 @@ def measure(bench: Bench) -> list[Measurement]:
 
 
 def _run(bench: Bench, system: str, launcher: str, epochs: int) -> dict[str, Any]:
+    (record,) = bench.run(FILE, system, launcher=launcher, epochs=epochs, env=equal())[2]
+    return record
+
+
+def equal() -> dict[str, str]:
+    """Variables that make the systems equal: threads, and what malloc does."""
     threads = str(max(1, (os.cpu_count() or 1) // common.WORKERS))
     # Whether malloc gives memory back between steps is chance, and worth 10 % of a step.
     malloc = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
-    env = {"OMP_NUM_THREADS": threads, **malloc}
-    (record,) = bench.run(FILE, system, launcher=launcher, epochs=epochs, env=env)[2]
-    return record
+    return {"OMP_NUM_THREADS": threads, **malloc}
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def measure(bench: Bench) -> list[Measurement]:
     for _ in range(bench.times(5, 2)):
         for system in sizes:
             launcher = "torchrun" if system == "torchrun" else "python"
-            sizes[system].append(_megabytes(bench, system, launcher))
+            sizes[system].append(megabytes(bench, system, launcher))
     times = bench.times(2, 1)
     return [
         Measurement(
@@ -70,7 +70,7 @@ def measure(bench: Bench) -> list[Measurement]:
                 Against("torchrun", sizes["torchrun"], Reach(1.0, "below")),
                 bench.peer(
                     "Ray Train",
-                    lambda: [_megabytes(bench, "ray", "ray") for _ in range(times)],
+                    lambda: [megabytes(bench, "ray", "ray") for _ in range(times)],
                     Reach(4.0, "a quarter"),
                 ),
             ],
@@ -78,8 +78,9 @@ def measure(bench: Bench) -> list[Measurement]:
     ]
 
 
-def _megabytes(bench: Bench, system: str, launcher: str) -> float:
-    with bench.program(FILE, system, launcher=launcher) as program:
+def megabytes(bench: Bench, system: str, launcher: str, file: str = FILE, **config: Any) -> float:
+    """The memory of one idle run."""
+    with bench.program(file, system, launcher=launcher, **config) as program:
         program.wait_for_records(common.WORKERS)
         time.sleep(SETTLE_S)
         pids = program.processes()

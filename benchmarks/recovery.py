@@ -63,9 +63,9 @@ def measure(bench: Bench) -> list[Measurement]:
     ours: list[float | None] = []
     torchrun: list[float | None] = []
     for _ in range(bench.times(9, 2)):
-        ours.append(_once(bench, "lockstep"))
+        ours.append(once(bench, "lockstep"))
         torchrun.append(
-            _once(
+            once(
                 bench,
                 "torchrun",
                 launcher="torchrun",
@@ -84,7 +84,7 @@ def measure(bench: Bench) -> list[Measurement]:
             ("Ray Train, 10 ms poll", {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.01"}, None),
         ):
             bench.say(f"  {name}")
-            tries = [_once(bench, "ray", launcher="ray", env=env) for _ in range(bench.times(3, 1))]
+            tries = [once(bench, "ray", launcher="ray", env=env) for _ in range(bench.times(3, 1))]
             peers.append(_against(name, tries, reach))
     return [
         Measurement(
@@ -97,11 +97,13 @@ def measure(bench: Bench) -> list[Measurement]:
     ]
 
 
-def _once(bench: Bench, role: str, **options: Any) -> float | None:
+def once(
+    bench: Bench, role: str, file: str = FILE, limit: float = LIMIT_S, **options: Any
+) -> float | None:
     """Seconds to recover; None if it did not."""
-    with bench.program(FILE, role, **options) as program:
+    with bench.program(file, role, **options) as program:
         try:
-            program.wait(LIMIT_S)
+            program.wait(limit)
         except ProgramFailed as error:
             bench.say(f"  {role} did not recover: {str(error).splitlines()[0]}")
         records = program.records()

@@ -27,6 +27,7 @@ QUESTIONS = (
     "reload",
     "ledger",
     "ddp",
+    "frameworks",
     "memory",
     "data",
     "data_processes",

@@ -88,7 +88,7 @@ def _cold(bench: Bench) -> list[Measurement]:
         for name, launcher in systems:
             started, seconds, records = bench.run(FILE, name, launcher=launcher, fits=1)
             whole[name].append(seconds)
-            first[name].append(_ready(records, 0) - started)
+            first[name].append(ready(records, 0) - started)
     ray_first: list[float] = []
 
     def ray() -> list[float]:
@@ -96,7 +96,7 @@ def _cold(bench: Bench) -> list[Measurement]:
         for _ in range(bench.times(2, 1)):
             started, seconds, records = bench.run(FILE, "ray", launcher="ray", fits=1)
             samples.append(seconds)
-            ray_first.append(_ready(records, 0) - started)
+            ray_first.append(ready(records, 0) - started)
         return samples
 
     ray_whole = bench.peer("Ray Train", ray)
@@ -144,7 +144,7 @@ def _run(bench: Bench) -> list[Measurement]:
                     FILE, role, launcher=launcher, fits=1, env=variables
                 )
                 whole[name].append(seconds)
-                first[name].append(_ready(records, 0) - started)
+                first[name].append(ready(records, 0) - started)
         memory = _await_server(variables)
     finally:
         common.lockstep_command(variables, "warm", "--stop")
@@ -182,13 +182,13 @@ def _await_server(variables: dict[str, str]) -> float:
 def _warm(bench: Bench) -> list[Measurement]:
     bench.say("warm fits in one process")
     fits = 1 + bench.times(15, 5)
-    ready, whole = _split(bench.run(FILE, "lockstep", fits=fits)[2], fits)
+    reached, whole = split(bench.run(FILE, "lockstep", fits=fits)[2], fits)
     ray_ready: list[float] = []
 
     def ray() -> list[float]:
         count = 1 + bench.times(3, 1)
         records = bench.run(FILE, "ray", launcher="ray", fits=count)[2]
-        first, seconds = _split(records, count)
+        first, seconds = split(records, count)
         ray_ready.extend(first)
         return seconds
 
@@ -197,7 +197,7 @@ def _warm(bench: Bench) -> list[Measurement]:
         Measurement(
             "later fit(): call to the function's first line, group ready",
             "s",
-            ready,
+            reached,
             Reach(0.10, "0.10 s"),
             [Against("Ray Train", ray_ready, Reach(80, "80 times faster"), ray_whole.note)],
         ),
@@ -207,15 +207,16 @@ def _warm(bench: Bench) -> list[Measurement]:
     ]
 
 
-def _split(records: list[dict[str, Any]], fits: int) -> tuple[list[float], list[float]]:
+def split(records: list[dict[str, Any]], fits: int) -> tuple[list[float], list[float]]:
     """Of each fit but the first: call to the last rank's first line, and the whole call."""
     calls = {record["fit"]: record for record in records if "called" in record}
     later = range(1, fits)
-    ready = [_ready(records, number) - calls[number]["called"] for number in later]
-    return ready, [calls[number]["seconds"] for number in later]
+    first = [ready(records, number) - calls[number]["called"] for number in later]
+    return first, [calls[number]["seconds"] for number in later]
 
 
-def _ready(records: list[dict[str, Any]], fit: int) -> float:
+def ready(records: list[dict[str, Any]], fit: int) -> float:
+    """When the last rank reached its first line."""
     moments = [r["ready"] for r in records if "ready" in r and r["fit"] == fit]
     if len(moments) != common.WORKERS:
         raise common.ProgramFailed(f"{len(moments)} of {common.WORKERS} workers got ready")
