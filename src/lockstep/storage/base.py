@@ -138,12 +138,16 @@ class Storage(ABC):
         """Copy a file or a directory with everything in it to a local path."""
 
     @abstractmethod
-    def stage(self, name: str) -> str:
-        """The directory for the files of ``name`` until ``name`` is published."""
+    def stage(self, name: str, attempt: int = 0) -> str:
+        """The directory for the files of ``name`` until ``name`` is published.
+
+        On a filesystem that can rename, each ``attempt`` has one of its own: a process of an
+        earlier attempt that was frozen and comes back writes into its own only.
+        """
 
     @abstractmethod
-    def publish(self, name: str, manifest: bytes) -> None:
-        """Make the staged files appear as ``name``, in one atomic step.
+    def publish(self, name: str, manifest: bytes, attempt: int = 0) -> None:
+        """Make the files that an attempt has staged appear as ``name``, in one atomic step.
 
         Publishing a name twice is a StorageError, and so is, on a local disk, a directory at
         ``name`` that has files already.
@@ -172,8 +176,8 @@ class Storage(ABC):
             return None
 
     @abstractmethod
-    def discard(self, name: str) -> None:
-        """Delete the staged, unpublished files of ``name``. Idempotent."""
+    def discard(self, name: str, attempt: int = 0) -> None:
+        """Delete the unpublished files of ``name`` that an attempt has staged. Idempotent."""
 
     @abstractmethod
     def unpublish(self, name: str) -> None:

@@ -161,13 +161,13 @@ class LocalStorage(Storage):
             return
         self._get_tree(name, destination)
 
-    def stage(self, name: str) -> str:
-        return join(STAGING_DIRECTORY, name)
+    def stage(self, name: str, attempt: int = 0) -> str:
+        return join(STAGING_DIRECTORY, f"{name}.attempt_{attempt}" if attempt else name)
 
-    def publish(self, name: str, manifest: bytes) -> None:
+    def publish(self, name: str, manifest: bytes, attempt: int = 0) -> None:
         if self.is_published(name):
             raise already_published(self.path(name))
-        staged, final = self.path(self.stage(name)), self.path(name)
+        staged, final = self.path(self.stage(name, attempt)), self.path(name)
         with storage_errors("publish", final):
             if os.path.isdir(final) and os.listdir(final):
                 raise StorageError(
@@ -185,8 +185,8 @@ class LocalStorage(Storage):
             _rename(staged, final)
             _fsync(os.path.dirname(final))  # a power loss must not undo the rename
 
-    def discard(self, name: str) -> None:
-        staged = self.path(self.stage(name))
+    def discard(self, name: str, attempt: int = 0) -> None:
+        staged = self.path(self.stage(name, attempt))
         with storage_errors("delete", staged):
             _remove_tree(staged)
 

@@ -218,16 +218,16 @@ class RemoteStorage(Storage):
         with storage_errors(f"copy {self._display_uri(name)!r} to", destination):
             save_local(destination, itertools.chain((first,), chunks))
 
-    def stage(self, name: str) -> str:
-        return name
+    def stage(self, name: str, attempt: int = 0) -> str:
+        return name  # an object cannot be renamed: it is written where it stays
 
-    def publish(self, name: str, manifest: bytes) -> None:
+    def publish(self, name: str, manifest: bytes, attempt: int = 0) -> None:
         if self.is_published(name):
             raise already_published(self._display_uri(name))
         # The commit: readers look for the manifest, and one object appears at once.
         self.write(join(name, MANIFEST), manifest)
 
-    def discard(self, name: str) -> None:
+    def discard(self, name: str, attempt: int = 0) -> None:
         if not self.is_published(name):
             self._delete(name)
 

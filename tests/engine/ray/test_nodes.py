@@ -74,6 +74,63 @@ def test_a_frozen_node_is_fenced(engine: Engine, add_node: Callable[[], ExtraNod
         assert run.until_ended() == [0, 0]
 
 
+def save_or_freeze(config: dict[str, Any]) -> None:
+    """Each rank saves a file. In the first attempt, rank 1 is frozen when it is about to write."""
+    context, folder = train.get_context(), Path(config["folder"])
+    rank, attempt = context.get_world_rank(), context.get_attempt()
+    if rank == 1 and attempt == 1:
+        save_files = Checkpoint.save_files
+
+        def slow(self: Checkpoint, *args: Any, **options: Any) -> None:
+            (folder / "pid").write_text(str(os.getpid()))
+            while not (folder / "thawed").exists():
+                time.sleep(0.001)
+            save_files(self, *args, **options)
+
+        Checkpoint.save_files = slow  # type: ignore[method-assign]
+    (folder / f"{attempt}-{rank}").mkdir()
+    (folder / f"{attempt}-{rank}" / f"part_{rank}").write_text(f"attempt {attempt}")
+    kept = Checkpoint.from_directory(str(folder / f"{attempt}-{rank}"))
+    train.report({"attempt": attempt}, checkpoint=kept, checkpoint_dir_name="mine")
+
+
+def test_a_thawed_worker_changes_no_checkpoint(
+    engine: Engine, add_node: Callable[[], ExtraNode], tmp_path: Path
+) -> None:
+    extra = add_node()
+    see(engine, 6)
+
+    def freeze_and_thaw() -> None:
+        wait_until((tmp_path / "pid").exists, 120)
+        extra.signal(signal.SIGSTOP)
+        see(engine, 4)  # it is fenced, and the next attempt waits for a node
+        (tmp_path / "thawed").touch()
+        extra.signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=freeze_and_thaw)
+    thread.start()
+    result = DataParallelTrainer(
+        save_or_freeze,
+        train_loop_config={"folder": str(tmp_path)},
+        scaling_config=ScalingConfig(
+            num_workers=2, label_selector=[{"extra": "!yes"}, {"extra": "yes"}]
+        ),
+        run_config=RunConfig(
+            storage_path=str(tmp_path / "runs"),
+            verbose=0,
+            failure_config=FailureConfig(max_failures=1),
+        ),
+    ).fit()
+    thread.join()
+    wait_until(lambda: not lives(int((tmp_path / "pid").read_text())))
+    assert result.metrics["attempt"] == 2
+    assert result.checkpoint is not None
+    assert str(result.checkpoint.path).endswith("/mine")
+    with result.checkpoint.as_directory() as folder:
+        parts = {p.name: p.read_text() for p in Path(folder).glob("part_*")}
+    assert parts == {"part_0": "attempt 2", "part_1": "attempt 2"}
+
+
 def command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 

@@ -71,9 +71,9 @@ def test_what_has_changed_since_it_was_sealed_is_not_written(
     sums = checksum(os.pread(part.descriptor, SIZE, 0), SIZE)
     assert memory.seal("one", 0, sums)
     storage = open_storage(str(tmp_path))
-    memory.write("one", storage)
+    memory.write("one", storage, storage.stage("one"))
     (written,) = tmp_path.rglob("rank_0.safetensors")
     assert written.read_bytes().startswith(b"state")
     os.pwrite(part.descriptor, b"STATE", 0)
     with pytest.raises(CheckpointError, match="its checksum differs"):
-        memory.write("one", storage)
+        memory.write("one", storage, storage.stage("one"))

@@ -199,6 +199,25 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "temporary"
 
 
+def test_each_attempt_stages_its_files_in_a_place_of_its_own(tmp_path: Path) -> None:
+    run = create(open_storage(tmp_path / "run"))
+    run.begin_attempt(1, [], 0.0)
+    frozen = run.begin_save("best")  # a worker has this order, and does not answer
+    run.storage.put_bytes(f"{frozen}/old", b"1")
+    run.discard("best")
+    run.begin_attempt(2, [], 0.0)
+    run.storage.put_bytes(f"{run.begin_save('best')}/part", b"2")
+    # The worker comes back, and continues with its order: before the commit, and after.
+    run.storage.put_bytes(f"{frozen}/part", b"1")
+    run.publish(record("best", uploaded=True))
+    run.storage.put_bytes(f"{frozen}/late", b"1")
+    kept = tmp_path / "run" / "best"
+    assert {path.name for path in kept.iterdir()} == {"part", MANIFEST}
+    assert (kept / "part").read_bytes() == b"2"
+    run.end(Phase.FAILED.value)
+    run.close()
+
+
 def set_aside(run: Run, folder: str | None = None) -> Path:
     prefix = snapshot_prefix(run.trial_id, run.storage.root)
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))

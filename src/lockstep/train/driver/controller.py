@@ -514,15 +514,14 @@ class Controller:
 
     def _order_save(self, action: e.OrderSave) -> None:
         save, plan = action
-        self._run.begin_save(save.name)
-        storage = self._run.storage
+        directory = self._run.begin_save(save.name)
         # Two ranks may hold the same name. After one warning, comparing the files is wasted work.
         compare = {} if self._notifier.has_warned("differ") else plan.compare
         # Of a state ranks share what they have in common. All ranks in each order would be many.
         ranks = tuple(plan.write) if save.is_state else ()
         for rank in plan.write:
             order = m.SaveOrder(
-                storage.stage(save.name),
+                directory,
                 save.name,
                 plan.write[rank],
                 compare.get(rank, ()),
@@ -608,8 +607,10 @@ class Controller:
             )
         self._run.pending = record
 
+        directory = self._run.stage(save.name)
+
         def write() -> None:
-            self._memory.write(save.name, self._run.storage)
+            self._memory.write(save.name, self._run.storage, directory)
             self._run.publish(record)
 
         if self._engine.in_this_process:

@@ -64,14 +64,13 @@ class StateMemory:
         snapshot = self._snapshots.get(name)
         return tuple(snapshot.parts.values()) if snapshot else ()
 
-    def write(self, name: str, storage: Storage) -> None:
-        """Write a snapshot's files to where they are published from.
+    def write(self, name: str, storage: Storage, directory: str) -> None:
+        """Write a snapshot's files to ``directory``, from where they are published.
 
         Raises:
             CheckpointError: the memory is not what the ranks have sealed.
             StorageError: storage failed.
         """
-        directory = storage.stage(name)
         with ExitStack() as mapped:
             # All of them first: storage may not answer for long, and the descriptors be closed.
             memories = [

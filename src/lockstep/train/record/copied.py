@@ -44,7 +44,7 @@ def copy_checkpoint(run: Run, donor: Storage, found: CheckpointRecord) -> None:
     if record.uploaded:
         record = replace(record, name=checkpoint_name(number))
         try:
-            _copy(donor, found.name, run.storage, run.storage.stage(record.name))
+            _copy(donor, found.name, run.storage, run.stage(record.name))
         except (FileNotFoundError, StorageError):
             if donor.is_published(found.name):
                 raise

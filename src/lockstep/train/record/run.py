@@ -91,6 +91,8 @@ class Run:
         self.pending: CheckpointRecord | None = None
         self.best: tuple[str, float, int] | None = None
         self._unfinished_stages: set[str] = set()
+        self._stages: dict[str, int] = {}
+        """Checkpoints that are not published yet → the attempt that stages them."""
         # A restored run may find snapshots of the driver before.
         self._has_saved = restored
         self._mirror: Mirror | None = None
@@ -164,7 +166,7 @@ class Run:
         # Only numbered names are certainly lockstep's own. Another directory may be the user's, and
         # is deleted only if a checkpoint of its name is begun.
         for name in filter(is_numbered, sorted(self._unfinished_stages)):
-            self.begin_save(name)
+            self._clear(name)
         self.rows = past.rows
         self._attempts = max(past.attempts, default=0)
         lost = self._mirror is not None and not self._mirror.found_spool
@@ -464,9 +466,10 @@ class Run:
         if self._mirror is not None:
             self._mirror.sync_journal()
         if record.uploaded:
-            self._add_metadata(self.storage.stage(record.name))
+            attempt = self._stages.get(record.name, 0)
+            self._add_metadata(self.storage.stage(record.name, attempt))
             manifest = json.dumps(asdict(record), default=repr).encode()
-            self.storage.publish(record.name, manifest)
+            self.storage.publish(record.name, manifest, attempt)
 
     def _add_metadata(self, directory: str) -> None:
         """Add the trainer's metadata to a checkpoint's own, which counts for names in both."""
@@ -483,6 +486,7 @@ class Run:
         # journaled is found by its manifest, which has the same fields.
         self._journal.append("checkpoint", **asdict(record))
         self.checkpoints.append(record)
+        self._stages.pop(record.name, None)
         if self.pending is not None and self.pending.id <= record.id:
             self.pending = None
         return self._drop_surplus(ended=False)
@@ -518,12 +522,22 @@ class Run:
         """The checkpoints that may be deleted now, which the journal does not have any more."""
         return self._drop_surplus(ended=False)
 
-    def begin_save(self, name: str) -> None:
-        """Delete what a killed driver has left of a checkpoint with this name."""
+    def begin_save(self, name: str) -> str:
+        """The directory on storage where this attempt puts the files of a checkpoint."""
         self._has_saved = True
+        self._clear(name)
+        return self.stage(name)
+
+    def stage(self, name: str) -> str:
+        """Where a checkpoint's files are until it is published: in a place of its attempt's own."""
+        attempt = self._stages.setdefault(name, self._attempt.get("attempt", 0))
+        return self.storage.stage(name, attempt)
+
+    def _clear(self, name: str) -> None:
+        """Delete what a killed driver, or an abandoned write, has left of a checkpoint."""
         if name in self._unfinished_stages:
             self._unfinished_stages.remove(name)
-            self.storage.discard(name)
+            self.storage.discard(name, self._stages.pop(name, 0))
 
     def discard(self, name: str, *, later: bool = False, in_memory: bool = False) -> None:
         """Delete what was saved of a checkpoint that will never be published.
@@ -538,7 +552,7 @@ class Run:
         if later:
             self._unfinished_stages.add(name)
         else:
-            self.storage.discard(name)
+            self.storage.discard(name, self._stages.pop(name, 0))
 
     def delete(self, record: CheckpointRecord) -> None:
         """Delete an old checkpoint's files. May run in another thread."""
