@@ -504,7 +504,7 @@ def test_exports_equal_public_definitions(file: str) -> None:
 def in_fresh_interpreter(code: str) -> object:
     script = f"import sys; sys.path.insert(0, {str(SRC)!r})\n{code}"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=50
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -17,7 +17,7 @@ def run(*arguments: str, path: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         env={**os.environ, "PATH": path},
     )
 

@@ -16,7 +16,7 @@ def test_jobs_run_in_order_and_errors_are_their_own() -> None:
     first = jobs.submit(seen.append, 1)
     wrong = jobs.submit(int, "x")
     last = jobs.submit(max, seen)
-    assert last.result(30) == 1
+    assert last.result(120) == 1
     assert first.result() is None
     with pytest.raises(ValueError, match="invalid literal"):
         wrong.result()
@@ -26,7 +26,7 @@ def test_jobs_run_in_order_and_errors_are_their_own() -> None:
 def test_the_thread_lives_only_while_there_is_something_to_do() -> None:
     jobs = JobThread("test-jobs")
     for _ in range(3):
-        jobs.submit(int).result(30)
+        jobs.submit(int).result(120)
         jobs.close(30)
         assert all(thread.name != "test-jobs" for thread in threading.enumerate())
 
@@ -37,15 +37,15 @@ def test_a_job_that_does_not_end_is_not_waited_for() -> None:
 
     def stall() -> bool:
         begun.set()
-        return go_on.wait(30)
+        return go_on.wait(120)
 
     stalled = jobs.submit(stall)
     never = jobs.submit(pytest.fail, "it had been forgotten")
-    assert begun.wait(30)
+    assert begun.wait(120)
     jobs.close(0.01)
     assert not stalled.done()
     go_on.set()
-    assert stalled.result(30) is True
+    assert stalled.result(120) is True
     jobs.close(30)
     assert not never.done()
 
@@ -80,7 +80,7 @@ def test_too_many_pending_make_submit_wait(bounded: JobThread) -> None:
     third.join(0.1)
     assert third.is_alive()
     gate.set()
-    third.join(10)
+    third.join(120)
     assert not third.is_alive()
 
 

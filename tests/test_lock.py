@@ -69,7 +69,7 @@ sys.stdin.read()
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
-        assert parent.wait(30) == 0
+        assert parent.wait(120) == 0
         assert is_locked(path) is False
         Journal(path).close()
 

@@ -302,6 +302,6 @@ def test_after_a_plain_import_names_are_found_when_they_are_used(spelling: str) 
     code = f"import lockstep as ray; ray.{spelling}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=50
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=150
     )
     assert done.returncode == 0, done.stderr

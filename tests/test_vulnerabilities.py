@@ -57,7 +57,7 @@ def run(tmp_path: Path, index: str) -> tuple[int, list[str]]:
         [sys.executable, str(SCRIPT), "--index", index, "--project", str(project)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     assert not done.stderr
     return done.returncode, done.stdout.splitlines()

@@ -29,7 +29,7 @@ def complete(line: str, root: Path) -> list[str]:
         "IFS": "\n",
     }
     subprocess.run(
-        [sys.executable, "-m", "lockstep"], env=environment, check=True, timeout=50, text=True
+        [sys.executable, "-m", "lockstep"], env=environment, check=True, timeout=150, text=True
     )
     return answer.read_text().split("\x0b") if answer.exists() else []
 

@@ -65,7 +65,7 @@ def test_a_script_in_a_repository(
         env={**os.environ, "PYTHONPATH": str(SRC)},
         cwd="/",
         check=True,
-        timeout=50,
+        timeout=150,
     )
     assert cli.main(["env", f"{out}/noted", "--json"]) == 0
     text = capsys.readouterr().out

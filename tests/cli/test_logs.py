@@ -66,7 +66,7 @@ def test_following_a_run_ends_with_it(tmp_path: Path) -> None:
             assert follower.poll() is None
             driver.kill()
             driver.wait()
-            rest, _ = follower.communicate(timeout=20)
+            rest, _ = follower.communicate(timeout=150)
             assert rest.splitlines() == ["[rank 1] up", "[rank 2] up"]
             assert follower.returncode == 0
         finally:

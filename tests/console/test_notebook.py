@@ -29,7 +29,7 @@ def run_cell(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         v4: Any = nbformat.v4
         sources = SETUP.format(src=str(SRC)), source
         notebook = v4.new_notebook(cells=[v4.new_code_cell(text) for text in sources])
-        NotebookClient(notebook, timeout=50, kernel_name="python3", allow_errors=raises).execute()
+        NotebookClient(notebook, timeout=150, kernel_name="python3", allow_errors=raises).execute()
         outputs: list[Any] = notebook.cells[1].outputs
         return outputs
 

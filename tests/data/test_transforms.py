@@ -88,7 +88,7 @@ class TestMapBatches:
 
         class Meeting:
             def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-                together.wait(30)  # passes only if three are called at once
+                together.wait(120)  # passes only if three are called at once
                 return {"id": batch["id"], "who": np.array([id(self)] * len(batch["id"]))}
 
         dataset = blocks(12, 1).map_batches(Meeting, batch_size=4, concurrency=3)

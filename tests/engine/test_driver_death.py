@@ -92,7 +92,7 @@ def test_nothing_outlives_the_driver(ending: str, worker: str, forks: str) -> No
             assert len(told["pids"]) == 8
             if ending.startswith("SIG"):
                 driver.send_signal(signal.Signals[ending])
-            driver.wait(timeout=20)
+            driver.wait(timeout=150)
             wait_until(lambda: not any(map(lives, [*told["pids"], told["server"]])))
             wait_until(lambda: members(told["keeper"]) == [])
         finally:
@@ -147,7 +147,7 @@ def run_to_end(text: str, storage: Path, **options: Any) -> str:
     with script(
         f"import os; os.environ['LOCKSTEP_STORAGE'] = {str(storage)!r}\n{text}", **options
     ) as process:
-        out, err = process.communicate(timeout=50)
+        out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err
     assert err == ""
     return out
@@ -178,7 +178,7 @@ def test_a_driver_without_standard_streams(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", code, *inner],
         check=True,
-        timeout=50,
+        timeout=150,
         env={**os.environ, "PYTHONPATH": path, "LOCKSTEP_STORAGE": str(tmp_path)},
     )
     assert (tmp_path / "done").exists()
@@ -207,5 +207,5 @@ def test_importing_starts_nothing() -> None:
         "print(threading.active_count(), open(f'/proc/self/task/{os.getpid()}/children').read())"
     )
     with script(text) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=150)
     assert (out.split(), err) == (["1"], "")

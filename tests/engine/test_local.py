@@ -346,7 +346,7 @@ def test_closing_while_output_flows(engine: Engine) -> None:
         run.until_told()
         started = time.monotonic()
         run.group.close()
-        assert time.monotonic() - started < 25
+        assert time.monotonic() - started < 100
 
 
 def test_a_process_that_holds_the_output_open_does_not_hold_up_close(engine: Engine) -> None:
@@ -355,7 +355,7 @@ def test_a_process_that_holds_the_output_open_does_not_hold_up_close(engine: Eng
         try:
             started = time.monotonic()
             assert "the worker's own line" in run.text()
-            assert time.monotonic() - started < 25
+            assert time.monotonic() - started < 100
         finally:
             with contextlib.suppress(ProcessLookupError):  # the closed pipe may have ended it
                 os.kill(run.messages[0][0], signal.SIGKILL)

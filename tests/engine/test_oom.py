@@ -140,7 +140,7 @@ def small_memory() -> Iterator[Path]:
 
 
 def remove(group: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while True:
         try:
             group.rmdir()
@@ -192,7 +192,7 @@ def test_a_worker_that_the_kernel_kills_for_its_memory(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(SRC), "LOCKSTEP_STORAGE": str(tmp_path / "out")},
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=150,
         )
     if "cgroup.procs" in done.stderr:
         pytest.skip(f"no process can be put into a cgroup here: {done.stderr}")

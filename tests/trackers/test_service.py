@@ -375,7 +375,7 @@ def hanging() -> Iterator[Hanging]:
     yield service
     service.go.set()
     if service.thread is not None:
-        service.thread.join(10)
+        service.thread.join(120)
 
 
 def test_the_end_of_a_run_waits_a_bounded_time_for_a_tracker_that_hangs(

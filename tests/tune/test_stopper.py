@@ -76,7 +76,7 @@ def test_a_timeout_counts_from_the_first_question(timeout: Any) -> None:
     stop = TimeoutStopper(timeout)
     time.sleep(0.06)
     assert not stop.stop_all()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while not stop.stop_all():
         assert time.monotonic() < deadline
     assert stop("a", {})

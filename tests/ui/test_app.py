@@ -311,7 +311,7 @@ def serving(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         yield json.loads(process.stdout.readline())["address"], process
     finally:
         process.terminate()
-        process.wait(timeout=50)
+        process.wait(timeout=150)
         if process.stdout is not None:
             process.stdout.close()
 
@@ -319,7 +319,7 @@ def serving(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 def test_the_command_serves_until_it_is_ended(run: MadeRun) -> None:
     with serving(str(run.path.parents[1]), "--port", "0") as (address, process):
         assert address.startswith("http://127.0.0.1:")
-        with httpx.Client(timeout=50) as client:
+        with httpx.Client(timeout=150) as client:
             assert client.get(address).status_code == 200
             events = address.partition("?")[0] + "api/events?view=runs"
             with client.stream("GET", events) as stream:
@@ -332,7 +332,7 @@ def test_the_command_serves_until_it_is_ended(run: MadeRun) -> None:
         file = Path(tempfile.gettempdir()) / f"lockstep-ui-{os.getuid()}.json"
         assert file.stat().st_mode & 0o777 == 0o600
         process.terminate()
-        process.wait(timeout=50)
+        process.wait(timeout=150)
     assert dashboard_address(str(run.path)) is None
     assert not file.exists()
 
@@ -359,5 +359,5 @@ def test_the_panels_name_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_libraries_are_what_their_hashes_say() -> None:
     script = ROOT / "scripts" / "vendor_ui.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout

@@ -62,7 +62,7 @@ def outcome(
         input="typed",
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     return done.returncode, re.sub("0x[0-9a-f]+", "0x…", done.stdout), done.stderr
 

@@ -50,7 +50,7 @@ def test_a_plan_goes_to_another_process(tmp_path: Path) -> None:
             [sys.executable, "-c", code, str(tmp_path / "plan")],
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=150,
         )
         assert done.returncode == 0, done.stderr
         here = [int(i) for b in plan.shard(1).iter_batches() for i in b["x"]]

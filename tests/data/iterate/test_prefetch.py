@@ -106,10 +106,10 @@ def test_backpressure(monkeypatch: pytest.MonkeyPatch) -> None:
     # Blocks of 400 bytes: one in use, two lie ready, one waits to be put there.
     running = iter(blocks(5000, 100).map_batches(note).iter_batches(batch_size=50))
     next(running)
-    assert ahead.wait(30)
+    assert ahead.wait(120)
     assert not further.wait(0.3)
     next(running)
-    assert further.wait(30)
+    assert further.wait(120)
 
 
 @pytest.mark.timeout(180)

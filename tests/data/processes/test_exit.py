@@ -34,6 +34,6 @@ def test_a_program_that_exits_does_not_wait(tmp_path: Path) -> None:
     script.write_text(_SCRIPT)
     done = subprocess.run(
         [sys.executable, script, tmp_path / "begun"],
-        capture_output=True, text=True, timeout=50, check=True,
+        capture_output=True, text=True, timeout=150, check=True,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("exits\n", "")

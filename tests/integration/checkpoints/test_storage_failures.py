@@ -300,7 +300,7 @@ class TestGivenUp:
         def write(self: remote.RemoteStorage, name: str, data: bytes) -> None:
             if name == "journal.jsonl" and b'"report"' in data and not late:
                 late.append(threading.current_thread())
-                go_on.wait(50)
+                go_on.wait(120)
             original(self, name, data)
 
         monkeypatch.setattr(remote.RemoteStorage, "write", write)

@@ -197,7 +197,7 @@ def test_a_group_that_changes_its_size(
             report(*args, **options)
             count += 1
             if count == 3 and train.get_context().get_attempt() == 1:
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 120
                 while not os.path.exists(config["gate"]) and time.monotonic() < deadline:
                     time.sleep(0.002)
                 if sizes[1] < sizes[0] and train.get_context().get_world_rank() == 0:

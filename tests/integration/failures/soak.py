@@ -336,7 +336,7 @@ def check(storage: Path, notes: Path, result: Result) -> None:
         assert metrics["epoch"] == state["epoch"]
     assert result.checkpoint is not None
     assert result.checkpoint.to_dict()["epoch"] == EPOCHS - 1
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while any(map(alive, pids_of(storage))):  # those of a killed driver are on their way out
         assert time.monotonic() < deadline
         time.sleep(0.01)

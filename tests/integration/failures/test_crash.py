@@ -172,11 +172,11 @@ def start(case: Case, folder: Path, script: str = DRIVER, steps: int = STEPS) ->
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=30,
+        timeout=150,
     )
     # Its output is at an end, so every process that held it is gone; the fork server and a worker
     # whose output goes elsewhere are looked for.
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (left := processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.005)
     assert not left, f"{case}: left behind: {left}"

@@ -96,7 +96,7 @@ def test_the_rank_that_broke_the_group_is_named(ending: str, ddp: bool, words: s
         assert isinstance(error.__cause__, WorkerDiedError)
     if ending == "leave":
         assert "(rank 0 lost its connection to it)" in str(error)
-    assert seconds < 30
+    assert seconds < 100  # torch's own time-out is half an hour
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGFPE"])

@@ -49,7 +49,7 @@ class At(Callback):
 
 
 def wait_for(gate: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not os.path.exists(gate):
         assert time.monotonic() < deadline
         time.sleep(0.002)

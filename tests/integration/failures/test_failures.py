@@ -66,20 +66,18 @@ class HoldsALock(Exception):
 
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_failing_rank_does_not_wait_for_one_that_sleeps(
-    culprit: int,
+    culprit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LOCKSTEP_STOP_GRACE_S", "150")
+
     def train_func(config: dict[str, int]) -> None:
         if train.get_context().get_world_rank() != config["culprit"]:
             time.sleep(1e6)
         raise RuntimeError("this one")
 
-    fit(lambda: None)  # the fork server is warm
-    for _ in range(5):  # on a busy machine one may be slow
-        started = time.monotonic()
-        error = failure(train_func, config={"culprit": culprit})
-        if (seconds := time.monotonic() - started) < 2:
-            break
-    assert seconds < 2
+    started = time.monotonic()
+    error = failure(train_func, config={"culprit": culprit})
+    assert time.monotonic() - started < 100
     assert type(error.__cause__) is RuntimeError
     assert error.__cause__.args == ("this one",)
     assert list(error.worker_failures) == [culprit]
@@ -106,7 +104,7 @@ def test_a_failing_rank_ends_one_that_is_stuck_in_c_code() -> None:
 
     started = time.monotonic()
     assert str(failure(train_func).__cause__) == "the other"
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 100
 
 
 @pytest.mark.parametrize(

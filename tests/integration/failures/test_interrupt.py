@@ -43,7 +43,7 @@ class DeafConfig(BackendConfig):
 
 
 def test_ranks_that_are_being_wired_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCKSTEP_STOP_GRACE_S", "50")
+    monkeypatch.setenv("LOCKSTEP_STOP_GRACE_S", "150")
     trainer = DataParallelTrainer(
         lambda: None,
         backend_config=DeafConfig(),
@@ -53,7 +53,7 @@ def test_ranks_that_are_being_wired_end_at_once(monkeypatch: pytest.MonkeyPatch)
     started = time.monotonic()
     with pytest.raises(TrainingInterrupted) as raised:
         trainer.fit()
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 100
     assert raised.value.result is not None
     assert raised.value.result.state == "interrupted"
     for rank in range(2):
@@ -87,7 +87,7 @@ def test_while_a_slow_callback_is_waited_for(tmp_path: Path) -> None:
             while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
                 time.sleep(0.001)  # the driver still drives
             os.kill(os.getpid(), signal.SIGINT)
-            released.wait(50)
+            released.wait(120)
 
     try:
         with pytest.raises(KeyboardInterrupt):

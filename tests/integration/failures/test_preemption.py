@@ -139,11 +139,13 @@ class TestDriver:
 
         started = time.monotonic()
         result = preempted(train_func, config={"driver": os.getpid()})
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 100
         assert result.state == "preempted"
         assert result.checkpoint is not None
 
-    def test_twice_does_not_wait(self) -> None:
+    def test_twice_does_not_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOCKSTEP_PREEMPTION_GRACE_S", "150")
+
         def train_func(config: dict[str, Any]) -> None:
             if train.get_context().get_world_rank() == 0:
                 os.kill(config["driver"], signal.SIGTERM)
@@ -155,7 +157,7 @@ class TestDriver:
 
         started = time.monotonic()
         preempted(train_func, config={"driver": os.getpid()})
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 100
 
     def test_one_that_finishes_in_time_has_finished(self) -> None:
         def train_func(config: dict[str, Any]) -> None:

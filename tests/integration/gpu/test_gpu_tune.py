@@ -64,7 +64,7 @@ def test_a_function_with_a_gpu() -> None:
 def test_trials_that_take_a_part_of_a_gpu_share_it(tmp_path: Path) -> None:
     def trial(config: dict[str, Any]) -> None:
         note(tmp_path, "here", os.environ["CUDA_VISIBLE_DEVICES"])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len(notes(tmp_path, "here")) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         gpus = tune.get_trial_resources()["GPU"]

@@ -26,7 +26,7 @@ def run_as_ray(directory: Path, source: str, **files: str) -> str:
         },
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -70,7 +70,7 @@ def test_unequal_report_counts_are_named_at_once(
 
     started = time.monotonic()
     error = failure(train_func, workers=len(counts), config={"counts": counts})
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 100
     assert isinstance(error.__cause__, MismatchedReportsError)
     assert stopped in str(error.__cause__)
     assert waiting in str(error.__cause__)
@@ -504,7 +504,7 @@ def test_log_waits_for_nobody(tmp_path: Path) -> None:
                 train.log({"x": step})
             open(f"{config['dir']}/logged", "w").close()
         else:  # has not reported anything while rank 0 logs
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while not os.path.exists(f"{config['dir']}/logged"):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
@@ -644,7 +644,7 @@ def test_a_callback_that_stalls_does_not_slow_the_reports() -> None:
         results = 0
 
         def on_trial_result(self, *args: Any, **info: Any) -> None:
-            assert released.wait(30)
+            assert released.wait(120)
             self.results += 1
 
     class Releases(UserCallback):
@@ -668,7 +668,7 @@ def test_a_callback_that_stalls_does_not_slow_the_reports() -> None:
     finally:
         released.set()
     assert (stalled.results, releases.seen) == (300, 300)
-    assert result.metrics["time_total_s"] < 20  # a report that waited would wait for 30
+    assert result.metrics["time_total_s"] < 100  # a report that waited would wait for 120
 
 
 def test_a_callback_that_never_returns_does_not_hold_the_end_up_for_long(
@@ -679,12 +679,12 @@ def test_a_callback_that_never_returns_does_not_hold_the_end_up_for_long(
 
     class Stalled(Callback):
         def on_trial_start(self, *args: Any, **info: Any) -> None:
-            released.wait(50)
+            released.wait(120)
 
     started = time.monotonic()
     try:
         assert fit(report_thrice, callbacks=[Stalled()]).metrics["epoch"] == 2
-        assert time.monotonic() - started < 25
+        assert time.monotonic() - started < 100
     finally:
         released.set()
 

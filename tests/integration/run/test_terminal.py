@@ -139,7 +139,7 @@ def test_ctrl_c_at_a_prompt_leaves_the_session(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(SRC)},
-        timeout=50,
+        timeout=150,
     )
     assert "still here, 42" in done.stdout, done.stderr
     assert done.returncode == 0
@@ -197,7 +197,7 @@ def run_piped(source: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(SRC)},
-        timeout=50,
+        timeout=150,
     )
 
 
@@ -249,7 +249,7 @@ def test_a_notebook_updates_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyP
     v4: Any = nbformat.v4
     cells = [textwrap.dedent(cell).replace("STORAGE", repr(str(tmp_path))) for cell in CELLS]
     notebook = v4.new_notebook(cells=[v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=50, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=150, kernel_name="python3").execute()
     shown = notebook.cells[2].outputs
     displays = [output for output in shown if output.output_type == "display_data"]
     assert len(displays) == 1  # one table, however often it was updated

@@ -335,7 +335,7 @@ def test_a_trial_that_is_stopped_while_its_pause_is_uploaded(
     flush_and_close = RunningTrial.flush_and_close
 
     def held_up(self: RunningTrial) -> str | None:
-        assert not self.pausing or stopped.wait(30)
+        assert not self.pausing or stopped.wait(120)
         return flush_and_close(self)
 
     monkeypatch.setattr(RunningTrial, "flush_and_close", held_up)

@@ -361,11 +361,11 @@ def test_a_stalled_callback_holds_up_nobody(blocked: Blocked) -> None:
 
     def events(dispatcher: CallbackDispatcher) -> None:
         report(dispatcher, 1)
-        assert blocked.entered.wait(10)
+        assert blocked.entered.wait(120)
         for iteration in range(2, 1001):
             report(dispatcher, iteration)
         dispatcher.end(1000, TRIAL, failed=False)
-        assert seen.wait(10)
+        assert seen.wait(120)
         assert blocked.results == 0
         blocked.go.set()
 
@@ -381,7 +381,7 @@ def test_a_stalled_hook_is_named_while_it_runs(
 
     def events(dispatcher: CallbackDispatcher) -> None:
         report(dispatcher)
-        assert problems.first.wait(10)
+        assert problems.first.wait(120)
         assert blocked.results == 0
         blocked.go.set()
         report(dispatcher)
@@ -404,7 +404,7 @@ def test_a_hook_that_starts_late_in_the_watch_gets_its_full_time(
         problems.first.wait(0.2)  # the watch that began with setup is half over
         started = time.monotonic()
         report(dispatcher)
-        assert problems.first.wait(10)
+        assert problems.first.wait(120)
         blocked.go.set()
 
     dispatch([blocked], events, problems)
@@ -427,12 +427,12 @@ def test_close_names_who_is_not_done_and_returns(blocked: Blocked) -> None:
     dispatcher.start(TRIAL, CONTEXT)
     for iteration in range(5):
         report(dispatcher, iteration)
-    assert blocked.entered.wait(10)
-    assert all_there.wait(10)
+    assert blocked.entered.wait(120)
+    assert all_there.wait(120)
     begun = time.monotonic()
     dispatcher.close()
     dispatcher.close()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 100
     (problem,) = problems
     assert "0.5 s" in problem
     assert "Blocked;" in problem
@@ -440,7 +440,7 @@ def test_close_names_who_is_not_done_and_returns(blocked: Blocked) -> None:
     assert recorder.hooks.count("result") == 5
     blocked.go.set()
     assert blocked.thread is not None
-    blocked.thread.join(10)
+    blocked.thread.join(120)
     assert not blocked.thread.is_alive()
     assert blocked.results == 1
 
@@ -514,18 +514,18 @@ def test_a_batched_callback_flushes_during_the_run() -> None:
 
     def events(dispatcher: CallbackDispatcher) -> None:
         report(dispatcher, 1)
-        assert callback.flushed.wait(10)
+        assert callback.flushed.wait(120)
         assert callback.log == [1, "flush"]
 
     dispatch([callback], events)
 
 
 def test_closing_cuts_the_wait_for_a_batch_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callback_lane, "BATCH_S", 60.0)
+    monkeypatch.setattr(callback_lane, "BATCH_S", 150.0)
     callback = Batched()
     begun = time.monotonic()
     dispatch([callback], lambda dispatcher: report(dispatcher, 1))
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 100
     assert callback.log == [1, "flush"]
 
 
@@ -567,7 +567,7 @@ def test_what_waits_for_a_stalled_callback_is_bounded_and_that_is_said_once() ->
 
     def events(dispatcher: CallbackDispatcher) -> None:
         report(dispatcher, 1)
-        assert slow.entered.wait(10)
+        assert slow.entered.wait(120)
         for iteration in range(2, 1001):
             report(dispatcher, iteration)
             dispatcher.checkpoint(iteration, TRIAL, CHECKPOINT)
@@ -615,7 +615,7 @@ def test_a_callback_may_ask_for_more_time_at_the_end(blocked: Blocked) -> None:
     dispatcher = CallbackDispatcher([blocked], problems, 0.0)
     dispatcher.start(TRIAL, CONTEXT)
     report(dispatcher)
-    assert blocked.entered.wait(10)
+    assert blocked.entered.wait(120)
     threading.Timer(0.1, blocked.go.set).start()
     dispatcher.close()
     assert (blocked.results, problems) == (1, [])
@@ -630,12 +630,12 @@ def test_a_directory_waits_for_those_who_use_it(blocked: Blocked) -> None:
 
     def events(dispatcher: CallbackDispatcher) -> None:
         report(dispatcher)
-        assert blocked.entered.wait(10)
-        assert stalled.entered.wait(10)
+        assert blocked.entered.wait(120)
+        assert stalled.entered.wait(120)
         dispatcher.after_files(gone.set)
         assert not gone.wait(0.1)
         blocked.go.set()
-        assert gone.wait(10)
+        assert gone.wait(120)
         assert (blocked.results, stalled.results) == (1, 0)
         stalled.go.set()
 
@@ -655,7 +655,7 @@ def test_a_directory_waits_a_while_only(blocked: Blocked) -> None:
         late.set()
 
     dispatcher.after_files(done)
-    assert late.wait(10)
+    assert late.wait(120)
     blocked.go.set()
     dispatcher.after_files(late.set)
     dispatcher.close()
@@ -669,25 +669,25 @@ def test_a_callback_that_was_late_is_not_waited_for_again_until_it_has_caught_up
     dispatcher = CallbackDispatcher([blocked, Batched()], problems, 0.2)
     dispatcher.start(TRIAL, CONTEXT)
     report(dispatcher)
-    assert blocked.entered.wait(10)
+    assert blocked.entered.wait(120)
 
     def goes_within(seconds: float) -> bool:
         gone = threading.Event()
         dispatcher.after_files(gone.set)
         return gone.wait(seconds)
 
-    assert goes_within(20)  # after the 0.2 s
+    assert goes_within(120)  # after the 0.2 s
     dispatcher._flush_s = 60.0
-    assert goes_within(20)
-    assert goes_within(20)
+    assert goes_within(120)
+    assert goes_within(120)
     blocked.go.set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while dispatcher._lanes[0].is_late and time.monotonic() < deadline:
         time.sleep(0.01)
     blocked.go.clear()
     blocked.entered.clear()
     report(dispatcher)
-    assert blocked.entered.wait(10)
+    assert blocked.entered.wait(120)
     assert not goes_within(0.2)
     blocked.go.set()
     dispatcher.close()
@@ -760,7 +760,7 @@ def test_a_state_that_comes_too_soon_is_kept_later(tmp_path: Path, more: bool) -
         dispatcher.report(iteration, trial, {}, [{}], None)
         dispatcher.checkpoint(iteration, trial, CHECKPOINT)
     file = tmp_path / "callback_Counting_0.pkl"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if file.exists() and pickle.loads(file.read_bytes())["count"] >= 2:
             break

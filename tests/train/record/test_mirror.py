@@ -28,20 +28,20 @@ def test_a_copy_that_was_abandoned_and_continues_copies_to_the_same_names(
 
     def slow_put(self: Storage, name: str, path: str) -> None:
         stuck.set()
-        answered.wait(10)
+        answered.wait(120)
         copied.append(name)
         put(self, name, path)
 
     monkeypatch.setattr(type(storage), "put", slow_put)
     job = JobThread("lockstep-test").submit(mirror.finish)
-    assert stuck.wait(10)
+    assert stuck.wait(120)
     mirror.abandon(StorageError("no answer."))
     with pytest.raises(StorageError, match="records are kept in") as raised:
         mirror.finish()
     assert mirror.directory in str(raised.value)
     mirror.close()
     answered.set()
-    job.result(10)
+    job.result(120)
     assert sorted(copied) == ["a", "b", "c"]
     assert Path(mirror.directory, "journal").read_text() == "journal"  # kept
     mirror._keep = False

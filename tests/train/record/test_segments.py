@@ -119,19 +119,19 @@ def test_a_complete_copy_that_was_abandoned_and_arrives_late_loses_nothing(
     def slow(self: Storage, name: str, data: bytes) -> None:
         if threading.current_thread() is not threading.main_thread():
             stuck.set()
-            answered.wait(10)
+            answered.wait(120)
         write(self, name, data)
 
     monkeypatch.setattr(type(storage), "write", slow)
     append(mirror, "one, the first line, which is long\n")
     late = JobThread("lockstep-test").submit(mirror.sync_journal)
-    assert stuck.wait(10)
+    assert stuck.wait(120)
     for number in range(20):
         whole = append(mirror, f"line {number}\n")
         mirror.sync_journal()
     assert read_journal(storage, JOURNAL) == whole
     answered.set()
-    late.result(10)
+    late.result(120)
     assert read_journal(storage, JOURNAL) == whole
     mirror.finish()
     assert storage.walk_files() == {JOURNAL: len(whole)}
