@@ -26,6 +26,7 @@ QUESTIONS = (
     "recovery",
     "reload",
     "ledger",
+    "guard",
     "ddp",
     "frameworks",
     "memory",

@@ -459,9 +459,10 @@ class Guard:
     """What to look for in each report of each rank, and what to do about it.
 
     Args:
-        nan: NaN or infinity in a reported metric; every ``agree_every`` reports also in the
-            parameters and gradients of the model that ``prepare_model()`` has returned, whose
-            first such layer is named.
+        nan: NaN or infinity in a reported metric, and, of torch, in the gradients of every
+            optimizer step: they are summed up on their device, and read at the next report. Every
+            ``agree_every`` reports also in the parameters. The first such layer is named, of
+            models that ``prepare_model()`` has returned or that a ``train.State`` holds.
         spike: ``metric`` is above its usual value by more than this many times its usual spread
             (the median and the median absolute deviation of the last 50 reports, of which there
             must be 20). None: do not look.
@@ -470,17 +471,23 @@ class Guard:
             never.
         metric: the metric that may have a spike; ``a/b`` for a nested one.
         action: ``"warn"`` shows it once for each kind, and the journal keeps all of them
-            (``Result.guard``); ``"stop"`` ends the run with a ``GuardError``, before the report
-            and its checkpoint count; ``"rollback"`` starts the next attempt from the newest
-            checkpoint, as often as ``FailureConfig(max_failures=…)`` allows:
-            ``get_context().get_attempt()`` tells the function, which may lower its learning rate.
+            (``Result.guard``); ``"stop"`` runs the step again, from the newest checkpoint if there
+            is one, says whether it comes again, and ends the run with a ``GuardError``, before the
+            report and its checkpoint count; ``"skip"`` leaves out an optimizer step whose gradients
+            are not finite, and warns of everything else; ``"rollback"`` starts the next attempt
+            from the newest checkpoint, as often as ``FailureConfig(max_failures=…)`` allows, which
+            also says whether it comes again.
+        on_rollback: with ``"rollback"``: called on every rank with the ``train_loop_config``
+            before the function is, once for each rollback so far; changes it, or returns another:
+            ``lambda config: {**config, "lr": config["lr"] / 10}``.
     """
 
     nan: bool = True
     spike: float | None = 6.0
     agree_every: int | None = 100
     metric: str = "loss"
-    action: Literal["warn", "stop", "rollback"] = "warn"
+    action: Literal["warn", "stop", "skip", "rollback"] = "warn"
+    on_rollback: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.nan, bool):
@@ -491,7 +498,11 @@ class Guard:
             _check_int(self, "agree_every", 1, " None means never.")
         if not isinstance(self.metric, str) or not self.metric:
             raise _invalid(self, "metric", "expected the name of a metric.", TypeError)
-        _check_choice(self, "action", "warn", "stop", "rollback")
+        _check_choice(self, "action", "warn", "stop", "skip", "rollback")
+        if self.on_rollback is not None and not callable(self.on_rollback):
+            raise _invalid(self, "on_rollback", "expected a function of the config.", TypeError)
+        if self.on_rollback is not None and self.action != "rollback":
+            raise _invalid(self, "on_rollback", f"action={self.action!r} never rolls back.")
 
 
 @dataclass(unsafe_hash=True)

@@ -39,6 +39,7 @@ __all__ = [
     "EngineError",
     "GuardError",
     "GuardRollbackError",
+    "GuardSuspicion",
     "HangError",
     "InsufficientResourcesError",
     "LockstepError",
@@ -162,6 +163,10 @@ class StopConditionError(LockstepError):
 
 class GuardError(LockstepError):
     """``RunConfig(guard=…)`` has found something wrong; the run is not started again."""
+
+
+class GuardSuspicion(GuardError):
+    """The same, before the step was run again to see whether it comes again."""
 
 
 class GuardRollbackError(GuardError):

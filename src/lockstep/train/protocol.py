@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from lockstep.config import CheckpointUploadMode, Guard
+from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
 from lockstep.returned import Returned
 from lockstep.storage import Storage
@@ -42,6 +42,7 @@ __all__ = [
     "Answer",
     "AskCommitted",
     "BorrowTerminal",
+    "Broken",
     "CheckpointReport",
     "CloseTrackers",
     "ClosingTrackers",
@@ -115,7 +116,8 @@ class WorkerSetup:
     """Each dataset's plan, pickled."""
     overrides: bytes = b""
     """Values of the config that are this run's own, pickled; empty without."""
-    guard: Guard | None = None
+    guard: bytes = b""
+    """The pickled ``Guard``; empty without one."""
     validates: bool = False
     """The trainer has a ``validation_config``."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -127,6 +129,35 @@ class Hello(NamedTuple):
 
     info: WorkerInfo
     announcement: Any
+
+
+class Broken(NamedTuple):
+    """A report of the attempt before in which the guard has found something."""
+
+    step: int
+    """Its ``training_iteration``."""
+    report: int
+    """Its number in this attempt."""
+    ranks: tuple[int, ...]
+    """Where it was found."""
+    world_size: int
+    text: str
+    """What was found there, in a sentence."""
+    rollbacks: int = 0
+    """How often the guard has rolled the run back."""
+
+    def gone(self) -> str:
+        """What it means that it is not there any more."""
+        if len(self.ranks) == self.world_size:
+            who = "on every rank" if self.world_size > 1 else "there"
+            why = (
+                "Data or random numbers were not the same (train.State and get_dataset_shard() "
+                "keep both), or a computation is not deterministic."
+            )
+        else:
+            ranks = " and ".join(map(str, self.ranks))
+            who, why = f"on rank {ranks} only", f"Suspect the hardware of rank {ranks}."
+        return f"Step {self.step}: {self.text} It was {who}, and is gone when run again. {why}"
 
 
 class Launch(NamedTuple):
@@ -151,6 +182,8 @@ class Launch(NamedTuple):
     """The checkpoint to start from is not on storage yet."""
     streams: Mapping[int, Mapping[str, Stream]] = {}
     """For the workers of this machine, by rank: the datasets that a cluster streams."""
+    broken: Broken | None = None
+    """What the guard has found in the attempt before."""
 
 
 class Committed(NamedTuple):

@@ -68,6 +68,9 @@ class State(StateBase):
             )
         object.__setattr__(self, "_entries", entries)
         object.__setattr__(self, "_rng", rng)
+        session = current()
+        if session is not None:
+            session.show_guard(state=self)
         self.capture()  # what cannot be kept is an error now, not after an epoch
 
     def __getattr__(self, name: str) -> Any:

@@ -563,7 +563,7 @@ class DataParallelTrainer(BaseTrainer):
             score_attribute=self.run_config.checkpoint_config.checkpoint_score_attribute,
             single_machine=payload.engine.single_machine,
             own_process=not payload.engine.in_this_process,
-            guard=self.run_config.guard,
+            guard=dump(guard, "guard") if (guard := self.run_config.guard) is not None else b"",
             validates=payload.validation is not None,
             use_gpu=self.scaling_config.use_gpu,
             working_dir=self.run_config.working_dir,

@@ -9,9 +9,10 @@ import pytest
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import WorkerInfo
 from lockstep.error_record import pack_error, summarise_error
+from lockstep.errors import GuardError, GuardSuspicion
 from lockstep.train.driver import events as e
 from lockstep.train.driver.events import Phase
-from lockstep.train.driver.failure import FailurePolicy, WorkerFailure
+from lockstep.train.driver.failure import FailurePolicy, WorkerFailure, first_cause
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import IllegalTransition, RunState, transition
 from lockstep.train.protocol import CheckpointReport, Report
@@ -782,6 +783,41 @@ class TestInterrupt:
         machine.gone(0)
         assert machine.feed(e.Interrupt()) == []
         assert machine.phase() is Phase.FINISHED
+
+
+class TestGuard:
+    found = pack_error(GuardSuspicion("loss is nan on rank 1."))
+    shared = pack_error(GuardSuspicion("NaN or infinity in 2 gradient(s) of a step on rank 0."))
+
+    def test_every_rank_comes_to_the_report_before_the_attempt_ends(self) -> None:
+        machine = Machine(3).run()
+        assert machine.feed(report(2)) == []
+        assert machine.feed(e.Raised(0, self.shared)) == [e.SetTimer("grace")]
+        assert machine.feed(e.Raised(1, self.found)) == [e.KillWorkers()]
+        machine.gone(0, 1, 2)
+        assert machine.phase() is Phase.FAILED, "there is no checkpoint to run it again from"
+        assert "loss is nan" in first_cause(machine.state.failures).error["message"]
+
+    def test_a_rank_that_is_fine_may_come_last(self) -> None:
+        machine = Machine().run()
+        assert machine.feed(e.Raised(0, self.found)) == [e.SetTimer("grace")]
+        assert machine.feed(report(1)) == [e.KillWorkers()]
+
+    def test_a_rank_that_never_comes(self) -> None:
+        machine = Machine().run()
+        machine.feed(e.Raised(0, self.found))
+        assert machine.feed(e.TimerFired("grace", 1)) == [e.KillWorkers()]
+
+    def test_the_step_is_run_again_once(self) -> None:
+        machine = Machine(1).run()
+        machine.row(1, SYNC)
+        machine.feed(e.Raised(0, self.found))
+        assert machine.gone(0)[-1] == e.StartWorkers(2, 1)
+        assert machine.state.failed_attempts == 0
+        machine.run()
+        machine.feed(e.Raised(0, pack_error(GuardError("loss is nan on rank 0."))))
+        machine.gone(0)
+        assert machine.phase() is Phase.FAILED
 
 
 class TestReload:

@@ -11,11 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep import train
+from lockstep import data, train
 from lockstep.errors import GuardError, GuardRollbackError
-from lockstep.train import Checkpoint, Guard, Result, RunConfig, ScalingConfig, WorkerGroupError
+from lockstep.train import (
+    Checkpoint,
+    DataParallelTrainer,
+    Guard,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WorkerGroupError,
+)
 from lockstep.train.torch import TorchTrainer, prepare_model
 from lockstep.train.worker.guard import GuardWatch, is_spike
+from lockstep.train.worker.steps import StepWatch
 from tests.integration.runs import failure, fit
 
 NAN = float("nan")
@@ -116,6 +125,8 @@ def test_parameters_that_differ() -> None:
         ({"agree_every": 0}, ValueError, "agree_every=0"),
         ({"metric": ""}, TypeError, "Guard(metric='')"),
         ({"action": "pray"}, ValueError, "Guard(action='pray')"),
+        ({"action": "rollback", "on_rollback": 3}, TypeError, "Guard(on_rollback=3): expected a"),
+        ({"on_rollback": print}, ValueError, "action='warn' never rolls back."),
     ],
 )
 def test_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -147,15 +158,175 @@ def test_a_warning_and_the_journal(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(result.metrics_dataframe) == 4
 
 
-def test_a_stop_is_not_retried(tmp_path: Path) -> None:
+def always() -> None:
+    """The loss is NaN at step 3, whenever that is run."""
+    checkpoint = train.get_checkpoint()
+    for step in range(checkpoint.to_dict()["step"] + 1 if checkpoint else 1, 5):
+        loss = NAN if step == 3 else 1.0
+        train.report({"loss": loss}, checkpoint=Checkpoint.from_dict({"step": step}))
+
+
+def test_a_stop_runs_the_step_once_again(tmp_path: Path) -> None:
     error = failure(diverge, guard=Guard(action="stop"), max_failures=3, storage_path=str(tmp_path))
     assert isinstance(error.__cause__, GuardError)
-    assert "Report 3 of attempt 1: loss is nan on rank 1." in str(error)
+    assert (
+        "Step 3: Report 3 of attempt 1: loss is nan on rank 1. It was on rank 1 only, and is gone "
+        "when run again. Suspect the hardware of rank 1"
+    ) in str(error)
     assert error.result is not None
-    assert len(error.result.attempts) == 1
+    assert len(error.result.attempts) == 2
     # What was broken is not the newest checkpoint.
     assert error.result.checkpoint is not None
     assert error.result.checkpoint.to_dict()["step"] == 2
+
+
+def test_a_stop_at_what_comes_again(tmp_path: Path) -> None:
+    error = failure(always, workers=1, guard=Guard(action="stop"), storage_path=str(tmp_path))
+    assert isinstance(error.__cause__, GuardError)
+    expected = (
+        "Step 3, run again: Report 1 of attempt 2: loss is nan on rank 0. It comes again: look"
+    )
+    assert expected in str(error)
+    assert error.result is not None
+    assert list(error.result.metrics_dataframe["loss"]) == [1.0, 1.0]
+
+
+def test_a_stop_without_a_checkpoint_is_at_once(tmp_path: Path) -> None:
+    def function() -> None:
+        train.report({"loss": NAN})
+
+    error = failure(function, workers=1, guard=Guard(action="stop"), storage_path=str(tmp_path))
+    assert isinstance(error.__cause__, GuardError)
+    assert error.result is not None
+    assert len(error.result.attempts) == 1
+
+
+def test_a_rollback_says_whether_it_comes_again(tmp_path: Path) -> None:
+    guard = Guard(action="rollback")
+    result = fit(diverge, guard=guard, max_failures=1, storage_path=str(tmp_path))
+    (found,) = result.guard
+    assert (found["report"], found["rank"], found["kind"]) == (3, 1, "verdict")
+    assert "is gone when run again. Suspect the hardware of rank 1." in found["text"]
+    error = failure(always, workers=1, guard=guard, max_failures=1, storage_path=str(tmp_path))
+    assert "It comes again: look at the data" in str(error)
+
+
+def test_a_hook_changes_the_config_at_each_rollback(tmp_path: Path) -> None:
+    def function(config: dict[str, Any]) -> None:
+        for step in range(2):
+            loss = 1.0 if step == 0 or config["lr"] < 0.02 else NAN
+            train.report({"loss": loss, "lr": config["lr"]})
+
+    result = fit(
+        function,
+        config={"lr": 1.0},
+        workers=1,
+        max_failures=3,
+        guard=Guard(
+            action="rollback", on_rollback=lambda config: {**config, "lr": config["lr"] / 10}
+        ),
+        storage_path=str(tmp_path),
+    )
+    assert list(result.metrics_dataframe["lr"]) == [1.0, 0.1, 0.01, 0.01]
+
+
+def test_a_broken_row_and_its_layer_are_named(tmp_path: Path) -> None:
+    def function() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        state = train.State(model=model, optimizer=optimizer)
+        state.restore()
+        for batch in train.get_dataset_shard("train").iter_torch_batches(batch_size=2):
+            optimizer.zero_grad()
+            model(batch["x"].float()[:, None]).square().mean().backward()
+            optimizer.step()
+            train.report({"step": 1}, checkpoint=state)
+
+    values = [0.1 * value for value in range(12)]
+    values[7] = NAN
+    trainer = DataParallelTrainer(
+        function,
+        datasets={"train": data.from_items([{"x": value} for value in values])},
+        run_config=RunConfig(
+            verbose=0, storage_path=str(tmp_path), guard=Guard(action="stop", agree_every=None)
+        ),
+    )
+    with pytest.raises(WorkerGroupError) as raised:
+        trainer.fit()
+    text = str(raised.value)
+    assert "NaN or infinity in 4 gradient(s) of a step on rank 0, first in 0.weight." in text
+    assert "The first layer whose output is not finite is 0." in text
+    assert "has read rows 6 to 7 of its part of 'train' in this epoch." in text
+    assert "Step 4, run again: " in text
+    assert "It comes again: look at the data" in text
+    assert raised.value.result is not None
+    assert len(raised.value.result.metrics_dataframe) == 3
+
+
+def steps_of(model: nn.Module, watch: StepWatch, *scales: float) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters())
+    for scale in scales:
+        optimizer.zero_grad()
+        (scale * model(torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+def test_gradients_of_every_step_are_seen() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).bfloat16().float()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    watch = StepWatch(skip=False)
+    try:
+        steps_of(model, watch, 1.0, 2.0)
+        assert watch.read() == []
+        with torch.no_grad():
+            list(model.parameters())[2][0, 0] = 1e38
+        steps_of(model, watch, 1e30)
+        steps_of(model, watch, 1.0)
+        assert [names[one] for one in watch.read()][:1] == ["0.weight"]
+        assert watch.read() == []
+    finally:
+        watch.close()
+    steps_of(model, watch, NAN)
+    assert watch.read() == []
+
+
+def test_a_skipped_step_changes_nothing() -> None:
+    model = nn.Linear(2, 1)
+    watch = StepWatch(skip=True)
+    try:
+        steps_of(model, watch, 1.0)
+        before = [parameter.clone() for parameter in model.parameters()]
+        optimizer = steps_of(model, watch, NAN)
+        assert all(map(torch.equal, before, model.parameters()))
+        assert not optimizer.state
+        assert watch.skipped == [id(model.weight)]
+    finally:
+        watch.close()
+
+
+def test_steps_that_are_skipped_are_told(tmp_path: Path) -> None:
+    def function() -> None:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = train.State(model=model)
+        for step in range(3):
+            optimizer.zero_grad()
+            (model(torch.ones(1, 1)) * (NAN if step == 1 else 1.0)).sum().backward()
+            optimizer.step()
+            train.report({"weight": state.model.weight.item()})
+
+    result = fit(
+        function, workers=1, guard=Guard(action="skip", spike=None), storage_path=str(tmp_path)
+    )
+    first, second, third = result.metrics_dataframe["weight"]
+    assert first == second != third
+    (found,) = result.guard
+    assert found["text"] == (
+        "Report 2 of attempt 1: a step was skipped on rank 0, because the gradient of weight is "
+        "not finite."
+    )
 
 
 def test_a_rollback_is_another_attempt(tmp_path: Path) -> None:

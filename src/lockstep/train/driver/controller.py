@@ -44,7 +44,14 @@ from lockstep.train.context import ranks_by_machine
 from lockstep.train.driver import events as e
 from lockstep.train.driver.best import planned
 from lockstep.train.driver.callbacks import RunListener
-from lockstep.train.driver.failure import FailurePolicy, describe, error_records
+from lockstep.train.driver.failure import (
+    FailurePolicy,
+    describe,
+    error_records,
+    first_cause,
+    needs_verdict,
+    ranks_with_findings,
+)
 from lockstep.train.driver.hangs import HangWatch, Stalled
 from lockstep.train.driver.memory import StateMemory
 from lockstep.train.driver.notes import (
@@ -129,6 +136,9 @@ class Controller:
         self._waits_for_storage = run.storage.is_local and not shares_loop
         self._verbose = config.verbose
         self._has_guard = config.guard is not None
+        self._broken: m.Broken | None = None
+        """What the guard has found last."""
+        self._rollbacks = 0
         self._notifier = RunNotifier(run, plan.run_context, callbacks, display, config.verbose)
         self._planned = planned(config.stop)
         self._storage = StorageQueue(run, config, loop, self._later, self._notifier.warn_once)
@@ -495,10 +505,18 @@ class Controller:
                 self._memory.parts(newest.name) if newest and shares_memory else (),
                 newest is not None and newest is run.pending,
                 {rank: streams[rank] for rank in ranks} if streams else {},
+                self._broken_step(),
             )
             for rank in ranks:
                 self._send(rank, launch)
         self._notifier.started(checkpoint if newest else None)
+
+    def _broken_step(self) -> m.Broken | None:
+        """What the guard has found in the attempt before, and which report of this one it is."""
+        if self._broken is None:
+            return None
+        number = self._broken.step - self._run.iteration
+        return self._broken._replace(report=number, rollbacks=self._rollbacks)
 
     def _split_streams(self, *, resumes: bool) -> list[dict[str, m.Stream]]:
         if not self._streams:
@@ -765,6 +783,12 @@ class Controller:
 
     def _record_failure(self, action: e.RecordFailure) -> None:
         failures, retry, repeats, delay_s = action
+        found = ranks_with_findings(failures)
+        if found:
+            text = first_cause(failures).error["message"]
+            step, size = self._run.iteration + 1, self._group_spec.size
+            self._broken = m.Broken(step, 0, found, size, text)
+            self._rollbacks += not needs_verdict(first_cause(failures))
         self._pace.failed()
         # The state counts the next attempt already, where there is one.
         attempt = self.state.attempt - 1 if retry else self.state.attempt

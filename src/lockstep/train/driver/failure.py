@@ -12,7 +12,13 @@ from lockstep import errors
 from lockstep.console.text import shorten
 from lockstep.engine.base import OUT_OF_MEMORY
 from lockstep.error_record import error_place, pack_error, summarise_error
-from lockstep.errors import GuardError, PreemptedError, WorkerDiedError
+from lockstep.errors import (
+    GuardError,
+    GuardRollbackError,
+    GuardSuspicion,
+    PreemptedError,
+    WorkerDiedError,
+)
 
 __all__ = [
     "FailurePolicy",
@@ -22,9 +28,12 @@ __all__ = [
     "error_records",
     "fails_again",
     "first_cause",
+    "found_by_guard",
     "is_final",
     "lost_connection",
     "name_ranks",
+    "needs_verdict",
+    "ranks_with_findings",
     "signature",
 ]
 
@@ -36,6 +45,9 @@ _MAX_RANKS = 8
 _MAX_TEXT = 2000
 _MAX_OTHERS = 3
 _MAX_OTHER_TEXT = 300
+
+SHARED_FINDING = "gradient(s) of a step"
+"""In the message of a guard whose own metrics were fine."""
 
 _OWN_TYPES = frozenset(errors.__all__)
 """Errors of lockstep: their messages need no type name before them."""
@@ -175,6 +187,8 @@ def _precedence(failure: WorkerFailure) -> int:
         return 0  # added at the end, it explains all the others
     if lost_connection(failure):
         return 3
+    if found_by_guard(failure) and SHARED_FINDING in failure.error["message"]:
+        return 3  # gradients are averaged over all ranks: one of them has brought it about
     return 1 if failure.died and "SIGABRT" not in failure.error["message"] else 2
 
 
@@ -188,7 +202,24 @@ def fails_again(failure: WorkerFailure) -> bool:
 
 def is_final(failure: WorkerFailure) -> bool:
     """Whether the user wants no other attempt after it: ``Guard(action="stop")``."""
-    return bool(failure.error["type"] == GuardError.__name__)
+    return _is(failure, GuardError) or _is(failure, GuardSuspicion)
+
+
+def needs_verdict(failure: WorkerFailure) -> bool:
+    """Whether the guard has found something, and the step was not run again yet."""
+    return _is(failure, GuardSuspicion)
+
+
+def found_by_guard(failure: WorkerFailure) -> bool:
+    """Whether the guard of a rank has ended the attempt."""
+    return is_final(failure) or _is(failure, GuardRollbackError)
+
+
+def ranks_with_findings(failures: Sequence[WorkerFailure]) -> tuple[int, ...]:
+    """The ranks whose guards have ended an attempt; without those that only share a gradient."""
+    found = [failure for failure in failures if found_by_guard(failure)]
+    own = [one for one in found if SHARED_FINDING not in one.error["message"]]
+    return tuple(sorted({failure.rank for failure in own or found}))
 
 
 def signature(failure: WorkerFailure) -> tuple[str, ...]:
@@ -206,6 +237,10 @@ def describe(failures: tuple[WorkerFailure, ...], attempt: int, world_size: int)
     # Reversed, so that of a rank with several failures the first one stays.
     others = {failure.rank: failure for failure in reversed(failures)}
     del others[cause.rank]
+    if found_by_guard(cause):
+        # Which ranks have shared a broken gradient says nothing more.
+        with_own = ranks_with_findings(failures)
+        others = {rank: others[rank] for rank in others if rank in with_own}
     cut_off = [] if lost_connection(cause) else [r for r in others if lost_connection(others[r])]
     notes += _other_failures(cause, [others[r] for r in others if r not in cut_off])
     if cut_off:

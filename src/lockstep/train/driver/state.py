@@ -106,9 +106,11 @@ from lockstep.train.driver.failure import (
     died,
     fails_again,
     first_cause,
+    found_by_guard,
     is_final,
     lost_connection,
     name_ranks,
+    needs_verdict,
     signature,
 )
 from lockstep.train.driver.save_plan import agreed_name, plan_save
@@ -310,7 +312,12 @@ def _ready(state: RunState, event: Ready) -> tuple[RunState, list[Action]]:
 def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]:
     if state.phase is Phase.STOPPING:
         # Never answered: the rank is about to be stopped.
-        return _close_trackers(state, {event.rank})
+        state, close_trackers = _close_trackers(state, {event.rank})
+        if not _waits_for_findings(state):
+            return state, close_trackers
+        state = state._replace(waiting=put(state.waiting, event.rank, event.report))
+        state, actions = _check_stopped(state)
+        return state, [*close_trackers, *actions]
     if state.phase is not Phase.RUNNING:
         raise _illegal(state, event)
     rank, report = event
@@ -817,6 +824,9 @@ def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Actio
     timer = None
     if not cause_known and (not consequence or not state.failures):
         timer = SetTimer("cause" if consequence else "collect")
+        if found_by_guard(failure):
+            # What it means depends on which ranks have it: each comes to this report, or fails.
+            timer = SetTimer("grace")
     state = state._replace(
         phase=Phase.STOPPING,
         failures=(*state.failures, failure),
@@ -1018,6 +1028,11 @@ def _silent(state: RunState) -> set[int]:
     return set(range(state.world_size)) - state.gone - state.returned - failed
 
 
+def _waits_for_findings(state: RunState) -> bool:
+    """Only guards have ended the attempt so far: it matters on which ranks."""
+    return bool(state.failures) and all(map(found_by_guard, state.failures))
+
+
 def _still_closing(state: RunState) -> frozenset[int]:
     """The ranks that are closing their trackers' runs."""
     return state.closing - state.gone - state.returned
@@ -1029,7 +1044,10 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
         return state, []
     if len(state.gone) < state.world_size:
         # Ranks that have failed may hang while they exit, in a collective's cleanup for example.
-        if state.failures and not state.killed and not (_silent(state) or _still_closing(state)):
+        due = _silent(state)
+        if _waits_for_findings(state):
+            due -= {rank for rank, report in enumerate(state.waiting) if report is not None}
+        if state.failures and not state.killed and not (due or _still_closing(state)):
             return state._replace(killed=True), [KillWorkers()]
         return state, []
     if any(save.committing and not save.adopted for save in state.saves):
@@ -1117,6 +1135,10 @@ def _after_notice(state: RunState, notice: Notice) -> tuple[RunState, list[Actio
 
 
 def _failed(state: RunState, failures: tuple[WorkerFailure, ...]) -> tuple[RunState, list[Action]]:
+    if needs_verdict(first_cause(failures)) and (state.committed or state.saves):
+        # One attempt more, which the user has not to allow: it ends where this one has, and tells
+        # whether the step comes out the same.
+        return _next_attempt(state, lambda size: [RecordFailure(failures, True)])
     state = _count_failure(state, failures)
     cause = first_cause(failures)
     # A missing module stays missing. But what worked in an earlier attempt may work again.

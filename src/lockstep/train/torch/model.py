@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +146,7 @@ def _target(move_to_device: bool | torch.device) -> torch.device | None:
 def _let_guard_see(model: torch.nn.Module) -> None:
     session = sessions.current()
     if session is not None:
-        session.models.append(weakref.ref(model))
+        session.show_guard(model)
 
 
 def _strategy(

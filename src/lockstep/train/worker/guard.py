@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lockstep.config import Guard
-from lockstep.errors import GuardError, GuardRollbackError
+from lockstep.errors import GuardError, GuardRollbackError, GuardSuspicion
 from lockstep.metrics import look_up
+from lockstep.train.protocol import Broken
+from lockstep.train.worker.steps import StepWatch
 
 __all__ = ["GuardWatch", "is_spike"]
 
@@ -29,20 +32,55 @@ class GuardWatch:
     Args:
         guard: what to look for, and what to do.
         rank, attempt: whose reports these are.
-        models: returns the models that are the same on every rank.
+        models: returns the models of this rank that are known.
         meet: waits for all ranks, and returns rank 0's value.
+        shared: returns those models that are the same on every rank; by default all.
+        broken: what the guard has found in the attempt before: this one runs it again.
+        rows: returns how many rows of each dataset this rank has read in the current epoch.
     """
 
     def __init__(
-        self, guard: Guard, rank: int, attempt: int, models: Callable[[], list[Any]], meet: Meet
+        self,
+        guard: Guard,
+        rank: int,
+        attempt: int,
+        models: Callable[[], list[Any]],
+        meet: Meet,
+        shared: Callable[[], list[Any]] | None = None,
+        broken: Broken | None = None,
+        rows: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._guard = guard
         self._rank = rank
         self._attempt = attempt
         self._models = models
+        self._shared = shared or models
         self._meet = meet
+        self._broken = broken
+        self._rows = rows
+        self._rows_before = rows()
         self._reports = 0
         self._values: deque[float] = deque(maxlen=_WINDOW)
+        self._steps: StepWatch | None = None
+        self._layers: _LayerWatch | None = None
+        self.watch_torch()
+
+    def close(self) -> None:
+        """Look at no more steps."""
+        for watch in (self._steps, self._layers):
+            if watch is not None:
+                watch.close()
+
+    def watch_torch(self) -> None:
+        """Look at every step from now on, once torch is imported."""
+        if not self._guard.nan or "torch.optim.optimizer" not in sys.modules:
+            return
+        if self._steps is None:
+            self._steps = StepWatch(skip=self._guard.action == "skip")
+        due = None if self._broken is None else self._broken.report - 1
+        if due == self._reports and self._layers is None:
+            # The next report is the broken one: in this step every layer is looked at.
+            self._layers = _LayerWatch()
 
     def check(self, metrics: Mapping[str, Any]) -> dict[str, str] | None:
         """What is wrong with this report, a sentence for each kind; None if nothing is.
@@ -65,14 +103,77 @@ class GuardWatch:
                         f"{usual:.5g} is usual."
                     )
                 self._values.append(float(value))
+        if self._steps is not None:
+            found = {**self._look_at_steps(self._steps), **found}
+            if "nan" in found:  # which says it of the loss
+                found.pop("gradients", None)
         if guard.agree_every is not None and self._reports % guard.agree_every == 0:
             found |= self._look_at_models()
-        if not found:
-            return None
-        if guard.action != "warn":
-            kind = GuardRollbackError if guard.action == "rollback" else GuardError
-            raise kind(" ".join(found.values()))
-        return found
+        if found or self._broken is not None:
+            self._judge(found)
+        rows = self._rows()
+        if rows:
+            self._rows_before = rows
+        self.watch_torch()
+        return found or None
+
+    def _judge(self, found: dict[str, str]) -> None:
+        """Add what running a broken step again has shown; raise if the user wants that."""
+        action, broken = self._guard.action, self._broken
+        again = broken is not None and broken.report == self._reports
+        if found:
+            text = " ".join(found.values()) + self._where()
+            if again and broken is not None:
+                text = f"Step {broken.step}, run again: {text} It comes again: look at the data "
+                text += "and the code."
+            elif action == "stop" and broken is None:
+                raise GuardSuspicion(text)
+            if action in ("stop", "rollback"):
+                raise (GuardRollbackError if action == "rollback" else GuardError)(text)
+        elif again and broken is not None:
+            if action == "stop":
+                raise GuardError(broken.gone())
+            if self._rank == min(broken.ranks):
+                found["verdict"] = broken.gone()
+        if again:
+            self._broken = None
+            if self._layers is not None:
+                self._layers.close()
+
+    def _where(self) -> str:
+        """The layer and the rows of this step, as far as they are known."""
+        names = {id(part): name for model in self._models() for name, part in _parts(model)}
+        text = ""
+        if self._layers is not None and (layer := self._layers.first(names)) is not None:
+            text += f" The first layer whose output is not finite is {layer}."
+        for name, read in self._rows().items():
+            begin = self._rows_before.get(name, 0)
+            if read > begin:
+                text += (
+                    f" Since its last report rank {self._rank} has read rows {begin} to "
+                    f"{read - 1} of its part of {name!r} in this epoch."
+                )
+        return text
+
+    def _look_at_steps(self, steps: StepWatch) -> dict[str, str]:
+        broken = steps.read()
+        skipped, steps.skipped = steps.skipped, []
+        if not broken and not skipped:
+            return {}
+        named = (pair for model in self._models() for pair in model.named_parameters())
+        names = {id(parameter): name for name, parameter in named}
+        if skipped:
+            first = names.get(skipped[0], "a parameter of no known model")
+            times = "a step was" if len(skipped) == 1 else f"{len(skipped)} steps were"
+            return {
+                "skipped": f"{self._when}: {times} skipped on rank {self._rank}, because the "
+                f"gradient of {first} is not finite."
+            }
+        first = next((names[one] for one in broken if one in names), "no known model")
+        return {
+            "gradients": f"{self._when}: NaN or infinity in {len(broken)} gradient(s) of a step on "
+            f"rank {self._rank}, first in {first}."
+        }
 
     @property
     def _when(self) -> str:
@@ -94,7 +195,7 @@ class GuardWatch:
                     f"{self._when}: NaN or infinity in the model of rank {self._rank}, first in "
                     f"{where}."
                 )
-        own = [part for model in models for part in _digests(model)]
+        own = [part for model in self._shared() for part in _digests(model)]
         theirs = json.loads(self._meet("the guard", json.dumps(own).encode()))
         # Lists, as JSON has them. A rank without a model says nothing about the others.
         other = next((a[0] for a, b in zip(own, theirs, strict=False) if list(a) != b), None)
@@ -104,6 +205,39 @@ class GuardWatch:
                 f"{other or 'their number'}."
             )
         return found
+
+
+class _LayerWatch:
+    """Sees the output of every layer in this process, and keeps the first that is not finite."""
+
+    def __init__(self) -> None:
+        from torch.nn.modules.module import register_module_forward_hook
+
+        self._first: Any = None
+        self._handle = register_module_forward_hook(self._after_forward)
+
+    def first(self, names: Mapping[int, str]) -> str | None:
+        """The name of the first layer, or what it is; None if every output was finite."""
+        if self._first is None:
+            return None
+        return names.get(id(self._first)) or f"a {type(self._first).__name__}"
+
+    def close(self) -> None:
+        """See no more layers."""
+        self._handle.remove()
+
+    def _after_forward(self, module: Any, args: Any, output: Any) -> None:
+        import torch
+
+        # Waits for the device: this is one step, which has gone wrong before.
+        is_first = self._first is None and isinstance(output, torch.Tensor)
+        if is_first and output.is_floating_point() and not bool(torch.isfinite(output).all()):
+            self._first = module
+
+
+def _parts(model: Any) -> Iterator[tuple[str, Any]]:
+    for name, part in model.named_modules():
+        yield name or type(part).__name__, part
 
 
 def is_spike(value: float, before: deque[float], times: float) -> bool:

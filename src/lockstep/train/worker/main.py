@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from lockstep import ray_names
+from lockstep.config import Guard
 from lockstep.engine.attach import start_ticks
 from lockstep.engine.base import Channel, Node, WorkerInfo
 from lockstep.error_record import pack_error
@@ -137,14 +138,19 @@ def _prepare(
         starts_pending=launch.is_pending,
     )
     session.validates = setup.validates
-    if setup.guard is not None:
-        session.use_guard(setup.guard)
+    guard: Guard | None = load(setup.guard, "guard") if setup.guard else None
+    if guard is not None:
+        session.use_guard(guard, launch.broken)
     # Before the function is loaded: code that runs while loading may use the context.
     sessions.activate(session)
     register_sources(setup.sources)
     function, config = load_function(setup.function)
     overrides = load(setup.overrides, "param_space") if setup.overrides else {}
     config = config_like(config, {**config, **overrides})
+    if guard is not None and guard.on_rollback is not None and launch.broken is not None:
+        for _ in range(launch.broken.rollbacks):
+            changed = guard.on_rollback(config)
+            config = config if changed is None else config_like(config, changed)
     adopt_main(function)
     if not hasattr(sys.modules["__main__"], "__file__"):  # a process of its own
         send_on_by_value()

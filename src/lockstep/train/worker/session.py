@@ -35,6 +35,7 @@ from lockstep.train.protocol import (
     Answer,
     AskCommitted,
     BorrowTerminal,
+    Broken,
     CheckpointReport,
     CloseTrackers,
     ClosingTrackers,
@@ -118,6 +119,8 @@ class Session:
         """Called before each report with the busy seconds, to call ``waited``."""
         self.models: list[weakref.ref[Any]] = []
         """The models that ``prepare_model()`` has returned, and that are the same on every rank."""
+        self.states: list[weakref.ref[Any]] = []
+        """The training states of the function."""
         self._guard: GuardWatch | None = None
         self._pid = os.getpid()
         self._end_hooks: list[Callable[[Outcome], None]] = []
@@ -156,14 +159,15 @@ class Session:
         if validation is not None:
             assert part is not None
             part = part._replace(validation=validation)
+        # A plan of failures (lockstep.testing) may end this process here, or open a debugger, which
+        # asks the driver for its terminal.
+        if self._faults is not None and not self._stopped:
+            self._faults(self.context.world_rank, self._number + 1, self.context.attempt)
         with self._lock:
             if self._stopped:
                 # A function may catch StopTraining and report again: it must not wait for others.
                 raise StopTraining("the driver has asked this run to stop")
             self._number += 1
-            # A plan of failures (lockstep.testing) may end this process here.
-            if self._faults is not None:
-                self._faults(self.context.world_rank, self._number, self.context.attempt)
             # In nanoseconds: the difference has few digits, and the driver writes it to files.
             now = time.time_ns()
             elapsed = (now - self._last_time) / 1e9
@@ -187,14 +191,48 @@ class Session:
             finally:
                 self.start_clock()
 
-    def use_guard(self, guard: Guard) -> None:
+    def use_guard(self, guard: Guard, broken: Broken | None) -> None:
         """Look at each report as ``RunConfig(guard=…)`` says."""
 
-        def models() -> list[Any]:
+        def shared() -> list[Any]:
             return [model for known in self.models if (model := known()) is not None]
 
+        def models() -> list[Any]:
+            found = {id(model): model for model in shared()}
+            for known in self.states:
+                for entry in vars(state)["_entries"].values() if (state := known()) else ():
+                    if hasattr(entry, "named_parameters"):
+                        found.setdefault(id(entry), entry)
+            return list(found.values())
+
+        def same() -> list[Any]:
+            # Of a model that only a State knows, ranks may have different ones, or shards.
+            one = place.world_size == 1
+            return [m for m in models() if one or hasattr(m, "find_unused_parameters")]
+
+        def rows() -> dict[str, int]:
+            return {} if self.shards is None else self.shards.rows_read()
+
+        if self.shards is not None and broken is not None:
+            self.shards.rows_read(begin=True)  # where this attempt begins
         place = self.context
-        self._guard = GuardWatch(guard, place.world_rank, place.attempt, models, self.meet)
+        self._guard = GuardWatch(
+            guard, place.world_rank, place.attempt, models, self.meet, same, broken, rows
+        )
+
+    def show_guard(self, model: Any = None, state: Any = None) -> None:
+        """A model that is the same on every rank, or a training state, for the guard to look at."""
+        if model is not None:
+            self.models.append(weakref.ref(model))
+        if state is not None:
+            self.states.append(weakref.ref(state))
+        if self._guard is not None:
+            self._guard.watch_torch()
+
+    def close_guard(self) -> None:
+        """The function is over: what the guard has hooked into torch is removed."""
+        if self._guard is not None:
+            self._guard.close()
 
     def start_clock(self) -> None:
         """From now on the function runs, and does not wait for a report."""
@@ -716,6 +754,8 @@ _current: Session | None = None
 def activate(session: Session | None) -> None:
     """Make ``session`` the one that ``train.report`` talks to in this process."""
     global _current
+    if session is None and _current is not None:
+        _current.close_guard()
     _current = session
 
 

@@ -72,6 +72,15 @@ class Shards:
             self._shards[name] = shard
         return self._shards[name]
 
+    def rows_read(self, *, begin: bool = False) -> dict[str, int]:
+        """How many rows of each dataset this rank has read in the current epoch.
+
+        ``begin``: also of those that were not asked for yet.
+        """
+        for name in self._plans.keys() - self._streams.keys() if begin else ():
+            self.get(name)
+        return {name: shard.state_dict()["consumed"] or 0 for name, shard in self._shards.items()}
+
     def progress(self, seconds: float) -> DataReport:
         """Every dataset's position, and the share of these ``seconds`` waited for batches."""
         if len(self._shards) + len(self._streams) < len(self._plans):
