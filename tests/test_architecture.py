@@ -51,6 +51,7 @@ LAYERS = [
     "segments",
     "records",
     "lookup",
+    "reproduction",
     "ledger",
     "result",
     "callback",

@@ -67,6 +67,13 @@ SHOWS = {
         "workers: [2, 2, 3]",
     ],
     "20_asha.py": ["48 trials in ", "accuracy: 0.9"],
+    "23_going_back.py": [
+        "Step 8, run again: Report 1 of attempt 2: loss is nan on rank 0. Since its last report",
+        "has read rows 56 to 63 of its part of 'train' in this epoch. It comes again",
+        "step 5 had x from 0.333 to 0.406",
+        "from step 2: the same",
+        "the fork went from step 7 to 12",
+    ],
     "22_where_the_time_went.py": [
         "Rank 3 arrives last at",
         "10 reports of its own and 20 of its parent's, up to step 20",

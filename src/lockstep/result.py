@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable
+import pkgutil
+from collections.abc import Callable, Collection, Container, Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ from lockstep.records import (
     open_checkpoint,
     reported_metrics,
 )
+from lockstep.reproduction import Reproduction
 from lockstep.retention import CheckpointRecord, worst_to_best
 from lockstep.returned import Returned, unpack_data, unpack_returned
 from lockstep.run_layout import JOURNAL_FILE, RETURN_FILE
@@ -227,6 +229,40 @@ class Result:
             raise StorageError(
                 f"{file} is gone, and what the function returned with it."
             ) from error
+
+    def replay(
+        self,
+        step: int,
+        probe: Callable[[dict[str, Any]], Any] | None = None,
+        *,
+        rank: int = 0,
+        pdb: bool = False,
+        ignore: Collection[str] = (),
+    ) -> Reproduction:
+        """Go back to a step: run it again from the newest checkpoint before it, and look.
+
+        The same data in the same order, with the same random numbers, as far as the function
+        restores them (``train.State`` and ``get_dataset_shard()`` do); what it reports is compared
+        with the journal, bit by bit. This executes code that is kept with the run.
+
+        Args:
+            step: the ``training_iteration`` of the report to go back to.
+            probe: called with the variables of the function as that report is about to be sent;
+                in the process of the rank, which is this one if there is only one.
+            rank: whose variables.
+            pdb: open the debugger there, on this terminal.
+            ignore: names of metrics that are not compared.
+
+        Raises:
+            FileNotFoundError: there is nothing to run it again with.
+            ValueError: the run has no such step or rank, or no checkpoint before it.
+        """
+        run_again: Any = pkgutil.resolve_name("lockstep.testing.reproduce:replay")
+        there = None if self._storage.is_local else self._storage.filesystem
+        found: Reproduction = run_again(
+            self._storage.root, there, step=step, probe=probe, rank=rank, pdb=pdb, ignore=ignore
+        )
+        return found
 
     @cached_property
     def goodput(self) -> Goodput:

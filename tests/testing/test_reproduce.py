@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from lockstep.train import (
     ScalingConfig,
     TrainingFailedError,
 )
+from tests.console.pseudo_terminal import on_terminal
 from tests.integration.runs import fit
 
 
@@ -146,3 +149,56 @@ def test_the_command(run: Result, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", run.path, "--steps", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], found["steps"], found["difference"]) == (True, 1, None)
+
+
+def test_a_result_goes_back(run: Result) -> None:
+    found = run.replay(5, ignore=["seconds"])
+    assert (found.ok, found.step, found.steps) == (True, 3, 2)
+
+
+def test_the_command_shows_variables(run: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", run.path, "--step", "5", "--rank", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "step    5\n" in shown
+    assert "2 report(s) of every rank are the same, bit by bit" in shown
+    assert cli.main(["replay", run.path, "--step", "5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert (found["variables"]["step"], found["variables"]["config"]) == ("5", "{'rng': True}")
+
+
+DEBUGGED = """
+import sys
+from lockstep import cli
+sys.exit(cli.main(["replay", sys.argv[1], "--step", "5", "--rank", sys.argv[2], "--pdb"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("commands", "compared"), [("p step\nn\nc\n", True), ("p step\nq\n", False)]
+)
+def test_the_debugger_of_one_rank(tmp_path: Path, commands: str, compared: bool) -> None:
+    result = fit(walk, config={"rng": True}, workers=1, storage_path=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", DEBUGGED, result.path, "0"],
+        input=commands,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "(Pdb) 5\n" in done.stdout, done.stderr
+    expected = "2 report(s) of every rank are the same" if compared else "the debugger was left"
+    assert expected in done.stdout
+    assert done.returncode == (0 if compared else 1)
+
+
+def test_the_debugger_of_a_rank_among_others(run: Result) -> None:
+    command = ["replay", run.path, "--step", "5", "--rank", "1", "--pdb"]
+    code = f"import sys; from lockstep import cli; sys.exit(cli.main({command!r}))"
+    with on_terminal(code, types=True) as terminal:
+        terminal.wait_for("(Pdb rank 1)")
+        terminal.type_line("p step, 'seen'")
+        terminal.wait_for("(5, 'seen')")
+        terminal.type_line("c")
+        terminal.wait_for("2 report(s) of every rank are")
+        assert terminal.wait() == 0

@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from bdb import BdbQuit
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from pdb import Pdb
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lockstep.console.text import shorten
+from lockstep.errors import TrainingFailedError, TrainingInterrupted
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
+from lockstep.reproduction import Reproduction
 from lockstep.run_layout import scratch_prefix
 from lockstep.storage import Storage
 from lockstep.testing.compare import ABSENT, Comparison
 from lockstep.train.record.fork import choose_fork
 from lockstep.train.record.saved_trainer import run_storage
 from lockstep.train.trainer import DataParallelTrainer
+from lockstep.train.worker.debugger import Debugging, stop_in
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -27,40 +32,6 @@ __all__ = ["Reproduction", "replay", "verify_run"]
 _STEPS = 10
 _OWN = "lockstep."
 _MAX_VALUE = 60
-
-
-class Reproduction(NamedTuple):
-    """What running a part of a run again has shown.
-
-    Attributes:
-        path: the run.
-        step: the ``training_iteration`` of the checkpoint that it was run again from.
-        steps: how many reports were compared, of every rank, bit by bit.
-        states: how many checkpoints were compared, entry by entry.
-        difference: the first difference; None if there is none.
-    """
-
-    path: str
-    step: int
-    steps: int
-    states: int
-    difference: str | None
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything was the same."""
-        return self.difference is None
-
-    def __str__(self) -> str:
-        """One sentence."""
-        after = f"{self.path}, run again from step {self.step}:"
-        if self.difference is not None:
-            return f"{after} {self.difference}"
-        states = f" and {self.states} checkpoint(s)" if self.states else ""
-        return (
-            f"{after} {self.steps} report(s) of every rank{states} are the same, bit by bit "
-            "(times and speeds are not compared)."
-        )
 
 
 def verify_run(
@@ -112,7 +83,8 @@ def replay(
     storage_filesystem: pyarrow.fs.FileSystem | None = None,
     *,
     step: int,
-    probe: Callable[[dict[str, Any]], Any],
+    probe: Callable[[dict[str, Any]], Any] | None = None,
+    pdb: bool = False,
     rank: int = 0,
     ignore: Collection[str] = (),
 ) -> Reproduction:
@@ -127,7 +99,9 @@ def replay(
         probe: called with the variables of the function that reports, as the step's report is
             about to be sent. It runs where the rank runs: in a process of its own if there are
             several.
-        rank: on which rank ``probe`` is called.
+        pdb: open the debugger on this terminal, where the function continues after that report; it
+            may be followed into the next step.
+        rank: on which rank ``probe`` is called, or the debugger opened.
 
     Raises:
         FileNotFoundError: there is no run, or nothing to run it again with.
@@ -151,15 +125,31 @@ def replay(
         )
     start = max(before)
     wanted = [number for number in range(start + 1, step + 1) if number in rows]
-    return _run_again(storage, records, start, wanted, ignore, _Look(rank, step - start, probe))
+    look = _Look(rank, step - start, probe, pdb=pdb)
+    try:
+        return _run_again(storage, records, start, wanted, ignore, look)
+    except (TrainingInterrupted, TrainingFailedError) as error:
+        if not pdb or not isinstance(error.__cause__ or error, (BdbQuit, TrainingInterrupted)):
+            raise
+        return Reproduction(
+            storage.uri, start, 0, 0, "the debugger was left, so nothing is compared."
+        )
 
 
 class _Look:
     """Called before each report, as a fault plan is: looks once."""
 
-    def __init__(self, rank: int, number: int, probe: Callable[[dict[str, Any]], Any]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        number: int,
+        probe: Callable[[dict[str, Any]], Any] | None,
+        *,
+        pdb: bool = False,
+    ) -> None:
         self._where = rank, number, 1
         self._probe = probe
+        self.pdb = pdb
 
     def __call__(self, rank: int, number: int, attempt: int) -> None:
         if (rank, number, attempt) != self._where:
@@ -167,7 +157,14 @@ class _Look:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and str(frame.f_globals.get("__name__")).startswith(_OWN):
             frame = frame.f_back
-        self._probe(dict(frame.f_locals) if frame is not None else {})
+        if self.pdb and frame is not None:
+            worker = getattr(sys.breakpointhook, "__self__", None)
+            if isinstance(worker, Debugging):
+                worker.stop_in(frame)  # on the driver's terminal
+            else:
+                stop_in(Pdb(), frame)
+        elif self._probe is not None:
+            self._probe(dict(frame.f_locals) if frame is not None else {})
 
 
 def _run_again(
@@ -195,7 +192,8 @@ def _run_again(
             storage_path=directory,
             storage_filesystem=None,
             callbacks=(),
-            stop={"training_iteration": wanted[-1]},
+            # A debugger follows the function after the report, so the run must not end there.
+            stop={"training_iteration": wanted[-1] + (look is not None and look.pdb)},
             verbose=0,
         )
         again = run_storage(trainer.fit().path, None)

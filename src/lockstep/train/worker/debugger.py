@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from lockstep import settings
 
-__all__ = ["Debugging"]
+__all__ = ["Debugging", "stop_in"]
 
 
 class Debugging:
@@ -91,12 +91,28 @@ class Debugging:
     def _set_trace(self, **options: Any) -> None:
         self._stop(sys._getframe(1), **options)
 
+    def stop_in(self, frame: FrameType) -> None:
+        """Stop at the next line of this frame, which is further out than the caller."""
+        stop_in(_WorkerPdb(self, *self.acquire()), frame)
+
     def _stop(self, frame: FrameType, *, header: str | None = None) -> None:
         reader, writer = self.acquire()
         if header is not None:
             print(header, file=writer)
         # Nothing after this: the debugger would stop there.
         _WorkerPdb(self, reader, writer).set_trace(frame)
+
+
+def stop_in(debugger: pdb.Pdb, frame: FrameType) -> None:
+    """As ``debugger.set_trace(frame)``, but no line of a frame further in is stopped at."""
+    debugger.reset()
+    outer: FrameType | None = frame
+    while outer is not None:
+        outer.f_trace = debugger.trace_dispatch
+        debugger.botframe = outer
+        outer = outer.f_back
+    debugger.set_next(frame)
+    sys.settrace(debugger.trace_dispatch)
 
 
 class _WorkerPdb(pdb.Pdb):
