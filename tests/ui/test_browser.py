@@ -392,6 +392,9 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser: Any, site: Site) -
             page = opened.open_run(name)
             page.locator("figure canvas").first.wait_for()
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page = opened.open_run("search")
+        expect(page.get_by_role("button", name="loss")).to_be_visible()  # the score of each trial
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert opened.problems == []
     finally:
         context.close()

@@ -11,6 +11,7 @@ from lockstep.checks import is_number
 from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean, format_value
+from lockstep.errors import LockstepError
 from lockstep.lookup import find_run, parent_of, run_name
 from lockstep.metrics import flatten, look_up
 from lockstep.records import RunRecords, damage_named, reported_metrics
@@ -46,7 +47,7 @@ def _plot(options: Namespace) -> int:
             else:
                 points = list(_logged(records, options.metric))
             if not points:
-                raise ValueError(
+                raise LockstepError(
                     f"{run_name(records.run)} has no number {options.metric!r}; it has "
                     f"{', '.join(_names(records)) or 'no metric yet'}."
                 )

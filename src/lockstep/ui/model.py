@@ -137,7 +137,7 @@ class RunModel:
         return news
 
     def _apply(self, lines: list[bytes]) -> None:
-        where = self.place.storage.path(JOURNAL_FILE)
+        where = JOURNAL_FILE  # in a directory that the page shows
         with damage_named(where):
             for line in lines:
                 # Without parse_line() for the many rows: nothing here prints what they contain.

@@ -80,7 +80,7 @@ class SearchModel:
             return False
         self.damage = self.damage or problem
         self.version += 1
-        where = self.place.storage.path(self.journal)
+        where = self.journal
         try:
             for line in lines:
                 with damage_named(where):

@@ -138,7 +138,7 @@ def _run_row(library: Library, run_id: str, model: RunModel, metric: str | None)
     row = {**_NO_RUN, "id": run_id, "name": model.place.name.rpartition("/")[2]}
     row["path"] = model.place.storage.uri
     try:
-        with damage_named(model.place.storage.path(JOURNAL_FILE)):
+        with damage_named(JOURNAL_FILE):
             row.update(_known(library, run_id, model, metric))
     except StorageError as error:
         row.update(state="damaged", diagnosis=str(error))

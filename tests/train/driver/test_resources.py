@@ -78,15 +78,15 @@ class Nvml:
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
         handle._obj.value = index.value + 1
-        return self.gpus[index.value][0]
+        return int(self.gpus[index.value][0])
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
         memory._obj.used, memory._obj.total = 10, 20
-        return self.gpus[handle.value - 1][1]
+        return int(self.gpus[handle.value - 1][1])
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any, busy: Any) -> int:
         busy._obj.gpu = 97
-        return self.gpus[handle.value - 1][2]
+        return int(self.gpus[handle.value - 1][2])
 
 
 def test_what_a_gpu_does_not_tell_is_left_out_and_the_others_keep_their_numbers() -> None:

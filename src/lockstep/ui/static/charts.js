@@ -14,7 +14,7 @@ export function Sparkline({ values, label }) {
     path += `${pen}${x.toFixed(1)} ${y.toFixed(1)}`;
     pen = "L";
   });
-  return html`<svg class="spark" viewBox=${`0 0 ${w} ${hgt}`} role="img" aria-label=${label ?? "course of the metric"}>
+  return html`<svg class="spark" viewBox=${`0 0 ${w} ${hgt}`} role="img" aria-label=${label ?? "trend of the metric"}>
     <path d=${path} fill="none" stroke="currentColor" stroke-width="1.5" stroke-linejoin="round" /></svg>`;
 }
 
@@ -31,10 +31,13 @@ export function smooth(values, weight) {
 }
 
 // lines: [{label, x, y, faint?}]
-export function Chart({ title, sub, lines, byTime, log, weight, height = 190, range, onZoom, format = number, children }) {
+// Reports and steps are whole numbers: an axis of them has no 1.5.
+const STEPS = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
+
+export function Chart({ title, sub, lines, byTime, whole, fromZero, log, weight, height = 190, range, onZoom, format = number, children }) {
   const box = useRef(null), plot = useRef(null), values = useRef(null);
   const theme = useThemeVersion();
-  const shape = JSON.stringify([lines.map((l) => l.label), byTime, log, Boolean(weight), height, theme]);
+  const shape = JSON.stringify([lines.map((l) => [l.label, l.colour]), byTime, whole, log, Boolean(weight), height, theme]);
   const zoom = useRef(onZoom), newest = useRef(lines);
   zoom.current = onZoom;
   newest.current = lines;
@@ -48,7 +51,7 @@ export function Chart({ title, sub, lines, byTime, log, weight, height = 190, ra
   };
   useEffect(() => {
     const text = cssColour("--muted"), grid = cssColour("--line"), font = "11px " + cssColour("--font");
-    const stroke = (i) => (lines.length === 1 ? cssColour("--accent") : colour(i));
+    const stroke = (i) => (lines.length === 1 && lines[i].colour === undefined ? cssColour("--accent") : colour(lines[i].colour ?? i));
     const series = [{}];
     lines.forEach((line, i) => {
       if (weight) series.push({ stroke: stroke(i) + "55", width: 1, points: { show: false }, spanGaps: false });
@@ -59,9 +62,9 @@ export function Chart({ title, sub, lines, byTime, log, weight, height = 190, ra
       width: box.current.clientWidth || 300, height,
       legend: { show: false },
       cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
-      scales: { x: { time: Boolean(byTime) }, y: log ? { distr: 3 } : {} },
-      padding: [8, 10, 0, 0],
-      axes: [{ ...axis, size: 26, ...(byTime ? { space: 80, values: (_, splits) => splits.map(clock) } : {}) }, { ...axis, size: 56, values: (_, splits) => splits.map((v) => (v === null ? "" : format(v))) }],
+      scales: { x: { time: Boolean(byTime) }, y: log ? { distr: 3 } : fromZero ? { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } : {} },
+      padding: [8, 18, 0, 0],
+      axes: [{ ...axis, size: 26, ...(byTime ? { space: 80, values: (_, splits) => splits.map(clock) } : whole ? { incrs: STEPS } : {}) }, { ...axis, size: 56, values: (_, splits) => splits.map((v) => (v === null ? "" : format(v))) }],
       series,
       hooks: {
         setCursor: [(u) => show(u)],
@@ -110,7 +113,7 @@ export function Chart({ title, sub, lines, byTime, log, weight, height = 190, ra
   return html`<figure class="chart" aria-label=${summary}>
     <figcaption><span class="title" title=${title}>${title}</span>${sub && html`<span class="sub">${sub}</span>`}
       <span class="at-value" ref=${values}>${lines.slice(0, 12).map((line, i) => html`<span class="value" key=${line.label}>
-        ${lines.length > 1 && html`<i class=${`dot c${(i % 8) + 1}`}></i>`}${lines.length > 1 ? line.label : ""} <b>${format(last(line.y))}</b></span>`)}<i class="at"></i></span>
+        ${lines.length > 1 && html`<i class=${`dot c${((line.colour ?? i) % 8) + 1}`}></i>`}${lines.length > 1 ? line.label : ""} <b>${format(last(line.y))}</b></span>`)}<i class="at"></i></span>
       ${children}
       ${range && onZoom && html`<button type="button" class="quiet" onClick=${() => onZoom(null)}>Whole</button>`}
     </figcaption>

@@ -28,6 +28,7 @@ export function duration(seconds) {
   if (seconds < 1) return `${Number((seconds * 1000).toPrecision(2))} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
   if (seconds < 6000) return `${Math.floor(seconds / 60)} min`;
   if (seconds < 172800) return `${(seconds / 3600).toFixed(1)} h`;
   return `${Math.floor(seconds / 86400)} d`;
@@ -171,8 +172,7 @@ export function Copy({ text, label, what, kind = "quiet" }) {
     }
     setTimeout(() => setDone(""), 2500);
   };
-  return html`<button type="button" class=${kind} onClick=${copy} title=${what ?? ""}>${label ?? "Copy"}</button
-    ><span class="said" role="status">${done}</span>`;
+  return html`<span class="copy"><span class="said" role="status">${done}</span><button type="button" class=${kind} onClick=${copy} title=${what ?? ""}>${label ?? "Copy"}</button></span>`;
 }
 
 async function writeText(text) {
@@ -204,7 +204,7 @@ export function Spent({ spent, wide }) {
   const parts = ACCOUNTS.filter(([key]) => spent[key] > 0).map(([key, label]) => ({ key, label, share: spent[key] / total, seconds: spent[key] }));
   const sorted = [...parts].sort((a, b) => b.share - a.share);
   const text = sorted.filter((p) => p.share >= 0.005).map((p) => `${p.label} ${percent(p.share)}`).join(", ");
-  return html`<span class=${wide ? "spent wide" : "spent"} role="img" aria-label=${text} title=${text}>
+  return html`<span class=${wide ? "spent whole" : "spent"} role="img" aria-label=${text} title=${text}>
       ${parts.map((p) => html`<i key=${p.key} class=${`a-${p.key}`} style=${{ flexGrow: p.share }}></i>`)}
     </span>
     ${wide ? html`<table class="legend"><tbody>${sorted.map((p) => html`<tr key=${p.key}><td><i class=${`key a-${p.key}`}></i>${p.label}</td>

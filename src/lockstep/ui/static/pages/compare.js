@@ -48,7 +48,7 @@ export function Compare({ ids }) {
         <tr><th scope="row">state</th>${all.map(({ run }) => html`<td key=${run.id}><${State} state=${run.state} /></td>`)}</tr>
         <${Rows} title="Config that differs" rows=${config} none="The configs are equal." span=${all.length + 1} />
         <${Rows} title="Last metrics" rows=${last} none="Nothing was reported." span=${all.length + 1} />
-        <${Rows} title="Best" rows=${[["best", all.map((r) => (r.run.best ? `${number(r.run.best.value)} (${r.run.best.metric})` : null))], ["reports", all.map((r) => r.run.reports)], ["workers", all.map((r) => r.run.workers)], ["attempts", all.map((r) => r.run.attempts)]]} span=${all.length + 1} />
+        <${Rows} title="The runs" rows=${[["best", all.map((r) => (r.run.best ? `${number(r.run.best.value)} (${r.run.best.metric})` : null))], ["reports", all.map((r) => r.run.reports)], ["workers", all.map((r) => r.run.workers)], ["attempts", all.map((r) => r.run.attempts)]]} span=${all.length + 1} />
         <${Rows} title="Environment that differs" rows=${environment} none="The environments are equal." span=${all.length + 1} />
       </tbody></table></section>
     <section aria-labelledby="charts"><div class="bar"><h2 id="charts">Metrics</h2>
@@ -67,7 +67,7 @@ function Rows({ title, rows, none, span }) {
 function Overlay({ name, all, names, byTime, weight, log }) {
   const lines = useMemo(() => all.map(({ run, lines: own }, i) => {
     const line = own[name];
-    return { label: names[i], x: line ? (byTime ? line.times.map((t) => t - run.started) : line.steps) : [], y: line ? line.values : [] };
-  }), [all, byTime, name]);
-  return html`<${Chart} title=${metricOf(name)} lines=${lines} weight=${weight} log=${log} height=${230} />`;
+    return { label: names[i], colour: i, x: line ? (byTime ? line.times.map((t) => t - run.started) : line.steps) : [], y: line ? line.values : [] };
+  }).filter((line) => line.x.length), [all, byTime, name]);
+  return html`<${Chart} title=${metricOf(name)} lines=${lines} whole=${!byTime} weight=${weight} log=${log} height=${230} />`;
 }

@@ -47,9 +47,9 @@ export function Experiment({ id }) {
   const columns = [
     { key: "choose", label: "Select", hidden: true, class: "choose", cell: (t) => html`<input type="checkbox" checked=${chosen.has(t.id)} onChange=${() => toggle(t)} aria-label=${`Select trial ${t.trial_id}`} />` },
     { key: "index", label: "Trial", sort: true, cell: (t) => html`<a href=${to.run(t.id)}>${t.trial_id}</a>` },
-    { key: "status", label: "Status", sort: true, cell: (t) => html`<${State} state=${t.status} />${t.by === "scheduler" ? html`<span class="second">by the scheduler at ${number(t.reports)}</span>` : t.error ? html`<span class="second diagnosis" title=${t.error}>${t.error}</span>` : ""}` },
     ...(experiment.metric ? [{ key: "score", label: experiment.metric, sort: true, class: "num", cell: (t) => html`<b class=${t.id === experiment.best_id ? "best-value" : ""}>${number(t.score)}</b>` }] : []),
-    { key: "spark", label: "Course", class: "wide", cell: (t) => html`<${Sparkline} values=${t.spark} />` },
+    { key: "status", label: "Status", sort: true, cell: (t) => html`<${State} state=${t.status} />${t.by === "scheduler" ? html`<span class="second">by the scheduler, report ${number(t.reports)}</span>` : t.error ? html`<span class="second diagnosis" title=${t.error}>${t.error}</span>` : ""}` },
+    { key: "spark", label: "Trend", class: "wide", cell: (t) => html`<${Sparkline} values=${t.spark} />` },
     { key: "reports", label: "Reports", sort: true, class: "num", cell: (t) => number(t.reports) },
     { key: "time", label: "Time", sort: true, class: "num", cell: (t) => (t.started ? duration((t.ended ?? Date.now() / 1000) - t.started) : "–") },
     ...parameters.slice(0, 10).map((name) => ({ key: name, label: name, sort: true, class: "num", cell: (t) => number(t.config[name]) })),
@@ -94,7 +94,7 @@ function History({ trials, mode, metric }) {
     const so = done.map((t) => (best = best === null ? t.score : mode === "max" ? Math.max(best, t.score) : Math.min(best, t.score)));
     return [{ label: "each trial", dots: true, x, y: done.map((t) => t.score) }, { label: "best so far", x, y: so }];
   }, [trials, mode]);
-  return html`<${Chart} title=${`${metric} by trial, in the order they ended`} lines=${lines} height=${210} />`;
+  return html`<${Chart} title=${`${metric} by trial, in the order they ended`} lines=${lines} whole=${true} height=${210} />`;
 }
 
 // How much of the variance of the score the values of one parameter explain, in up to eight groups.

@@ -46,38 +46,41 @@ function MetricChart({ id, name, line, byTime, weight, log, ranks, reports }) {
     label: l.rank < 0 ? metricOf(name) : `rank ${l.rank}`, x: byTime ? l.times : l.steps, y: l.values,
   })), [detail, line, byTime]);
   const usable = shown.length ? shown : [{ label: metricOf(name), x: [], y: [] }];
-  return html`<${Chart} title=${metricOf(name)} sub=${kind === "log" ? "train.log" : kind === "data" ? "share of time" : ""} lines=${usable} byTime=${byTime} log=${log} weight=${weight} range=${range} onZoom=${setRange} />`;
+  return html`<${Chart} title=${metricOf(name)} sub=${kind === "log" ? "train.log" : kind === "data" ? "share of time" : ""} lines=${usable} byTime=${byTime} whole=${!byTime} log=${log} weight=${weight} range=${range} onZoom=${setRange} />`;
 }
 
 function Records({ id, data }) {
   const { run, details, environment, late } = data;
   const running = run.state === "running";
   return html`
-    <section class="cards">
-      <div class="card span2"><h2>Attempts and failures</h2>
+    <section class="columns"><div>
+      <div class="card"><h2>Attempts and failures</h2>
         ${details.attempts.length ? html`<${TimeLine} attempts=${details.attempts} failures=${details.failures} stops=${details.stops} checkpoints=${details.checkpoints} started=${run.started} ended=${run.ended ?? run.updated} running=${running} />` : html`<p class="muted">The workers are not up yet.</p>`}
-        ${details.failures.map((f, i) => html`<details key=${i} open=${i === details.failures.length - 1}><summary><span class="bad-text">Attempt ${f.attempt} failed</span> ${date(f.time)}${f.retry ? ", was tried again" : ""}</summary>
+        ${details.failure_count > details.failures.length && html`<p class="muted">${number(details.failure_count)} failures; the last ${details.failures.length} are shown.</p>`}
+        ${details.failures.map((f, i) => html`<details key=${i} open=${i === details.failures.length - 1}><summary><span class="bad-text">Attempt ${f.attempt} failed</span> ${date(f.time)}${f.retry ? ", retried" : ""}</summary>
           <p>${f.message}</p>${f.errors.map((e) => html`<div class="trace" key=${e.rank}><h3>Rank ${e.rank}</h3><pre tabindex="0">${e.text}</pre></div>`)}</details>`)}
         ${details.stops.map((s, i) => html`<p key=${`s${i}`} class="muted">Attempt ${s.attempt} stopped for a ${s.kind} at ${date(s.time)}${s.next_size ? `; the next one has ${s.next_size} workers` : ""}.</p>`)}
       </div>
+      ${late.length > 0 && html`<div class="card"><h2>Who is late</h2><${LateRanks} columns=${late} /></div>`}
+      <div class="card"><h2>Checkpoints</h2><${Checkpoints} id=${id} details=${details} running=${running} /></div>
+      </div><div>
       <div class="card"><h2>Where the time went</h2><${Spent} spent=${run.spent} wide=${true} /></div>
-      ${late.length > 0 && html`<div class="card span2"><h2>Who is late</h2><${LateRanks} columns=${late} /></div>`}
       <div class="card"><h2>Config</h2><pre class="json" tabindex="0">${JSON.stringify(details.config, null, 2)}</pre></div>
-      <div class="card span2"><h2>Checkpoints</h2><${Checkpoints} id=${id} details=${details} /></div>
-      <div class=${late.length ? "card" : "card span3"}><h2>Environment</h2>
+      <div class="card"><h2>Environment</h2>
         ${environment ? html`<${Facts} facts=${environment.facts} />${environment.diff && html`<details><summary>Changes that were not committed</summary><pre class="diff" tabindex="0">${environment.diff.split("\n").map((l, i) => html`<span key=${i} class=${`line ${l.startsWith("+") ? "plus" : l.startsWith("-") ? "minus" : ""}`}>${l}</span>`)}</pre></details>`}`
-          : html`<p class="muted">Not recorded yet.</p>`}
+          : html`<p class="muted">Not recorded.</p>`}
         <p class="path"><code>${run.path}</code> <${Copy} text=${run.path} label="Copy path" /></p></div>
-    </section>`;
+    </div></section>`;
 }
 
-function Checkpoints({ id, details }) {
+function Checkpoints({ id, details, running }) {
   const rows = [...details.checkpoints].reverse();
   const scored = details.score?.checkpoint_score_attribute;
-  if (!rows.length) return html`<p class="muted">None${details.deleted ? ` left; ${details.deleted} were deleted` : " yet"}.</p>`;
+  if (!rows.length) return html`<p class="muted">None${details.deleted ? ` left; ${number(details.deleted)} were deleted` : running ? " yet" : ""}.</p>`;
+  const more = details.saved - details.deleted - Math.min(rows.length, 200);
   return html`<div class="scroll-x" tabindex="0" role="region" aria-label="Table of checkpoints"><table><thead><tr><th scope="col">Name</th><th scope="col" class="num">Report</th><th scope="col" class="num">${scored ?? "Score"}</th><th scope="col">Saved</th><th scope="col">Files</th><th scope="col"><span class="offscreen">Path</span></th></tr></thead>
     <tbody>${rows.slice(0, 200).map((c) => html`<tr key=${c.id}><td><code>${c.name}</code></td><td class="num">${number(c.index)}</td><td class="num">${number(c.score)}</td><td>${date(c.timestamp)}</td><td><${Files} id=${id} checkpoint=${c} /></td><td><${Copy} text=${c.path} label="Copy path" /></td></tr>`)}</tbody></table></div>
-    ${details.deleted > 0 && html`<p class="muted">${number(details.deleted)} older ones were deleted.</p>`}`;
+    ${details.deleted > 0 && html`<p class="muted">${number(details.deleted)} older ones were deleted.</p>`}${more > 0 && html`<p class="muted">And ${number(more)} older ones.</p>`}`;
 }
 
 function Files({ id, checkpoint }) {

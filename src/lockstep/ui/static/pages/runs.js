@@ -60,8 +60,8 @@ export function Runs() {
     { key: "state", label: "State", sort: true, cell: (r) => html`<${State} state=${r.state} />` },
     { key: "name", label: "Name", sort: true, class: "name", cell: (r) => html`<a class="run-name" href=${r.kind === "experiment" ? to.experiment(r.id) : to.run(r.id)}>${r.experiment || r.name}</a>
         <span class="second">${r.diagnosis ? html`<span class="diagnosis" title=${r.diagnosis}>${r.diagnosis}</span>` : r.kind === "experiment" ? trials(r) : html`<span title=${r.note ?? ""}>${r.name}${r.note ? `: ${r.note}` : ""}</span>`}</span>` },
-    { key: "age", label: "Age", sort: true, class: "num", cell: (r) => html`${age(r.started)}<span class="second">${r.ended && r.started ? `took ${duration(r.ended - r.started)}` : ""}</span>` },
-    { key: "spark", label: "Course", class: "wide", cell: (r) => r.spark ? html`<${Sparkline} values=${r.spark.values} label=${`course of ${r.spark.metric}`} /><span class="second">${r.spark.metric}</span>` : html`<span class="muted">–</span>` },
+    { key: "age", label: "Age", sort: true, class: "num off-phone", cell: (r) => html`${age(r.started)}<span class="second">${r.ended && r.started ? `took ${duration(r.ended - r.started)}` : ""}</span>` },
+    { key: "spark", label: "Trend", class: "wide", cell: (r) => r.spark ? html`<${Sparkline} values=${r.spark.values} label=${`trend of ${r.spark.metric}`} /><span class="second">${r.spark.metric}</span>` : html`<span class="muted">–</span>` },
     { key: "best", label: "Best", sort: true, class: "num best", cell: (r) => r.best ? html`<b>${number(r.best.value)}</b><span class="second">${r.best.metric}${r.best.report ? `, report ${number(r.best.report)}` : ""}</span>` : html`<span class="muted">–</span>` },
     { key: "reports", label: "Reports", sort: true, class: "num wide", cell: (r) => number(r.reports) },
     { key: "workers", label: "Workers", sort: true, class: "num wide", cell: (r) => r.kind === "run" ? number(r.workers) : "" },
@@ -72,7 +72,7 @@ export function Runs() {
     <div class="bar"><h1>Runs</h1>
       <div class="segments" role="group" aria-label="Which runs">${["all", "running", "failed"].map((name) => html`<button key=${name} type="button" aria-pressed=${only === name} onClick=${() => setOnly(name)}>${name[0].toUpperCase() + name.slice(1)} <span class="count">${counts[name]}</span></button>`)}</div>
       <input type="search" placeholder="Filter ( / )" aria-label="Filter" value=${text} onInput=${(e) => setText(e.target.value)} onKeyDown=${(e) => e.key === "Escape" && e.target.blur()} />
-      <label class="choice">Course of <select value=${metric} onChange=${(e) => { setMetric(e.target.value); }}><option value="">each run's own</option>${metrics.map((m) => html`<option key=${m} value=${m}>${m}</option>`)}</select></label>
+      <label class="choice">Trend of <select value=${metric} onChange=${(e) => { setMetric(e.target.value); }}><option value="">each run's own</option>${metrics.map((m) => html`<option key=${m} value=${m}>${m}</option>`)}</select></label>
       <label class="choice"><input type="checkbox" checked=${grouped} onChange=${(e) => setGrouped(e.target.checked)} /> Group</label>
       <span class="grow"></span>
       ${chosen.size > 0 && html`<a class=${chosen.size > 1 ? "button primary" : "button"} href=${chosen.size > 1 ? to.compare([...chosen]) : undefined} aria-disabled=${chosen.size < 2}>Compare ${chosen.size} ${chosen.size === 1 ? "run: select another" : "runs"}</a>`}

@@ -19,7 +19,8 @@ export function Workers({ id }) {
     <${Logs} id=${id} />`;
 }
 
-const KINDS = [["memory", "Memory of each rank", bytes], ["cpu", "CPU of each rank, % of a core", (v) => number(v)], ["gpu", "GPUs, % busy", (v) => number(v)], ["gpu_memory", "Memory of the GPUs", bytes]];
+const percent = (v) => (v === null ? "–" : `${v < 10 ? Math.round(v * 10) / 10 : Math.round(v)} %`);
+const KINDS = [["memory", "Memory of each rank", bytes], ["cpu", "CPU of each rank, of one core", percent], ["gpu", "GPUs, busy", percent], ["gpu_memory", "Memory of the GPUs", bytes]];
 
 function Usage({ lines, run }) {
   const running = run.state === "running", young = running && Date.now() / 1000 - run.started < 15;
@@ -28,8 +29,8 @@ function Usage({ lines, run }) {
     lines: Object.keys(lines).filter((n) => n.startsWith(`${kind}:`)).map((n) => ({ label: kind.startsWith("gpu") ? `GPU ${n.split(":")[1]}` : `rank ${n.split(":")[1]}`, x: lines[n].times, y: lines[n].values })),
   })).filter((c) => c.lines.length);
   const sampled = charts.find((c) => c.kind === "memory")?.lines.filter((l) => l.x.length).length ?? 0;
-  return html`<section aria-labelledby="usage"><h2 id="usage">What they use</h2>
-    ${charts.length ? html`<div class="charts">${charts.map((c) => html`<${Chart} key=${c.kind} title=${c.title} lines=${c.lines} byTime=${true} format=${c.format} />`)}</div>`
+  return html`<section aria-labelledby="usage"><h2 id="usage">Resources</h2>
+    ${charts.length ? html`<div class="charts">${charts.map((c) => html`<${Chart} key=${c.kind} title=${c.title} lines=${c.lines} byTime=${true} fromZero=${true} format=${c.format} />`)}</div>`
       : html`<p class="muted">${young ? "The first sample comes a second after the workers have started, then one every five seconds."
         : running ? "There are no samples. The driver samples the workers on its own machine; these are on others." : "There are no samples. The run was shorter than a second, or its workers were not on the driver's machine."}</p>`}
     ${sampled > 0 && sampled < Math.min(run.workers, 64) && html`<p class="muted">${plural(sampled, "rank")} of ${run.workers}: those on the driver's machine. Workers on other machines are not sampled.</p>`}</section>`;
