@@ -346,6 +346,9 @@ def test_wrong_arguments_are_sentences(tmp_path: Path, capsys: pytest.CaptureFix
         port = str(taken.getsockname()[1])
         assert cli.main(["ui", str(tmp_path), "--port", port]) == 1
     assert "give another --port" in capsys.readouterr().err
+    assert cli.main(["ui", str(tmp_path), "--host", "192.0.2.1"]) == 1  # of no machine
+    assert "cannot listen on 192.0.2.1: " in (said := capsys.readouterr().err)
+    assert "give another --host" in said
 
 
 def test_the_panels_name_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

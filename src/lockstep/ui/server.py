@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import signal
 import socket
@@ -95,6 +96,8 @@ def _listen(host: str, port: int | None) -> socket.socket:
             return socket.create_server((host, number), family=family)
         except OSError as error:
             problem = error
-    raise LockstepError(
-        f"cannot listen on {host}:{port}: {problem and problem.strerror}; give another --port."
-    )
+    assert problem is not None
+    why = (problem.strerror or str(problem)).partition(" (while")[0]
+    option = "--port" if problem.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+    where = host if port is None else f"{host}:{port}"
+    raise LockstepError(f"cannot listen on {where}: {why}; give another {option}.")
