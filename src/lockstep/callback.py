@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lockstep.hooks import call_hook
-from lockstep.run_layout import run_title
+from lockstep.run_layout import error_file, run_title
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint
@@ -86,6 +86,11 @@ class TrialSnapshot:
     def is_finished(self) -> bool:
         """Whether the run is over."""
         return self.status in ("TERMINATED", "ERROR")
+
+    @property
+    def error_file(self) -> str | None:
+        """The file with the tracebacks of the trial's failures; None if there is none."""
+        return error_file(self.path)
 
     @property
     def title(self) -> str:

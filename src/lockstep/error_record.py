@@ -33,6 +33,7 @@ from lockstep.traceback_record import pack_traceback, unpack_traceback
 __all__ = [
     "error_data",
     "error_place",
+    "error_text",
     "pack_error",
     "summarise_error",
     "unpack_error",
@@ -151,6 +152,13 @@ def summarise_error(record: dict[str, Any]) -> str:
     if text.endswith(":"):  # as load_state_dict's does, which names the keys in the next lines
         text = " ".join((text, *rest.split()))
     return f"{record.get('type')}: {text}" if text else str(record.get("type"))
+
+
+def error_text(record: dict[str, Any]) -> str:
+    """The traceback of a record as text, with those of its causes first."""
+    earlier = record.get("cause") or record.get("context")
+    before = f"{error_text(earlier)}\n" if isinstance(earlier, dict) else ""
+    return before + str(record.get("text") or _full_text(record)).rstrip()
 
 
 def error_place(record: dict[str, Any]) -> tuple[str, str] | None:

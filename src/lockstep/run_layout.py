@@ -12,6 +12,7 @@
             .staging/  .trash/                      not published yet; about to be deleted
             return_value.bin                        what rank 0 returned, if it is plain data
             progress.csv  result.json  params.json
+            error.txt                               the tracebacks of its failures
             environment.json                        versions, git commit, command line, hardware
             resources.jsonl                         memory and CPU of each rank, every few seconds
             undelivered_<tracker>_<number>.jsonl    rows that a tracker did not get
@@ -34,6 +35,7 @@ __all__ = [
     "checkpoint_name",
     "date_name",
     "entry_of",
+    "error_file",
     "experiment_file",
     "experiment_number",
     "is_numbered",
@@ -60,6 +62,8 @@ JOURNAL_FILE = "journal.jsonl"
 TRAINER_FILE = "trainer.pkl"
 PROGRESS_FILE = "progress.csv"
 RESULT_FILE = "result.json"
+ERROR_FILE = "error.txt"
+"""Every failure of a run, with the tracebacks."""
 PARAMS_FILE = "params.json"
 RETURN_FILE = "return_value.bin"
 """What rank 0's function returned, in the form of ``checkpoint_plain``."""
@@ -103,6 +107,7 @@ KEPT_FILE = ".kept"
 OWN_NAMES = frozenset(
     (
         ENVIRONMENT_FILE,
+        ERROR_FILE,
         JOURNAL_FILE,
         LOG_DIRECTORY,
         OBJECT_DIRECTORY,
@@ -179,6 +184,12 @@ def state_rank(name: str) -> int | None:
     """The rank of a file of ``state_index``, without its directory; None: it is another file."""
     match = re.fullmatch(r"rank_(\d{1,9})\.json", name)
     return int(match[1]) if match else None
+
+
+def error_file(directory: str) -> str | None:
+    """The file with the failures of the run in this directory; None if there is none."""
+    path = os.path.join(directory, ERROR_FILE)
+    return path if os.path.isfile(path) else None
 
 
 def log_file(rank: int) -> str:

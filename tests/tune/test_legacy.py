@@ -91,3 +91,48 @@ def test_resuming_failed_trials_by_a_string(resume: str, starts: list[int], tmp_
     assert [one.status for one in again.trials] == ["TERMINATED", "TERMINATED"]
     assert [again.trials[1].last_result["start"]] == starts
     assert again.trials[0].path == first.trials[0].path
+
+
+def test_trials_start_from_the_checkpoint_that_is_given(tmp_path: Path) -> None:
+    saved = str(tmp_path / "saved")
+    Checkpoint.from_dict({"loss": 7}).to_directory(saved)
+
+    def resume(config: dict[str, Any]) -> dict[str, Any]:
+        checkpoint = tune.get_checkpoint()
+        return {"loss": checkpoint.to_dict()["loss"] if checkpoint else None}
+
+    class Resume(tune.Trainable):
+        loss = 0
+
+        def load_checkpoint(self, checkpoint: Any) -> None:
+            self.loss = checkpoint["loss"]
+
+        def step(self) -> dict[str, Any]:
+            return {"loss": self.loss, "done": True}
+
+    for trainable in (resume, tune.with_parameters(resume), Resume):
+        analysis = tune.run(trainable, restore=saved, verbose=0)
+        assert [one.last_result["loss"] for one in analysis.trials] == [7]
+    with pytest.raises(FileNotFoundError):
+        tune.run(resume, restore=tmp_path / "nothing")
+
+
+def test_a_failed_trial_has_a_file_with_its_tracebacks() -> None:
+    def fail(config: dict[str, Any]) -> None:
+        if config["x"]:
+            raise ValueError("bad x") from KeyError("the cause")
+
+    analysis = tune.run(
+        fail,
+        config={"x": tune.grid_search([0, 1])},
+        verbose=0,
+        max_failures=1,
+        raise_on_failed_trial=False,
+    )
+    good, bad = analysis.trials
+    assert good.error_file is None
+    assert bad.error_file is not None
+    text = Path(bad.error_file).read_text()
+    assert text.count("ValueError: bad x") >= 2  # both attempts
+    assert "KeyError: 'the cause'" in text
+    assert "Attempt 2" in text

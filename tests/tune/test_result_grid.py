@@ -36,6 +36,13 @@ def grid(session_environment: None) -> ResultGrid:
     ).fit()
 
 
+def test_a_single_trial_is_the_best_with_a_metric_but_no_mode() -> None:
+    single = Tuner(lambda config: {"value": 3}, run_config=RunConfig(verbose=0)).fit()
+    assert single.get_best_result().metrics["value"] == 3
+    assert single.get_best_result(metric="value").metrics["value"] == 3
+    assert single.get_best_result(mode="max").metrics["value"] == 3
+
+
 @pytest.mark.parametrize(
     ("mode", "scope", "best"),
     [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lockstep.callback import TrialStatus
 from lockstep.metrics import flatten, look_up
 from lockstep.result import Result
+from lockstep.run_layout import error_file
 from lockstep.storage import open_storage
 from lockstep.tune.experiment.records import ExperimentRecords
 from lockstep.tune.result_grid import NoBestTrial, ResultGrid
@@ -108,6 +109,11 @@ class AnalysedTrial:
     def is_finished(self) -> bool:
         """Whether the trial is over."""
         return self.status in ("TERMINATED", "ERROR")
+
+    @property
+    def error_file(self) -> str | None:
+        """The file with the tracebacks of the trial's failures; None if there is none."""
+        return error_file(self.path)
 
     def __getattr__(self, name: str) -> Any:
         """The other attributes of the Result."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,13 @@ from lockstep.config import CheckpointConfig, FailureConfig, RunConfig
 from lockstep.errors import TrainingFailedError
 from lockstep.run_layout import scratch_prefix
 from lockstep.train.api import session_for
+from lockstep.train.trainer import BaseTrainer
 from lockstep.train.worker.session import current
 from lockstep.tune.analysis import AnalysedTrial, ExperimentAnalysis
 from lockstep.tune.compat import ResumeConfig
 from lockstep.tune.experiment.spec import Experiment
-from lockstep.tune.parameters import with_resources
+from lockstep.tune.parameters import with_checkpoint, with_resources
+from lockstep.tune.registry import registered_trainable
 from lockstep.tune.schedulers import TrialScheduler, create_scheduler
 from lockstep.tune.search import Searcher, create_searcher
 from lockstep.tune.tune_config import TuneConfig
@@ -57,6 +60,7 @@ def run(
     fail_fast: Any = False,
     resume: bool | str = False,
     resume_config: ResumeConfig | None = None,
+    restore: str | os.PathLike[str] | Checkpoint | None = None,
     reuse_actors: bool | None = None,
     raise_on_failed_trial: bool = True,
     trial_name_creator: Callable[[Any], str] | None = None,
@@ -84,6 +88,7 @@ def run(
             ``"AUTO+ERRORED"`` its failed trials, too, ``"AUTO+RESTART_ERRORED"`` restarts them, and
             ``"ERRORED_ONLY"`` and ``"RESTART_ERRORED_ONLY"`` leave the others as they are.
         resume_config: which of its trials to resume.
+        restore: a checkpoint, or its path: every trial starts from it.
         raise_on_failed_trial: raise if a trial has failed.
         metric, mode, stop, time_budget_s, num_samples, verbose, callbacks, max_failures, fail_fast,
             reuse_actors, trial_name_creator, trial_dirname_creator, chdir_to_trial_dir,
@@ -104,6 +109,8 @@ def run(
     trainable = run_or_experiment
     if resources_per_trial is not None:
         trainable = with_resources(trainable, resources_per_trial)
+    if restore is not None:
+        trainable = _starting_from(trainable, restore)
     resume_config = resume_config or _resume_config(resume)
     if resume and name is None and not str(resume).upper().startswith("AUTO"):
         raise ValueError(f"tune.run(resume={resume!r}) needs name=…, of the experiment to resume.")
@@ -155,6 +162,16 @@ def run(
             failed,
         ) from first
     return analysis
+
+
+def _starting_from(trainable: Any, restore: str | os.PathLike[str] | Checkpoint) -> Any:
+    checkpoint = restore if isinstance(restore, Checkpoint) else Checkpoint(restore)
+    checkpoint.files()  # raises where there is nothing
+    if isinstance(trainable, str):
+        trainable = registered_trainable(trainable)
+    if isinstance(trainable, BaseTrainer):
+        return trainable.as_trainable().with_changes(resume_from_checkpoint=checkpoint)
+    return with_checkpoint(trainable, checkpoint)
 
 
 @contextlib.contextmanager

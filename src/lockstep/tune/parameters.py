@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.checkpoint import Checkpoint
 from lockstep.checks import is_number
 from lockstep.config import ScalingConfig
 
@@ -15,6 +16,8 @@ __all__ = [
     "BoundTrainable",
     "PlacementGroupFactory",
     "resources_of",
+    "start_of",
+    "with_checkpoint",
     "with_parameters",
     "with_resources",
 ]
@@ -89,8 +92,10 @@ class BoundTrainable:
         function: Callable[..., Any],
         parameters: tuple[_Parameters, ...] = (),
         resources: Resources | None = None,
+        start_from: Checkpoint | None = None,
     ) -> None:
         self.func = function
+        self.start_from = start_from
         self.parameters = parameters
         self.resources = resources
         self.__name__ = getattr(function, "__name__", type(function).__name__)
@@ -119,7 +124,8 @@ def with_parameters(trainable: Any, **kwargs: Any) -> Any:
         return _subclass(trainable, _parameters=bound)
     inner = _as_bound("with_parameters", trainable)
     _check_takes(inner.__name__, inner.func, 1, kwargs)
-    return BoundTrainable(inner.func, (*inner.parameters, parameters), inner.resources)
+    bound = (*inner.parameters, parameters)
+    return BoundTrainable(inner.func, bound, inner.resources, inner.start_from)
 
 
 def with_resources(trainable: Any, resources: Resources) -> Any:
@@ -135,7 +141,22 @@ def with_resources(trainable: Any, resources: Resources) -> Any:
     if _is_class(trainable):
         return _subclass(trainable, _resources=(resources,))
     inner = _as_bound("with_resources", trainable)
-    return BoundTrainable(inner.func, inner.parameters, resources)
+    return BoundTrainable(inner.func, inner.parameters, resources, inner.start_from)
+
+
+def with_checkpoint(trainable: Any, checkpoint: Checkpoint) -> Any:
+    """A function or class whose trials start from this checkpoint."""
+    if _is_class(trainable):
+        return _subclass(trainable, _start_from=checkpoint)
+    inner = _as_bound("run", trainable)
+    return BoundTrainable(inner.func, inner.parameters, inner.resources, checkpoint)
+
+
+def start_of(trainable: Any) -> Checkpoint | None:
+    """The checkpoint that the trials of a function or class start from."""
+    name = "_start_from" if isinstance(trainable, type) else "start_from"
+    found: Checkpoint | None = getattr(trainable, name, None)
+    return found
 
 
 def resources_of(trainable: Any, config: dict[str, Any]) -> dict[str, float]:

@@ -144,10 +144,11 @@ class ResultGrid(Sequence[Result]):
             filter_nan_and_inf: ignore values that are not finite.
 
         Raises:
-            ValueError: no metric is given (a single trial is the best without one), or no trial
-                has reported it.
+            ValueError: no metric or no mode is given (a single trial is the best without them), or
+                no trial has reported it.
         """
-        if len(self) == 1 and metric is None and self._metric is None:
+        known = (metric or self._metric) is not None and (mode or self._mode) is not None
+        if len(self) == 1 and not known:
             return self[0]
         metric, mode = self._objective("get_best_result", metric, mode)
         check_scope("get_best_result", scope)

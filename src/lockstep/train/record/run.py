@@ -17,7 +17,7 @@ from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
 from lockstep.environment import EnvironmentRecorder
-from lockstep.error_record import error_data
+from lockstep.error_record import error_data, error_text
 from lockstep.errors import StorageError
 from lockstep.journal import Journal
 from lockstep.ledger.live import LiveTimes
@@ -27,6 +27,7 @@ from lockstep.result import Result
 from lockstep.retention import PENDING, CheckpointRecord, surplus
 from lockstep.returned import Returned
 from lockstep.run_layout import (
+    ERROR_FILE,
     FORMAT_VERSION,
     JOURNAL_FILE,
     LOG_DIRECTORY,
@@ -41,6 +42,7 @@ from lockstep.run_layout import (
 )
 from lockstep.segments import segment_directory
 from lockstep.storage import Storage, open_storage
+from lockstep.storage.local import open_private
 from lockstep.train.datasets import merge_positions
 from lockstep.train.protocol import CheckpointReport, Report
 from lockstep.train.record.leftovers import clear_leftovers, clear_snapshots
@@ -321,6 +323,11 @@ class Run:
             retry=retry,
             time=time.time(),
         )
+        texts = (error_text(failed["error"]) for failed in errors)
+        with suppress(OSError):  # the journal has the same
+            path = os.path.join(self.directory, ERROR_FILE)
+            with open(path, "a", encoding="utf-8", opener=open_private) as file:
+                file.write("\n".join((f"Attempt {attempt}: {message}", *texts, "")))
 
     def record_attempt_stopped(
         self, attempt: int, kind: str, rank: int | None, next_size: int | None

@@ -28,7 +28,7 @@ from lockstep.train.record.run import Run, RunPlace
 from lockstep.train.serialize import dump
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer, TrainerPayload
 from lockstep.tune.execution.resources import Allocation, ResourcePool, ResourceRequest
-from lockstep.tune.parameters import resources_of
+from lockstep.tune.parameters import resources_of, start_of
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search.sample import Categorical
 from lockstep.tune.search.space import is_grid, merge
@@ -217,7 +217,10 @@ class Launcher:
             with suppress(Exception):  # resources that depend on the config
                 scaling = _scaling_for(resources_of(self._trainable, {}))
             self._template = _FunctionTrainer(
-                function, scaling_config=scaling, run_config=run_config
+                function,
+                scaling_config=scaling,
+                run_config=run_config,
+                resume_from_checkpoint=start_of(self._trainable),
             )
         self._template = self._template.with_changes(_kept_sources=sources)
         self._shared_payload: TrainerPayload | None = None

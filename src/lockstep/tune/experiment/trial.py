@@ -12,6 +12,7 @@ from lockstep.errors import LockstepError
 from lockstep.journal import parse_line
 from lockstep.metrics import look_up
 from lockstep.records import RunRecords
+from lockstep.run_layout import error_file
 from lockstep.storage import Storage
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class Trial:
     def is_finished(self) -> bool:
         """The same as ``over``, under the name of Ray's ``Trial``."""
         return self.over
+
+    @property
+    def error_file(self) -> str | None:
+        """The file with the tracebacks of the trial's failures; None if there is none."""
+        return error_file(self.path)
 
     def trim(self, metric: str | None) -> None:
         """Drop the parts of the last row that no table shows, after the trial's end."""

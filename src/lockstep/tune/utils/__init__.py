@@ -5,6 +5,7 @@ from __future__ import annotations
 from lockstep.tune.utils.util import (
     date_str,
     deep_update,
+    diagnose_serialization,
     flatten_dict,
     merge_dicts,
     unflatten_dict,
@@ -16,6 +17,7 @@ from lockstep.tune.utils.util import (
 __all__ = [
     "date_str",
     "deep_update",
+    "diagnose_serialization",
     "flatten_dict",
     "merge_dicts",
     "unflatten_dict",

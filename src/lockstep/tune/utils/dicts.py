@@ -19,16 +19,27 @@ __all__ = [
 
 
 def flatten_dict(
-    dt: Mapping[str, Any], delimiter: str = "/", prevent_delimiter: bool = False
+    dt: Mapping[str, Any],
+    delimiter: str = "/",
+    prevent_delimiter: bool = False,
+    flatten_list: bool = False,
 ) -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a/b": 1}``.
+    """``{"a": {"b": 1}}`` as ``{"a/b": 1}``; with ``flatten_list`` also ``{"a": [1]}`` as ``a/0``.
 
     Raises:
         ValueError: ``prevent_delimiter``, and a key contains the delimiter.
     """
     if prevent_delimiter:
         _check_keys(dt, delimiter)
-    return flatten(dt, delimiter=delimiter)
+    return flatten(_lists_as_dicts(dt) if flatten_list else dt, delimiter=delimiter)
+
+
+def _lists_as_dicts(value: Any) -> Any:
+    if isinstance(value, list):
+        value = {str(index): inner for index, inner in enumerate(value)}
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _lists_as_dicts(inner) for key, inner in value.items()}
 
 
 def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any, SupportsFloat
 
 from lockstep import settings
 from lockstep.run_layout import scratch_prefix
+from lockstep.train.serialize import dump
 from lockstep.tune.trainable import Trainable
 from lockstep.tune.utils.dicts import (
     deep_update,
@@ -23,6 +26,7 @@ from lockstep.tune.utils.dicts import (
 __all__ = [
     "date_str",
     "deep_update",
+    "diagnose_serialization",
     "flatten_dict",
     "is_nan",
     "is_nan_or_inf",
@@ -48,6 +52,35 @@ def is_nan(value: Any) -> bool:
 def is_nan_or_inf(value: Any) -> bool:
     """Whether a number is NaN or infinite."""
     return isinstance(value, SupportsFloat) and not math.isfinite(value)
+
+
+def diagnose_serialization(trainable: Callable[..., Any]) -> bool | set[str]:
+    """Print why a training function cannot be sent to workers.
+
+    Returns:
+        True if it can; else the names of the variables that it uses and that cannot be pickled.
+    """
+    name = getattr(trainable, "__qualname__", repr(trainable))
+    try:
+        dump(trainable, name)
+    except TypeError as error:
+        print(error)
+    else:
+        print(f"{name} can be pickled.")
+        return True
+    try:
+        captured = inspect.getclosurevars(trainable)
+    except TypeError:  # no Python function
+        return {name}
+    found = set()
+    for variable, value in {**captured.globals, **captured.nonlocals}.items():
+        try:
+            dump(value, variable)
+        except TypeError as error:
+            found.add(variable)
+            print(f"{variable}: {error}")
+    print("Create these inside the function instead of using them from outside.")
+    return found or {name}
 
 
 def wait_for_gpu(
