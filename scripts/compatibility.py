@@ -15,11 +15,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.porting.names import Missing, find
+from lockstep.porting.names import Missing, find, find_module
 
 ROOT = Path(__file__).resolve().parents[1]
 SURFACE = ROOT / "scripts" / "ray_surface"
@@ -98,7 +99,7 @@ LEFT_OUT = (
     (r"random_access|RandomAccess|input_files|size_bytes|fully_executed|is_fully", PLAN),
     (r"\((parallelism|override_num_blocks|ray_remote_args|concurrency|memory|num_cpus)", PLAN),
     (r"ray_remote_args|num_gpus\)|_fn\)|compute\)|labels?_selector|operator_id", PLAN),
-    (r"placement|trainer_resources|Tpu|tpu|topology|slice", CLUSTER),
+    (r"placement|trainer_resources|Tpu|(?<!ou)tpu|topology|slice", CLUSTER),
 )
 
 
@@ -192,6 +193,9 @@ def resolve(path: str) -> Any:
             value = find(".".join(parts[:cut]), parts[cut])
         except Missing:
             continue
+        if value is None and parts[0] == "data":  # made on first use, and needs no framework
+            with suppress(ImportError, AttributeError):
+                value = getattr(find_module(".".join(parts[:cut])), parts[cut])
         for member in parts[cut + 1 :]:
             value = _member(value, member)
         return value

@@ -82,6 +82,7 @@ INNER_LAYERS = {
     "data": [
         "arrow",
         "datatype",
+        "schema",
         "expressions",
         "collate_fn",
         "sources",

@@ -141,3 +141,25 @@ def test_huggingface() -> None:
     assert lockstep.data.from_huggingface(chosen, parallelism=2).num_blocks() == 2
     with pytest.raises(ValueError, match="choose one of them"):
         lockstep.data.from_huggingface(datasets.DatasetDict({"train": source}))
+
+
+def test_references_to_blocks() -> None:
+    import pandas as pd
+
+    import lockstep
+
+    frames = [lockstep.put(pd.DataFrame({"a": [n]})) for n in (1, 2)]
+    dataset = lockstep.data.from_pandas_refs(frames)
+    assert column(dataset, "a") == [1, 2]
+    assert [f["a"].tolist() for f in lockstep.get(dataset.to_pandas_refs())] == [[1, 2]]
+    tables = lockstep.get(dataset.to_arrow_refs())
+    assert column(lockstep.data.from_arrow_refs([lockstep.put(t) for t in tables]), "a") == [1, 2]
+    arrays = lockstep.get(dataset.to_numpy_refs(column="a"))
+    assert column(lockstep.data.from_numpy_refs(lockstep.put(arrays[0])), "data") == [1, 2]
+    assert list(lockstep.get(dataset.to_numpy_refs())[0]) == ["a"]
+
+
+def test_dates_of_numpy() -> None:
+    dates = [np.datetime64("2020-01-31"), None, np.datetime64("2020-02")]
+    dataset = lockstep.data.from_items([{"d": date} for date in dates])
+    assert [str(row["d"]) for row in dataset.take_all()] == ["2020-01-31", "None", "2020-02-01"]

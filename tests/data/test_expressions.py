@@ -144,3 +144,39 @@ def test_errors() -> None:
         blocks(3).with_column("y", col("id").str.upper())
     with pytest.raises(ValueError, match="returned 1 values for 3 rows"):
         blocks(3, 1).with_column("y", udf()(lambda values: [1])(col("id"))).take_all()
+
+
+def test_elements_of_lists_structs_maps_and_arrays() -> None:
+    maps = pa.array([[("a", 1), ("b", 2)], None, []], pa.map_(pa.string(), pa.int64()))
+    table = pa.table(
+        {
+            "l": [[3, None, 1], [2], []],
+            "s": [{"x": 1}, {"x": 2}, None],
+            "m": maps,
+            "f": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int64(), 2)),
+        }
+    )
+    made = (
+        lockstep.data.from_arrow(table)
+        .with_column("field", col("s").struct["x"])
+        .with_column("rest", col("l").list[1:])
+        .with_column("sorted", col("l").list.sort(order="descending"))
+        .with_column("keys", col("m").map.keys())
+        .with_column("values", col("m").map.values())
+        .with_column("list", col("f").arr.to_list())
+        .to_arrow()
+    )
+    assert made["field"].to_pylist() == [1, 2, None]
+    assert made["rest"].to_pylist() == [[None, 1], [], []]
+    assert made["sorted"].to_pylist() == [[3, 1, None], [2], []]
+    assert made["keys"].to_pylist() == [["a", "b"], None, []]
+    assert made["values"].to_pylist() == [[1, 2], None, []]
+    assert made["list"].type == pa.list_(pa.int64())
+    first = lockstep.data.from_arrow(table).limit(2).with_column("y", col("l").list[0])
+    assert first.to_arrow()["y"].to_pylist() == [3, 2]
+    with pytest.raises(ValueError, match="no map"):
+        lockstep.data.from_arrow(table).with_column("k", col("l").map.keys()).take()
+    with pytest.raises(TypeError, match=r"only .list and .struct"):
+        col("m").map["a"]
+    with pytest.raises(TypeError, match="computed in Python"):
+        col("m").map.keys().to_pyarrow()

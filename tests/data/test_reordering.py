@@ -236,3 +236,34 @@ def test_splits() -> None:
         blocks(7).split_proportionately([0.5, 0.5])
     shards = blocks(10).streaming_split(2, equal=True)
     assert [shard.count() for shard in shards] == [5, 5]
+
+
+def test_joins() -> None:
+    left = lockstep.data.from_items([{"id": i, "x": i} for i in range(4)])
+    right = lockstep.data.from_items([{"key": i, "y": i * 10} for i in (1, 3, 5)])
+    inner = left.join(right, "inner", 2, on="id", right_on="key")
+    assert sorted(inner.take_all(), key=lambda row: row["id"]) == [
+        {"id": 1, "x": 1, "y": 10},
+        {"id": 3, "x": 3, "y": 30},
+    ]
+    assert inner.num_blocks() == 2
+    outer = left.join(right.rename_columns({"key": "id"}), "full_outer")
+    assert sorted(column(outer)) == [0, 1, 2, 3, 5]
+    anti = left.join(right, "left_anti", on=("id",), right_on=("key",))
+    assert sorted(column(anti)) == [0, 2]
+    assert left.limit(0).join(right, "inner", on="id", right_on="key").take_all() == []
+    with pytest.raises(ValueError, match="both sides have a column 'x'"):
+        left.join(left, "inner").take_all()
+    both = left.join(left, "inner", left_suffix="_l", right_suffix="_r").take(1)
+    assert sorted(both[0]) == ["id", "x_l", "x_r"]
+    with pytest.raises(ValueError, match="join_type='cross'"):
+        left.join(right, "cross")
+    with pytest.raises(ValueError, match="as many columns"):
+        left.join(right, "inner", on=["id"], right_on=["key", "y"])
+    with pytest.raises(KeyError, match="on the right"):
+        left.join(right, "inner", on="id").take_all()
+
+
+def test_how_a_dataset_was_made_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    lockstep.data.range(3).limit(2).explain()
+    assert capsys.readouterr().out == "+- limit(2)\n   +- range(3)\n"

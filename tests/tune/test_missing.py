@@ -14,7 +14,6 @@ from lockstep import tune
 @pytest.mark.parametrize(
     ("module", "name", "advice"),
     [
-        ("lockstep.tune.search.hebo", "HEBOSearch", "pip install HEBO.*OptunaSearch"),
         ("lockstep.tune.suggest.optuna", "OptunaSearch", "lockstep.tune.search"),
         ("lockstep.tune.schedulers", "ResourceChangingScheduler", "num_workers"),
         ("lockstep.tune", "register_env", "RLlib"),

@@ -16,10 +16,13 @@ from lockstep.data.compat import DataContext as DatasetContext
 from lockstep.data.config import DataConfig, DatasetConfig
 from lockstep.data.create import (
     from_arrow,
+    from_arrow_refs,
     from_huggingface,
     from_items,
     from_numpy,
+    from_numpy_refs,
     from_pandas,
+    from_pandas_refs,
     from_tf,
     from_torch,
     range,
@@ -40,11 +43,10 @@ from lockstep.data.read import (
     read_tfrecords,
     read_webdataset,
 )
+from lockstep.data.schema import Schema
 from lockstep.data.transforms import ActorPoolStrategy, TaskPoolStrategy
 
 if TYPE_CHECKING:
-    from pyarrow import Schema
-
     from lockstep.data.preprocessor import Preprocessor
 
 __all__ = [
@@ -65,10 +67,13 @@ __all__ = [
     "ShardPlan",
     "TaskPoolStrategy",
     "from_arrow",
+    "from_arrow_refs",
     "from_huggingface",
     "from_items",
     "from_numpy",
+    "from_numpy_refs",
     "from_pandas",
+    "from_pandas_refs",
     "from_tf",
     "from_torch",
     "merge_states",
@@ -91,8 +96,4 @@ def __getattr__(name: str) -> Any:
         from lockstep.data.preprocessor import Preprocessor
 
         return Preprocessor
-    if name == "Schema":  # what Dataset.schema() returns
-        from pyarrow import Schema
-
-        return Schema
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

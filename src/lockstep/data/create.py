@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep import core
 from lockstep.checks import check_int
 from lockstep.data.arrow.columns import to_arrow
 from lockstep.data.arrow.formats import from_rows, to_table
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "from_arrow",
+    "from_arrow_refs",
     "from_huggingface",
     "from_items",
     "from_numpy",
+    "from_numpy_refs",
     "from_pandas",
+    "from_pandas_refs",
     "from_tf",
     "from_torch",
     "range",
@@ -205,3 +209,22 @@ def range_tensor(
     blocks = _blocks(override_num_blocks, parallelism)
     rows = check_int(f"range_tensor({n!r})", n)
     return from_source(RangeSource(rows, "data", tuple(shape), blocks))
+
+
+def from_pandas_refs(dfs: Any) -> Dataset:
+    """A dataset of data frames that ``put`` has returned references to."""
+    return from_pandas(_got(dfs))
+
+
+def from_numpy_refs(ndarrays: Any) -> Dataset:
+    """A dataset of arrays that ``put`` has returned references to."""
+    return from_numpy(_got(ndarrays))
+
+
+def from_arrow_refs(tables: Any) -> Dataset:
+    """A dataset of Arrow tables that ``put`` has returned references to."""
+    return from_arrow(_got(tables))
+
+
+def _got(refs: Any) -> list[Any]:
+    return [core.get(ref) for ref in (refs if isinstance(refs, (list, tuple)) else [refs])]

@@ -19,6 +19,7 @@ from lockstep.data.outputs import Outputs
 from lockstep.data.plan.position import Cut
 from lockstep.data.plan.schema import inferred_schema, known_schema
 from lockstep.data.reordering import Reordering, source_groups
+from lockstep.data.schema import Schema
 from lockstep.data.sources.base import MemorySource, Source
 from lockstep.data.transforms import Transforms
 
@@ -89,8 +90,8 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
             for start in range(0, table.num_rows, 256):
                 yield from to_rows(table.slice(start, 256))
 
-    def schema(self, fetch_if_missing: bool = True) -> pa.Schema:
-        """The columns and their types.
+    def schema(self, fetch_if_missing: bool = True) -> Any:
+        """The columns and their types: a ``Schema``.
 
         Where a user's function decides them, the transforms run on the first rows to find out; with
         ``fetch_if_missing=False`` the result is None instead.
@@ -98,7 +99,7 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
         schema = self._schema()
         if schema is None and fetch_if_missing:
             schema = inferred_schema(self._groups())
-        return schema
+        return None if schema is None else Schema(schema)
 
     def columns(self, fetch_if_missing: bool = True) -> list[str] | None:
         """The names of the columns; ``fetch_if_missing`` as in ``schema``."""
@@ -198,17 +199,16 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
                 for group in groups
             ]
         cut = Cut(world_size, equal, order)
-        return ShardPlan(groups, cut, self.schema(False), name, in_memory=from_table)
+        return ShardPlan(groups, cut, self._schema(), name, in_memory=from_table)
 
     if not TYPE_CHECKING:  # a type checker must report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            if name == "join":
-                raise AttributeError(
-                    "A dataset has no join(): do that in a frame library (Polars, DuckDB, "
-                    "pandas) and bring the result back with from_arrow()."
-                )
             raise AttributeError(f"A dataset has no {name!r}.")
+
+    def explain(self) -> None:
+        """Print how the dataset was made."""
+        print("\n".join(self._step.lines()))
 
     def __repr__(self) -> str:
         """The rows and columns, as far as they are known without reading, and how it was made."""

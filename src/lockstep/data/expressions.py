@@ -84,7 +84,7 @@ class Expr(ABC):
 
     @property
     def list(self) -> Any:
-        """Functions of lists: ``len``, ``get``, ``slice``, ``flatten``."""
+        """Functions of lists: ``len``, ``get``, ``slice``, ``flatten``, ``sort``; ``list[0]``."""
         return _Namespace(self, "list", _LISTS)
 
     @property
@@ -94,8 +94,18 @@ class Expr(ABC):
 
     @property
     def struct(self) -> Any:
-        """``field(name)`` of structs."""
+        """``field(name)`` of structs; ``struct["name"]``."""
         return _Namespace(self, "struct", _STRUCTS)
+
+    @property
+    def map(self) -> Any:
+        """``keys()`` and ``values()`` of maps."""
+        return _Namespace(self, "map", {"keys": "_map_keys", "values": "_map_values"})
+
+    @property
+    def arr(self) -> Any:
+        """``to_list()`` of arrays of one size."""
+        return _Namespace(self, "arr", {"to_list": "_to_list"})
 
     def __eq__(self, other: object) -> Expr:  # type: ignore[override]
         return _binary("equal", self, other)
@@ -195,7 +205,7 @@ _TEXT = {
 }  # fmt: skip
 _LISTS = {
     "len": "list_value_length", "get": "list_element", "slice": "list_slice",
-    "flatten": "list_flatten",
+    "flatten": "list_flatten", "sort": "_list_sort",
 }  # fmt: skip
 _TIMES = {
     "year": "year", "month": "month", "day": "day", "hour": "hour", "minute": "minute",
@@ -227,6 +237,70 @@ class _Namespace:
             return _Function(function, (self._value, *args), options)
 
         return call
+
+    def __getitem__(self, key: Any) -> Expr:
+        if self._kind == "struct":
+            return _Function("struct_field", (self._value, key))
+        if self._kind == "list" and isinstance(key, slice):
+            return _Function("list_slice", (self._value, key.start or 0, key.stop, key.step or 1))
+        if self._kind == "list":
+            return _Function("list_element", (self._value, key))
+        raise TypeError(f".{self._kind}[{key!r}]: only .list and .struct have elements.")
+
+
+def _map_keys(column: Any) -> Any:
+    """The keys of each map, as a list."""
+    return _map_part(column, "keys")
+
+
+def _map_values(column: Any) -> Any:
+    """The values of each map, as a list."""
+    return _map_part(column, "items")
+
+
+def _map_part(column: Any, part: str) -> Any:
+    import pyarrow as pa
+
+    found = []
+    for maps in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        if not pa.types.is_map(maps.type):
+            raise TypeError(f"it is of type {maps.type}, no map")
+        made = pa.ListArray.from_arrays(maps.offsets, getattr(maps, part))
+        found.append(pa.compute.if_else(maps.is_valid(), made, None) if maps.null_count else made)
+    return pa.chunked_array(found)
+
+
+def _to_list(column: Any) -> Any:
+    """Arrays of one size, also tensors, as lists."""
+    import pyarrow as pa
+
+    storage = column.type.storage_type if hasattr(column.type, "storage_type") else column.type
+    if not pa.types.is_fixed_size_list(storage):
+        raise TypeError(f"it is of type {column.type}, no array of one size")
+    return column.cast(storage).cast(pa.list_(storage.value_type))
+
+
+def _list_sort(column: Any, order: str = "ascending", null_placement: str = "at_end") -> Any:
+    """Each list sorted."""
+    import pyarrow as pa
+
+    def ordered(values: list[Any] | None) -> list[Any] | None:
+        if values is None:
+            return None
+        known = sorted((v for v in values if v is not None), reverse=order == "descending")
+        nulls = [None] * (len(values) - len(known))
+        return known + nulls if null_placement == "at_end" else nulls + known
+
+    return pa.array([ordered(values) for values in column.to_pylist()], column.type)
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "_map_keys": _map_keys,
+    "_map_values": _map_values,
+    "_to_list": _to_list,
+    "_list_sort": _list_sort,
+}
+"""Functions that ``pyarrow.compute`` does not have, by the names that expressions have."""
 
 
 class _Column(Expr):
@@ -300,7 +374,8 @@ class _Function(Expr):
 
         values = [a.evaluate(table) if isinstance(a, Expr) else a for a in self.args]
         try:
-            return getattr(pc, self.function)(*values, **self.options)
+            function = _OWN.get(self.function) or getattr(pc, self.function)
+            return function(*values, **self.options)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
             cause = str(error).partition("\n")[0]
             raise ValueError(f"{self!r} cannot be computed: {cause}") from error
@@ -308,6 +383,8 @@ class _Function(Expr):
     def to_pyarrow(self) -> Any:
         import pyarrow.compute as pc
 
+        if self.function in _OWN:
+            raise TypeError(f"{self!r} is computed in Python, which an Arrow expression cannot.")
         values = [a.to_pyarrow() if isinstance(a, Expr) else a for a in self.args]
         return getattr(pc, self.function)(*values, **self.options)
 

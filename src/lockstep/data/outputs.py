@@ -12,13 +12,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from lockstep import core
 from lockstep.checks import check_int
 from lockstep.data.arrow.columns import as_written, to_numpy, to_values
-from lockstep.data.arrow.formats import to_pandas
+from lockstep.data.arrow.formats import to_format, to_pandas
 from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase
 from lockstep.data.iterate.batching import cut_tables
 from lockstep.data.plan.operations import check_columns
+from lockstep.data.plan.schema import schema_of
 from lockstep.data.reordering import sorted_groups
 from lockstep.run_layout import TEMPORARY, scratch_prefix
 
@@ -59,7 +61,7 @@ class Outputs(DatasetBase):
                 raise ValueError(f"There are more than limit={limit} rows; raise it or set None.")
             tables.append(table)
         if not tables:
-            return self.schema().empty_table()
+            return schema_of(self._groups()).empty_table()
         return concatenated(tables)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
@@ -73,6 +75,19 @@ class Outputs(DatasetBase):
             return to_numpy(table[check_columns([column], table.column_names, "to_numpy")[0]])
         names = table.column_names
         return {n: to_numpy(c) for n, c in zip(names, table.columns, strict=True)}
+
+    def to_pandas_refs(self) -> list[Any]:
+        """References to the blocks as data frames, for ``get``."""
+        return [core.put(to_pandas(table)) for table in self._tables()]
+
+    def to_arrow_refs(self) -> list[Any]:
+        """References to the blocks as Arrow tables, for ``get``."""
+        return [core.put(table) for table in self._tables()]
+
+    def to_numpy_refs(self, *, column: str | None = None) -> list[Any]:
+        """References to the blocks as dicts of arrays, or to a column's arrays, for ``get``."""
+        blocks = (to_format(table, "numpy") for table in self._tables())
+        return [core.put(block if column is None else block[column]) for block in blocks]
 
     def write_parquet(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lockstep.data.compat import FileShuffleConfig, check_hints
 from lockstep.data.dataset import Dataset, from_source
+from lockstep.data.plan.operations import ConformColumns
 from lockstep.data.sources.base import Source
 from lockstep.data.sources.partitions import (
     PartitionedSource,
@@ -19,6 +20,7 @@ from lockstep.data.sources.partitions import (
 from lockstep.data.sources.paths import File, Paths, list_files
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.csv
     import pyarrow.fs
     import pyarrow.json
@@ -53,6 +55,7 @@ def read_parquet(
     shuffle: FileShuffle = None,
     partitioning: Partitioning | None = _HIVE,
     partition_filter: PartitionFilter = None,
+    schema: pa.Schema | None = None,
     **hints: Any,
 ) -> Dataset:
     """Rows of Parquet files.
@@ -76,6 +79,8 @@ def read_parquet(
         partitioning: which columns directories add: a ``Partitioning``; None: none.
         partition_filter: called with the files' paths, returns those to read:
             ``PathPartitionFilter.of(…)``.
+        schema: the columns and types of the dataset: values are cast, a column that the files do
+            not have becomes null, and others are left out.
         hints: for Ray's scheduler (``override_num_blocks``, ``concurrency``, ``num_cpus``, …);
             accepted and ignored: the files decide the blocks.
     """
@@ -100,6 +105,9 @@ def read_parquet(
     else:
         source = ParquetSource(files, None, expression)
         dataset = _filtered(from_source(source), columns, expression)
+    if schema is not None:
+        kept = getattr(schema, "base_schema", schema)
+        dataset = dataset._with_operation(ConformColumns(kept, f"schema={kept.names}"))
     return _shuffled(dataset, shuffle)
 
 

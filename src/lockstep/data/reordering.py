@@ -26,6 +26,11 @@ from lockstep.data.plan.schema import known_schema, schema_of, unified
 from lockstep.data.plan.unit import Reader, Unit
 from lockstep.data.sources.base import Block, MemorySource, Source
 
+_JOINS = (
+    "inner", "left_outer", "right_outer", "full_outer", "left_semi", "right_semi", "left_anti",
+    "right_anti",
+)  # fmt: skip
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -129,6 +134,73 @@ class Reordering(DatasetBase):
             return table_groups(table, _ends(table[keys[0]], list(boundaries), flags[0]))
 
         return self._new(f"sort({key!r})", (self,), make, lambda: False)
+
+    def join(
+        self,
+        ds: Dataset,
+        join_type: str,
+        num_partitions: int | None = None,
+        on: str | Sequence[str] = ("id",),
+        right_on: str | Sequence[str] | None = None,
+        left_suffix: str | None = None,
+        right_suffix: str | None = None,
+        **hints: Any,
+    ) -> Dataset:
+        """The rows of both datasets whose keys are equal, side by side; holds both in memory.
+
+        Args:
+            ds: the right side.
+            join_type: ``"inner"``, ``"left_outer"``, ``"right_outer"``, ``"full_outer"``,
+                ``"left_semi"``, ``"right_semi"``, ``"left_anti"`` or ``"right_anti"``.
+            num_partitions: the number of blocks of the result.
+            on, right_on: the columns of the key, on the left and on the right.
+            left_suffix, right_suffix: added to the names of columns that both sides have.
+            hints: for Ray's scheduler; accepted and ignored.
+
+        Raises:
+            ValueError: an argument is none of these, or both sides have a column besides the key.
+        """
+        if join_type not in _JOINS:
+            raise ValueError(f"join(join_type={join_type!r}): expected one of {', '.join(_JOINS)}.")
+        unknown = hints.keys() - {
+            "partition_size_hint",
+            "aggregator_ray_remote_args",
+            "validate_schemas",
+        }
+        check_hints("join", {name: hints[name] for name in unknown})
+        keys = [on] if isinstance(on, str) else list(on)
+        others = (
+            keys
+            if right_on is None
+            else list([right_on] if isinstance(right_on, str) else right_on)
+        )
+        if not keys or len(keys) != len(others):
+            raise ValueError(f"join(on={on!r}, right_on={right_on!r}): give as many columns.")
+
+        def make() -> list[Group]:
+            left, right = to_one_table(self), to_one_table(ds)
+            check_columns(keys, left.column_names, "join, on the left")
+            check_columns(others, right.column_names, "join, on the right")
+            shared = {*left.column_names} & {*right.column_names} - {*keys, *others}
+            both = not join_type.endswith(("semi", "anti"))
+            if both and shared and not left_suffix and not right_suffix:
+                raise ValueError(
+                    f"join: both sides have a column {min(shared)!r}; give left_suffix or "
+                    "right_suffix."
+                )
+            joined = left.join(
+                right,
+                keys,
+                others,
+                join_type.replace("_", " "),
+                left_suffix or "",
+                right_suffix or "",
+            )
+            size = None if num_partitions is None else max(1, -(-joined.num_rows // num_partitions))
+            ends = None if size is None else [*range(size, joined.num_rows, size), joined.num_rows]
+            return table_groups(joined, ends if joined.num_rows else None)
+
+        return self._new(f"join({join_type!r}, on={keys!r})", (self, ds), make, lambda: False)
 
     def repartition(
         self,

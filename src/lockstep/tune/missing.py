@@ -12,10 +12,6 @@ from lockstep import missing
 
 __all__ = ["raise_missing_module", "raise_missing_name"]
 
-_HEBO = (
-    "the package HEBO (pip install HEBO) does not import with its own current dependencies; use "
-    "lockstep.tune.search.ax.AxSearch, or OptunaSearch(sampler=optuna.samplers.GPSampler())"
-)
 _RESIZED = (
     "a trial keeps the resources it started with; a trainer with "
     "ScalingConfig(num_workers=(min, max)) grows and shrinks"
@@ -26,7 +22,6 @@ _INSTEAD = {
     "utils.log": "use RunConfig(verbose=…)",
     "schedulers.ResourceChangingScheduler": _RESIZED,
     "schedulers.resource_changing_scheduler": _RESIZED,
-    "search.hebo": _HEBO,
 }
 
 

@@ -186,3 +186,14 @@ def test_a_large_row_group_is_read_in_parts(
         assert sorted(i for part in parts for i in part) == list(range(1000))
     for _ in dataset.iter_batches(batch_size=10, prefetch_batches=0):
         break  # the file is closed with the iteration
+
+
+def test_statistics_are_text_with_values() -> None:
+    dataset = lockstep.data.range(5)
+    assert dataset.stats() == ""
+    for _ in dataset.iter_batches(batch_size=2):
+        pass
+    text = dataset.stats()
+    assert isinstance(text, str)
+    assert text.startswith("5 rows in 3 batches")
+    assert (text.rows, text.batches) == (5, 3)

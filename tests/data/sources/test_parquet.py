@@ -175,3 +175,11 @@ def test_a_large_row_group_without_a_column(tmp_path: Path, monkeypatch: Any) ->
     pq.write_table(pa.table({"x": [2, 3]}), tmp_path / "b.parquet")
     dataset = lockstep.data.read_parquet(tmp_path, columns=["y"])
     assert column(dataset, "y") == [1, None, None]
+
+
+def test_a_schema_of_ones_own(tmp_path: Path) -> None:
+    lockstep.data.from_items([{"x": 1, "y": "a"}]).write_parquet(tmp_path)
+    schema = pa.schema([("x", pa.float32()), ("z", pa.string())])
+    dataset = lockstep.data.read_parquet(tmp_path, schema=schema)
+    assert dataset.schema() == schema
+    assert dataset.take_all() == [{"x": 1.0, "z": None}]

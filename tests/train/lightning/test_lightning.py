@@ -403,3 +403,12 @@ def test_prepare_trainer_needs_a_trainer() -> None:
 def test_an_unknown_name() -> None:
     assert not hasattr(train.lightning, "DDP")
     assert "LockstepDDPStrategy" in dir(train.lightning)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="it is installed")
+def test_without_deepspeed_its_strategy_says_what_to_install() -> None:
+    from lockstep.train.lightning import LockstepDeepSpeedStrategy, RayDeepSpeedStrategy
+
+    assert RayDeepSpeedStrategy is LockstepDeepSpeedStrategy
+    with pytest.raises(ImportError, match=r"pip install deepspeed\. It trains on CUDA GPUs only"):
+        LockstepDeepSpeedStrategy(stage=2)

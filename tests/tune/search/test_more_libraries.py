@@ -1,4 +1,4 @@
-"""AxSearch, ZOOptSearch and TuneBOHB on the real libraries, where they are installed."""
+"""AxSearch, ZOOptSearch, TuneBOHB and HEBOSearch on the real libraries, where these are there."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ CLASSES = {
     "ax": ("AxSearch", "ax", {"seed": 3}),
     "zoopt": ("ZOOptSearch", "zoopt", {"seed": 3}),
     "bohb": ("TuneBOHB", "hpbandster", {"seed": 3}),
+    "hebo": ("HEBOSearch", "hebo", {"random_state_seed": 3}),
 }
 
 
@@ -39,6 +40,15 @@ class TestZOOpt(SearcherConformance):
 class TestBOHB(SearcherConformance):
     def make_searcher(self) -> Searcher:
         searcher: Searcher = make("bohb", bohb_config={"num_samples": 8})
+        return searcher
+
+
+class TestHEBO(SearcherConformance):
+    # Without Gaussian processes: a fit takes seconds.
+    space: Mapping[str, Any] = SMALL
+
+    def make_searcher(self) -> Searcher:
+        searcher: Searcher = make("hebo", rand_sample=30)
         return searcher
 
 
@@ -185,7 +195,7 @@ def test_bohb_with_its_scheduler() -> None:
     assert min(iterations) < 4 <= max(iterations)
 
 
-@pytest.mark.parametrize("name", list(CLASSES))
+@pytest.mark.parametrize("name", ["ax", "zoopt", "bohb"])
 def test_a_library_that_is_not_installed(name: str) -> None:
     class_name, package, _ = CLASSES[name]
     code = (
@@ -196,3 +206,9 @@ def test_a_library_that_is_not_installed(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert f"pip install 'lockstep-train[{name}]'" in done.stdout, done.stderr
+
+
+def test_without_hebo_its_searcher_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hebo.optimizers.hebo", None)
+    with pytest.raises(ImportError, match=r"pip install 'HEBO>=0\.3\.5' 'pymoo>=0\.6,<0\.6\.2'"):
+        create_searcher("hebo")

@@ -56,6 +56,11 @@ def to_arrow(values: Any) -> pa.Array | pa.ChunkedArray:
     values = list(values)
     if any(isinstance(value, np.ndarray) or hasattr(value, "detach") for value in values):
         return from_arrays(values)
+    if any(isinstance(value, np.datetime64) for value in values):
+        # Arrow does not take single values in days, months or years.
+        coarse = np.array(values, "datetime64")
+        if np.datetime_data(coarse.dtype)[0] in ("Y", "M", "W", "D"):
+            return pa.array(coarse.astype("datetime64[D]"))
     return pa.array(values)
 
 

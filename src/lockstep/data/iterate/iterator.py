@@ -14,7 +14,7 @@ from lockstep.checks import check_int, check_seed
 from lockstep.data.arrow.formats import check_format, to_rows
 from lockstep.data.iterate.batching import Batch, cut_arrays, cut_tables
 from lockstep.data.iterate.prefetch import Prefetcher
-from lockstep.data.iterate.stats import DataStats
+from lockstep.data.iterate.stats import DataStats, StatsText
 from lockstep.data.plan.meter import Meter, Stood
 from lockstep.data.plan.unit import Piece, Reader
 
@@ -250,9 +250,12 @@ class DataIterator(ABC):
     def schema(self) -> pa.Schema:
         """The columns and their types."""
 
-    def stats(self) -> DataStats:
-        """The rows handed out, and the share of time spent waiting for them."""
-        return self._stats
+    def stats(self) -> StatsText:
+        """The rows handed out, and the share of time spent waiting for them, as text.
+
+        The text has the attributes of ``DataStats``; it is empty before the first batch.
+        """
+        return StatsText(self._stats)
 
     def iter_batches(
         self,

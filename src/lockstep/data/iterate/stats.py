@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["DataStats"]
+__all__ = ["DataStats", "StatsText"]
 
 
 @dataclass
@@ -50,3 +51,18 @@ class DataStats:
             f"{self.rows} rows in {self.batches} batches; waited {self.waited_s:.3f} s for data, "
             f"used it for {self.used_s:.3f} s{stood} ({self.wait_share:.0%} waiting)"
         )
+
+
+class StatsText(str):
+    """The statistics as text, with their values as attributes."""
+
+    _of: DataStats
+
+    def __new__(cls, stats: DataStats) -> StatsText:
+        """The text as it is now; the attributes follow the statistics."""
+        text = super().__new__(cls, stats if stats.batches else "")
+        text._of = stats
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_of"], name)

@@ -637,7 +637,7 @@ class ConformColumns(Operation):
     """The columns and types of a union; a column that this part lacks becomes null."""
 
     schema: Any
-    text = "union()"
+    text: str = "union()"
 
     def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Copy the columns whose type changes."""

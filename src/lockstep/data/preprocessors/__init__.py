@@ -1,6 +1,13 @@
 """Preprocessors: columns changed in a way that is learned from a dataset, and kept with a model."""
 
 from lockstep.data.preprocessors.base import Preprocessor
+from lockstep.data.preprocessors.buckets import (
+    Categorizer,
+    CustomKBinsDiscretizer,
+    FeatureHasher,
+    HashingVectorizer,
+    UniformKBinsDiscretizer,
+)
 from lockstep.data.preprocessors.encoders import (
     LabelEncoder,
     MultiHotEncoder,
@@ -27,9 +34,13 @@ from lockstep.data.preprocessors.scalers import (
 
 __all__ = [
     "BatchMapper",
+    "Categorizer",
     "Chain",
     "Concatenator",
     "CountVectorizer",
+    "CustomKBinsDiscretizer",
+    "FeatureHasher",
+    "HashingVectorizer",
     "LabelEncoder",
     "MaxAbsScaler",
     "MinMaxScaler",
@@ -44,4 +55,5 @@ __all__ = [
     "StandardScaler",
     "Tokenizer",
     "TorchVisionPreprocessor",
+    "UniformKBinsDiscretizer",
 ]

@@ -109,6 +109,16 @@ class Preprocessor:
                 f"{self!r} was not fitted; call fit(dataset) before transform."
             )
 
+    def get_input_columns(self) -> list[str]:
+        """The columns that it reads."""
+        found = getattr(self, "columns", None) or getattr(self, "label_column", None) or []
+        return [found] if isinstance(found, str) else list(found)
+
+    def get_output_columns(self) -> list[str]:
+        """The columns that it writes."""
+        one = getattr(self, "output_column", None) or getattr(self, "output_column_name", None)
+        return [one] if one else list(getattr(self, "output_columns", self.get_input_columns()))
+
     def has_stats(self) -> bool:
         """Whether something was learned."""
         return hasattr(self, "stats_")
@@ -238,8 +248,12 @@ def _encoded(value: Any) -> Any:
         return {"preprocessor": value._as_json()}
     if isinstance(value, Mapping):
         return {"pairs": [[_encoded(key), _encoded(item)] for key, item in value.items()]}
+    if isinstance(value, type) and value.__module__ == "numpy":
+        return value.__name__  # NumPy takes the name for the type
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         return {"array": value.tolist(), "dtype": str(value.dtype)}
+    if hasattr(value, "categories") and hasattr(value, "ordered"):  # pandas' categories
+        return {"categories": _encoded(value.categories.tolist()), "ordered": bool(value.ordered)}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_encoded(item) for item in value]
     return {"pickle": _pickled(value)}
@@ -258,4 +272,8 @@ def _decoded(value: Any) -> Any:
         import numpy as np
 
         return np.array(value["array"], value["dtype"])
+    if "categories" in value:
+        import pandas as pd
+
+        return pd.CategoricalDtype(_decoded(value["categories"]), value["ordered"])
     return _unpickled(value["pickle"])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
 
 __all__ = [
+    "Encoder",
     "LabelEncoder",
     "ListCounter",
     "MultiHotEncoder",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-class _Encoder(OfColumns):
+class Encoder(OfColumns):
     """Learns the distinct values of columns: ``stats_["unique_values(x)"] = {value: number}``."""
 
     def _aggregates(self) -> list[AggregateFn]:
@@ -61,7 +62,7 @@ def _numbered(values: Sequence[Any]) -> dict[Any, int]:
     return {value: number for number, value in enumerate(sorted(present))}
 
 
-class OrdinalEncoder(_Encoder):
+class OrdinalEncoder(Encoder):
     """Each value replaced by its place among the sorted distinct values; null if it is unknown.
 
     Args:
@@ -89,7 +90,7 @@ class OrdinalEncoder(_Encoder):
         return pa.array([r and [known.get(v) for v in r] for r in column.to_pylist()])
 
 
-class LabelEncoder(_Encoder):
+class LabelEncoder(Encoder):
     """A column of labels as numbers; ``inverse_transform`` restores the labels.
 
     Args:
@@ -138,7 +139,7 @@ class ListCounter(ValueCounter):
         return columns
 
 
-class OneHotEncoder(_Encoder):
+class OneHotEncoder(Encoder):
     """Each value as an array with a 1 at its place; all 0 if it is unknown.
 
     Args:

@@ -16,10 +16,12 @@ from lockstep.train.missing import raise_missing_name
 
 __all__ = [
     "LockstepDDPStrategy",
+    "LockstepDeepSpeedStrategy",
     "LockstepFSDPStrategy",
     "LockstepLightningEnvironment",
     "LockstepReportCallback",
     "RayDDPStrategy",
+    "RayDeepSpeedStrategy",
     "RayFSDPStrategy",
     "RayLightningEnvironment",
     "RayTrainReportCallback",
@@ -34,6 +36,7 @@ _HOMES = {
 }
 _OTHER_NAMES = {
     "RayDDPStrategy": "LockstepDDPStrategy",
+    "RayDeepSpeedStrategy": "LockstepDeepSpeedStrategy",
     "RayFSDPStrategy": "LockstepFSDPStrategy",
     "RayLightningEnvironment": "LockstepLightningEnvironment",
     "RayTrainReportCallback": "LockstepReportCallback",

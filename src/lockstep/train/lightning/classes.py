@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import tempfile
 import warnings
@@ -172,7 +173,7 @@ def _new_directory() -> str:
 
 
 def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
-    """Return the four classes as subclasses of ``pl``'s, by name, as members of ``module``."""
+    """Return the classes as subclasses of ``pl``'s, by name, as members of ``module``."""
     environments: Any = importlib.import_module(f"{pl.__name__}.plugins.environments")
 
     class LockstepLightningEnvironment(
@@ -197,6 +198,26 @@ def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
 
         _make_environment = LockstepLightningEnvironment
 
+    class LockstepDeepSpeedStrategy(
+        WorkerStrategy,
+        pl.strategies.DeepSpeedStrategy,  # type: ignore[misc, name-defined]
+    ):
+        """Training with DeepSpeed over the run's process group; arguments as ``DeepSpeedStrategy``.
+
+        Needs ``pip install deepspeed``, and CUDA GPUs: Lightning's strategy runs on nothing else.
+        """
+
+        _make_environment = LockstepLightningEnvironment
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if importlib.util.find_spec("deepspeed") is None:
+                raise ImportError(
+                    "LockstepDeepSpeedStrategy needs DeepSpeed, which is not installed: "
+                    "pip install deepspeed. It trains on CUDA GPUs only.",
+                    name="deepspeed",
+                )
+            super().__init__(*args, **kwargs)
+
     class LockstepReportCallback(_Reporter, pl.Callback):  # type: ignore[misc, name-defined]
         """Reports at the end of each training epoch.
 
@@ -211,6 +232,7 @@ def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
     made: dict[str, type] = {}
     for cls in (
         LockstepDDPStrategy,
+        LockstepDeepSpeedStrategy,
         LockstepFSDPStrategy,
         LockstepLightningEnvironment,
         LockstepReportCallback,

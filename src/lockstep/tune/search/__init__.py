@@ -29,6 +29,7 @@ _OF_LIBRARIES = {
     "ax": "AxSearch",
     "zoopt": "ZOOptSearch",
     "bohb": "TuneBOHB",
+    "hebo": "HEBOSearch",
 }
 
 
@@ -36,7 +37,7 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
     """Create the searcher of this name with these arguments.
 
     The names are ``"random"``, ``"optuna"``, ``"hyperopt"``, ``"bayesopt"``, ``"nevergrad"``,
-    ``"ax"``, ``"zoopt"`` and ``"bohb"``.
+    ``"ax"``, ``"zoopt"``, ``"bohb"`` and ``"hebo"``.
     """
     name = search_alg.lower() if isinstance(search_alg, str) else search_alg
     if name in ("random", "variant_generator"):

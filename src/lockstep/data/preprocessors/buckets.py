@@ -1,0 +1,268 @@
+"""Values put into bins, hashed, or made categories."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lockstep.checks import check_int
+from lockstep.data.aggregate import AggregateFn, Max, Min
+from lockstep.data.arrow.columns import to_arrow, to_numpy
+from lockstep.data.plan.operations import check_columns, with_column
+from lockstep.data.preprocessors.base import OfColumns, Preprocessor
+from lockstep.data.preprocessors.encoders import Encoder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "Categorizer",
+    "CustomKBinsDiscretizer",
+    "FeatureHasher",
+    "HashingVectorizer",
+    "UniformKBinsDiscretizer",
+]
+
+
+class _KBins(OfColumns):
+    """Numbers as the number of their bin, by ``pandas.cut``."""
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        bins: Any,
+        *,
+        right: bool = True,
+        include_lowest: bool = False,
+        duplicates: str = "raise",
+        dtypes: Mapping[str, Any] | None = None,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, output_columns)
+        if isinstance(bins, Mapping) and (missing := set(self.columns) - set(bins)):
+            raise ValueError(f"{type(self).__name__}(bins=…): there is none for {min(missing)!r}.")
+        self.bins, self.right, self.include_lowest = bins, right, include_lowest
+        self.duplicates, self.dtypes = duplicates, dtypes
+
+    def _of(self, name: str) -> Any:
+        return self.bins[name] if isinstance(self.bins, Mapping) else self.bins
+
+    def _edges(self, name: str) -> Any:
+        """Where the bins of a column begin and end."""
+        return self._of(name)
+
+    def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
+        import pandas as pd
+        import pyarrow as pa
+
+        cut: Any = pd.cut  # its overloads want each argument as a literal
+        kind = (self.dtypes or {}).get(name)
+        labels = (
+            list(kind.categories) if kind is not None and hasattr(kind, "categories") else False
+        )
+        edges = self._edges(name)
+        found = cut(
+            column.to_pandas(),
+            edges if isinstance(edges, pd.IntervalIndex) else list(edges),
+            right=self.right,
+            include_lowest=self.include_lowest,
+            duplicates=self.duplicates,
+            labels=labels,
+            ordered=bool(getattr(kind, "ordered", True)) if labels else True,
+        )
+        if kind is not None and not labels:
+            found = found.astype(kind)
+        return pa.array(found, from_pandas=True)
+
+
+class CustomKBinsDiscretizer(_KBins):
+    """Numbers as the number of their bin, in bins of your own.
+
+    Args:
+        columns, output_columns: as of the scalers.
+        bins: the edges of the bins, for all columns, or a dict with those of each column.
+        right: a bin includes its right edge.
+        include_lowest: the first bin includes its left edge.
+        duplicates: ``"raise"``, or ``"drop"`` edges that are equal.
+        dtypes: of each column, an integer type, or a ``pandas.CategoricalDtype`` whose categories
+            are the names of the bins.
+    """
+
+    _is_fittable = False
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        bins: Iterable[float] | Mapping[str, Iterable[float]],
+        *,
+        right: bool = True,
+        include_lowest: bool = False,
+        duplicates: str = "raise",
+        dtypes: Mapping[str, Any] | None = None,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            columns,
+            bins,
+            right=right,
+            include_lowest=include_lowest,
+            duplicates=duplicates,
+            dtypes=dtypes,
+            output_columns=output_columns,
+        )
+
+
+class UniformKBinsDiscretizer(_KBins):
+    """Numbers as the number of their bin, in bins of the same width from minimum to maximum.
+
+    Args:
+        columns, right, include_lowest, duplicates, dtypes, output_columns: as of
+            ``CustomKBinsDiscretizer``.
+        bins: how many, for all columns, or a dict with the number of each column.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        bins: int | Mapping[str, int],
+        *,
+        right: bool = True,
+        include_lowest: bool = False,
+        duplicates: str = "raise",
+        dtypes: Mapping[str, Any] | None = None,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            columns,
+            bins,
+            right=right,
+            include_lowest=include_lowest,
+            duplicates=duplicates,
+            dtypes=dtypes,
+            output_columns=output_columns,
+        )
+        for name in self.columns:
+            number = self._of(name)
+            check_int(f"UniformKBinsDiscretizer(bins={number!r})", number, 1)
+
+    def _aggregates(self) -> list[AggregateFn]:
+        kinds = (("min", Min), ("max", Max))
+        return [of(name, alias_name=f"{k}({name})") for name in self.columns for k, of in kinds]
+
+    def _learned(self, found: dict[str, Any]) -> dict[str, Any]:
+        import numpy as np
+
+        learned = {}
+        for name in self.columns:
+            low, high = float(found[f"min({name})"]), float(found[f"max({name})"])
+            edges = np.linspace(low, high, self._of(name) + 1)
+            # As pandas does: the value at the open end is in a bin, too.
+            margin = (high - low) * 0.001 or 0.001
+            edges[0 if self.right else -1] += -margin if self.right else margin
+            learned[name] = edges
+        return learned
+
+    def _edges(self, name: str) -> Any:
+        return self.stats_[name]
+
+
+def _place(token: object, size: int) -> int:
+    """The same for a token in every process and on every machine."""
+    return int(hashlib.sha1(str(token).encode(), usedforsecurity=False).hexdigest(), 16) % size
+
+
+class HashingVectorizer(OfColumns):
+    """Text as an array of how often words with each hash are in it. Learns nothing.
+
+    Args:
+        columns, output_columns: as of the scalers.
+        num_features: the length of the array.
+        tokenization_fn: as of ``Tokenizer``.
+    """
+
+    _is_fittable = False
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        num_features: int,
+        tokenization_fn: Callable[[str], list[str]] | None = None,
+        *,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, output_columns)
+        text = f"HashingVectorizer(num_features={num_features!r})"
+        self.num_features = check_int(text, num_features, 1)
+        self.tokenization_fn = tokenization_fn
+
+    def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
+        import numpy as np
+
+        found = np.zeros((len(column), self.num_features), np.int64)
+        split = self.tokenization_fn or (lambda text: text.split(" "))
+        for row, text in enumerate(column.to_pylist()):
+            for word in split(text) if text is not None else ():
+                found[row, _place(word, self.num_features)] += 1
+        return to_arrow(found)
+
+
+class FeatureHasher(Preprocessor):
+    """Columns of token counts as one array, by the hash of each column's name. Learns nothing.
+
+    Args:
+        columns: the columns, each of them how often one token occurs.
+        num_features: the length of the array.
+        output_column: the name of the new column.
+    """
+
+    _is_fittable = False
+
+    def __init__(self, columns: Sequence[str], num_features: int, output_column: str) -> None:
+        self.columns = list(columns)
+        text = f"FeatureHasher(num_features={num_features!r})"
+        self.num_features = check_int(text, num_features, 1)
+        self.output_column = output_column
+
+    def _transform_arrow(self, table: pa.Table) -> pa.Table:
+        import numpy as np
+
+        check_columns(self.columns, table.column_names, "FeatureHasher")
+        found = np.zeros((table.num_rows, self.num_features))
+        for name in self.columns:
+            found[:, _place(name, self.num_features)] += to_numpy(table[name])
+        return with_column(table, self.output_column, to_arrow(found))
+
+
+class Categorizer(Encoder):
+    """Columns as pandas' categories; a value that was not seen becomes null.
+
+    Args:
+        columns, output_columns: as of the scalers.
+        dtypes: the ``pandas.CategoricalDtype`` of columns whose categories are known.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        dtypes: Mapping[str, Any] | None = None,
+        *,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, output_columns)
+        self.dtypes = dict(dtypes or {})
+
+    def _learned(self, found: dict[str, Any]) -> dict[str, Any]:
+        import pandas as pd
+
+        seen = {name: sorted(v for v in values if v is not None) for name, values in found.items()}
+        return {**{name: pd.CategoricalDtype(seen[name]) for name in self.columns}, **self.dtypes}
+
+    def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        kind = self.stats_[name]
+        categories = pa.array(kind.categories)
+        places = pc.index_in(column.combine_chunks(), value_set=categories.cast(column.type))
+        return pa.DictionaryArray.from_arrays(places, categories, ordered=bool(kind.ordered))
