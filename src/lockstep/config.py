@@ -44,6 +44,10 @@ class CheckpointUploadMode(Enum):
     NO_UPLOAD = "no_upload"
     """The checkpoint is stored already; it is recorded where it is."""
 
+    def default_delete_local_checkpoint_after_upload(self) -> bool:
+        """False: a checkpoint's own directory is deleted only where that is wanted."""
+        return False
+
     @classmethod
     def _missing_(cls, value: object) -> CheckpointUploadMode | None:
         return next((m for m in cls if isinstance(value, str) and m.name == value.upper()), None)

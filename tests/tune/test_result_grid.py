@@ -36,6 +36,12 @@ def grid(session_environment: None) -> ResultGrid:
     ).fit()
 
 
+def test_numbers_that_functions_return_need_no_metric() -> None:
+    space = {"x": tune.grid_search([1, 5, 3])}
+    grid = Tuner(lambda config: config["x"], param_space=space, run_config=RunConfig(verbose=0))
+    assert grid.fit().get_best_result(mode="max").config == {"x": 5}
+
+
 def test_a_single_trial_is_the_best_with_a_metric_but_no_mode() -> None:
     single = Tuner(lambda config: {"value": 3}, run_config=RunConfig(verbose=0)).fit()
     assert single.get_best_result().metrics["value"] == 3

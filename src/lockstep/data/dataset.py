@@ -140,9 +140,9 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
             found.update(dict.fromkeys(source.files()))
         return list(found)
 
-    def copy(self) -> Dataset:
-        """The dataset itself: a dataset never changes."""
-        return self
+    def copy(self, ds: Dataset | None = None) -> Dataset:
+        """The dataset itself (or ``ds``): a dataset never changes."""
+        return self if ds is None else ds
 
     def lazy(self) -> Dataset:
         """The dataset itself: every dataset is lazy."""

@@ -23,6 +23,10 @@ __all__ = ["NoBestTrial", "ResultGrid", "check_scope"]
 _SCOPES = ("last", "avg", "last-5-avg", "last-10-avg", "all")
 
 
+_RETURNED = "_metric"
+"""What a number that a function returns is reported as."""
+
+
 class NoBestTrial(ValueError):
     """No trial has reported the metric."""
 
@@ -240,6 +244,8 @@ class ResultGrid(Sequence[Result]):
         """The metric and the mode, by default the experiment's own. ``plots`` asks, too."""
         metric = metric or self._metric
         mode = mode or self._mode
+        if metric is None and any(_RETURNED in result.reported_metrics for result in self):
+            metric = _RETURNED  # functions that return a number
         if metric is None or mode is None:
             missing = "metric" if metric is None else "mode"
             raise ValueError(

@@ -82,3 +82,12 @@ def test_which_columns_are_read_and_written() -> None:
     encoder = LabelEncoder("x")
     assert (encoder.get_input_columns(), encoder.get_output_columns()) == (["x"], ["x"])
     assert Concatenator(["a"]).get_output_columns() == ["concat_out"]
+
+
+def test_hints_for_the_transform_are_accepted() -> None:
+    dataset = lockstep.data.from_pandas(FRAME)
+    bins = UniformKBinsDiscretizer(["a"], 2)
+    found = bins.fit_transform(dataset, transform_batch_size=2, transform_num_cpus=1)
+    assert found.to_pandas()["a"].tolist() == [0, 0, 0, 1, 1, 0]
+    with pytest.raises(TypeError, match="speed"):
+        bins.fit_transform(dataset, transform_speed=1)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockstep.data.arrow.formats import to_format, to_table
+from lockstep.data.compat import check_hints
 from lockstep.data.plan.operations import check_columns, with_column
 
 if TYPE_CHECKING:
@@ -68,9 +69,19 @@ class Preprocessor:
             self._fit(ds)
         return self
 
-    def fit_transform(self, ds: Dataset) -> Dataset:
-        """``fit`` and ``transform``."""
-        return self.fit(ds).transform(ds)
+    def fit_transform(
+        self, ds: Dataset, *, transform_batch_size: int | None = None, **hints: Any
+    ) -> Dataset:
+        """``fit`` and ``transform``.
+
+        Args:
+            ds: the dataset.
+            transform_batch_size: the largest number of rows changed at once.
+            hints: for Ray's scheduler (``transform_num_cpus``, …); accepted and ignored.
+        """
+        names = {name: name.removeprefix("transform_") for name in hints}
+        check_hints("fit_transform", {names[name]: hints[name] for name in hints})
+        return self.fit(ds).transform(ds, batch_size=transform_batch_size)
 
     def transform(self, ds: Dataset, *, batch_size: int | None = None, **hints: Any) -> Dataset:
         """The dataset with its columns changed, lazily.
