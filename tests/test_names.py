@@ -260,6 +260,18 @@ def test_a_worker_that_died_is_caught_under_the_old_name() -> None:
         raise WorkerDiedError("rank 0 was killed by signal 9", -9)
 
 
+def test_what_catches_rays_user_code_exception_catches_the_users_own() -> None:
+    import lockstep.data
+    from lockstep.exceptions import UserCodeException
+
+    def fail(row: dict[str, int]) -> dict[str, int]:
+        raise ValueError("on purpose")
+
+    with pytest.raises(UserCodeException, match="on purpose") as raised:
+        lockstep.data.range(2).map(fail).take_all()
+    assert raised.type is ValueError
+
+
 @pytest.mark.parametrize("file", OLD_SPELLINGS)
 def test_old_spellings_define_nothing(file: str) -> None:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
@@ -274,7 +286,8 @@ def test_old_spellings_define_nothing(file: str) -> None:
 def test_exceptions_has_every_error() -> None:
     errors = importlib.import_module("lockstep.errors")
     exceptions = importlib.import_module("lockstep.exceptions")
-    of_ray = {"RayActorError", "RayError", "RayTaskError", "WorkerCrashedError"}
+    of_ray = {"RayActorError", "RayError", "RayTaskError", "UserCodeException"}
+    of_ray.add("WorkerCrashedError")
     assert set(exceptions.__all__) == {*errors.__all__, *of_ray}
     assert all(getattr(exceptions, name) is getattr(errors, name) for name in errors.__all__)
 

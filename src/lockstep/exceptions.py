@@ -9,10 +9,14 @@ from lockstep.errors import TrainingFailedError as RayTaskError
 from lockstep.errors import WorkerDiedError as RayActorError
 from lockstep.errors import WorkerDiedError as WorkerCrashedError
 
+UserCodeException = Exception
+"""What an ``except`` around a dataset's functions has to name: a user's own exception is raised."""
+
 __all__ = [
     "RayActorError",
     "RayError",
     "RayTaskError",
+    "UserCodeException",
     "WorkerCrashedError",
 ]
 __all__ += errors.__all__

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.trackers.credentials import check_databricks, require, variable
@@ -18,7 +19,7 @@ from lockstep.trackers.mlflow_client import (
 from lockstep.trackers.values import Outcome
 from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
 
-__all__ = ["setup_mlflow"]
+__all__ = ["mlflow_mixin", "setup_mlflow"]
 
 
 def setup_mlflow(
@@ -106,3 +107,28 @@ def setup_mlflow(
 
     worker.at_end(finish)
     return mlflow
+
+
+def mlflow_mixin(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A training function that calls ``setup_mlflow(**config["mlflow"])`` first. For old scripts.
+
+    The config that is logged is without the key ``"mlflow"``. New code calls ``setup_mlflow``.
+
+    Raises:
+        TypeError: it is a class; call ``setup_mlflow`` in its ``setup``.
+    """
+    if isinstance(func, type):
+        raise TypeError(
+            f"mlflow_mixin({func.__name__}): expected a function; in a Trainable class, call "
+            "setup_mlflow() in its setup()."
+        )
+
+    @functools.wraps(func)
+    def with_mlflow(config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        searched = {key: value for key, value in config.items() if key != "mlflow"}
+        options = dict(config.get("mlflow", {}))
+        options["tracking_token"] = options.pop("token", options.get("tracking_token"))
+        setup_mlflow(searched, **options)
+        return func(config, *args, **kwargs)
+
+    return with_mlflow

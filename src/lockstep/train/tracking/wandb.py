@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.trackers.credentials import check_wandb_key, read_key, require, variable
@@ -11,7 +12,7 @@ from lockstep.trackers.values import Outcome
 from lockstep.trackers.wandb import WANDB_EXIT_CODE, given_settings
 from lockstep.train.tracking.worker import StandIn, checked_config, tracked_worker, within_time
 
-__all__ = ["setup_wandb"]
+__all__ = ["setup_wandb", "wandb_mixin"]
 
 
 def setup_wandb(
@@ -66,3 +67,27 @@ def setup_wandb(
 
     worker.at_end(finish)
     return run
+
+
+def wandb_mixin(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A training function that calls ``setup_wandb(**config["wandb"])`` first. For old scripts.
+
+    The config that is logged is without the key ``"wandb"``. New code calls ``setup_wandb``.
+
+    Raises:
+        TypeError: it is a class; call ``setup_wandb`` in its ``setup``.
+    """
+    if isinstance(func, type):
+        raise TypeError(
+            f"wandb_mixin({func.__name__}): expected a function; in a Trainable class, call "
+            "setup_wandb() in its setup()."
+        )
+
+    @functools.wraps(func)
+    def with_wandb(config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        searched = {key: value for key, value in config.items() if key != "wandb"}
+        options = dict(config.get("wandb", {}))
+        setup_wandb(searched, **options)
+        return func(config, *args, **kwargs)
+
+    return with_wandb
