@@ -85,8 +85,6 @@ def test_materialize() -> None:
     assert len(calls) == 5
 
 
-def test_what_is_left_to_frame_libraries() -> None:
-    with pytest.raises(AttributeError, match=r"no join\(\): do that in a frame library"):
-        getattr(blocks(3), "join")  # noqa: B009
+def test_an_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="A dataset has no 'nope'"):
         getattr(blocks(3), "nope")  # noqa: B009
