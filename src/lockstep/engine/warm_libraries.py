@@ -83,6 +83,8 @@ class Libraries:
                     self._exclude({package_of(name): problem}, learnt)
         if self.preloaded.problems:
             self._exclude(self.preloaded.problems, learnt)
+        if self._place.learnt()["modules"] != learnt["modules"]:
+            self.start_again()  # scripts have taught more meanwhile
         self._reads |= self.preloaded.reads
         self.names = set(sys.modules)
         self._watch(

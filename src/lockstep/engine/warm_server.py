@@ -90,6 +90,8 @@ def main(
         os.dup2(own_lock, lock_fd, inheritable=False)
         os.close(own_lock)
         libraries.moved(known)
+        with contextlib.suppress(OSError):
+            os.unlink(place.socket)  # of the server that this one replaces: it ends then
     libraries.publish()
     _Server(known, lock_fd, path, libraries, idle_s).run()
 
@@ -143,6 +145,7 @@ class _Server:
         self._used = time.monotonic()
         self._served = 0
         self._running: set[int] = set()
+        self._successor = 0
         self._listener = self._listen()
         self._inode = os.stat(place.socket).st_ino
         self._wakeup = Wakeup()
@@ -156,10 +159,11 @@ class _Server:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         directory = os.open(self._place.directory, os.O_PATH | os.O_DIRECTORY)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._place.socket)  # of a server that was killed: this one has the lock
-            listener.bind(f"/proc/self/fd/{directory}/{os.path.basename(self._place.socket)}")
+            own = f"{os.path.basename(self._place.socket)}.{os.getpid()}"
+            listener.bind(f"/proc/self/fd/{directory}/{own}")
             listener.listen(1024)
+            # In one step: there may be one of a server that was killed, or that this one replaces.
+            os.rename(own, self._place.socket, src_dir_fd=directory)
         finally:
             os.close(directory)
         return listener
@@ -170,7 +174,7 @@ class _Server:
                 key.data()
             if self._is_gone():
                 os._exit(0)
-            if self._running:
+            if self._running - {self._successor}:
                 self._used = time.monotonic()
             elif time.monotonic() - self._used >= self._idle_s:
                 self._end()
@@ -183,9 +187,15 @@ class _Server:
 
     def _end(self) -> NoReturn:
         """End, and let a client that starts now find no server rather than a silent one."""
+        self._withdraw()
+        os._exit(0)
+
+    def _withdraw(self) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self._place.socket)
-        os._exit(0)
+        if self._successor in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._successor, signal.SIGKILL)
 
     def _reap(self) -> None:
         self._wakeup.drain()
@@ -206,16 +216,29 @@ class _Server:
         if kind in ("run", "workers"):
             self._fork(client, kind, values)
         elif kind == "learn":
-            # While it imports nobody can connect: a client that waited would have asked without
-            # the variables that the new libraries read.
-            with contextlib.suppress(OSError):
-                os.unlink(self._place.socket)
-            self._libraries.start_again()
+            self._start_successor()
         elif kind == "status":
             send(client, "status", **self._status())
         elif kind == "stop":
             send(client, "stopping", pid=os.getpid())
             self._end()
+
+    def _start_successor(self) -> None:
+        """Have another server import what was learnt. It replaces the socket when it is ready.
+
+        Until then this server answers, with what it has: nobody waits for imports, or asks without
+        the variables that the new libraries read.
+        """
+        if self._successor in self._running:
+            return  # it looks again for what was learnt meanwhile
+        with contextlib.suppress(OSError):
+            self._successor = os.fork()
+            if self._successor == 0:
+                try:
+                    self._libraries.start_again()
+                finally:
+                    os._exit(1)
+            self._running.add(self._successor)
 
     def _status(self) -> dict[str, Any]:
         learnt = self._place.learnt()
@@ -226,7 +249,7 @@ class _Server:
             "idle": time.monotonic() - self._used,
             "ends_after": self._idle_s,
             "served": self._served,
-            "running": len(self._running),
+            "running": len(self._running - {self._successor}),
             "packages": self._libraries.packages(),
             "modules": len(self._libraries.names),
             "unsafe": learnt["unsafe"],
@@ -237,8 +260,7 @@ class _Server:
         changed = self._libraries.changed()
         if changed:
             # Gone before the client knows: the client may start the next server at once.
-            with contextlib.suppress(OSError):
-                os.unlink(self._place.socket)
+            self._withdraw()
             os.close(self._lock_fd)
             reason = f"{changed} has changed since the warm server imported it"
             send(client, "refused", reason=reason)

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, MutableMapping
 from typing import Any
 
-__all__ = ["Change", "State", "libraries_loggers", "noted_calls"]
+__all__ = ["Change", "State", "all_loggers", "noted_calls", "reset_logger"]
 
 _ATTRIBUTES: tuple[tuple[Any, str], ...] = (
     (sys, "breakpointhook"),
@@ -185,16 +185,20 @@ def noted_calls(note: Callable[[Change], None]) -> Iterator[list[Callable[[], ob
         atexit.register, codecs.register = at_exit, codec
 
 
-def libraries_loggers(roots: Collection[str]) -> list[tuple[str, Change]]:
-    """Reset the loggers that are named after these packages; what gives each its settings back."""
-    found: list[tuple[str, Change]] = []
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if name.partition(".")[0] in roots and isinstance(logger, logging.Logger):
-            found.append((name, _logger_again(logger)))
-            logger.handlers, logger.filters = [], []
-            logger.propagate, logger.disabled = True, False
-            logger.setLevel(logging.NOTSET)
-    return found
+def all_loggers() -> set[str]:
+    """The loggers that there are, but the root."""
+    loggers = logging.root.manager.loggerDict.items()
+    return {name for name, logger in loggers if isinstance(logger, logging.Logger)}
+
+
+def reset_logger(name: str) -> Change:
+    """Take a logger's settings; returns what gives them back."""
+    logger = logging.getLogger(name)
+    again = _logger_again(logger)
+    logger.handlers, logger.filters = [], []
+    logger.propagate, logger.disabled = True, False
+    logger.setLevel(logging.NOTSET)
+    return again
 
 
 def _logger_again(logger: logging.Logger) -> Callable[[], None]:

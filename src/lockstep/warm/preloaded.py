@@ -22,8 +22,9 @@ from importlib import machinery
 from types import ModuleType
 from typing import Any
 
-from lockstep.warm.effects import Change, State, libraries_loggers, noted_calls
-from lockstep.warm.variables import READ_LATER, matters_at_import, recorded_reads
+from lockstep import settings
+from lockstep.warm.effects import Change, State, all_loggers, noted_calls, reset_logger
+from lockstep.warm.variables import READ_LATER, recorded_reads
 
 __all__ = ["Preloaded", "package_of"]
 
@@ -42,6 +43,8 @@ class _Group:
         self.imports: set[str] = set()
         """The modules that it imports."""
         self.modules: dict[str, ModuleType] = {}
+        self.attributes: list[tuple[dict[str, Any], str, ModuleType]] = []
+        """The modules that are attributes of modules of other groups."""
         self.reads: set[str] = set()
 
 
@@ -58,6 +61,7 @@ class Preloaded:
         self._group_of: dict[str, _Group] = {}
         self._changes: list[tuple[_Group, Change]] = []
         self._importing = [self._nobody]
+        self._loggers: dict[str, _Group] = {}
         self._count = 0
         self._undo: list[Callable[[], object]] = []
         self._before = State()
@@ -116,6 +120,9 @@ class Preloaded:
         finally:
             for new in sys.modules.keys() - before:  # also those that have no code
                 self._group(new)
+            for logger in all_loggers() - self._loggers.keys():
+                package = logger.partition(".")[0]
+                self._loggers[logger] = self._groups.get((package, self._count), self._nobody)
 
     def _group(self, name: str) -> _Group:
         package = package_of(name)
@@ -168,7 +175,12 @@ class Preloaded:
         for name in [name for name in self._group_of if name in sys.modules]:
             self._hidden[name] = self._group_of[name].modules[name] = sys.modules.pop(name)
         for name, module in self._hidden.items():
-            self._set_in_parent(name, module, present=False)
+            parent, _, own = name.rpartition(".")
+            names = getattr(self._module(parent), "__dict__", {})
+            group = self._group_of[name]
+            if names.get(own) is module and self._group_of.get(parent) is not group:
+                group.attributes.append((names, own, module))
+                del names[own]
         for undo in self._undo:
             undo()
         self._before.restore()
@@ -176,10 +188,9 @@ class Preloaded:
             if not group.modules:
                 change()
         self._changes = [(group, change) for group, change in self._changes if group.modules]
-        for name, change in libraries_loggers({name.partition(".")[0] for name in self._hidden}):
-            root = name.partition(".")[0]
-            group = self._group_of.get(name) or self._group_of.get(root, self._nobody)
-            self._changes.append((group, change))
+        for name, group in self._loggers.items():
+            if group.modules:
+                self._changes.append((group, reset_logger(name)))
 
     # In a forked process.
 
@@ -231,9 +242,8 @@ class Preloaded:
                 for own, found in group.modules.items():
                     sys.modules[own] = found
                     del self._hidden[own]
-            for group in wanted:
-                for own, found in group.modules.items():
-                    self._set_in_parent(own, found, present=True)
+                for names, own, found in group.attributes:
+                    names.setdefault(own, found)
             self._active.update(wanted)
             self._check_variables(wanted)
             for group, change in self._changes:
@@ -269,20 +279,13 @@ class Preloaded:
             and self.variables.get(name) != now.get(name)
         } - READ_LATER
         for group in wanted if differing else ():
-            for name in differing:
-                if matters_at_import(name, group.reads):
-                    self._stale(name, group.package)
-                    return
+            # Others that native code may read are set by libraries, too, and rarely matter.
+            for name in differing & group.reads.union(settings.THREAD_VARIABLES):
+                self._stale(name, group.package)
+                return
 
-    def _set_in_parent(self, name: str, module: ModuleType, *, present: bool) -> None:
-        parent, _, own = name.rpartition(".")
-        if parent not in sys.modules:
-            return
-        names = getattr(sys.modules[parent], "__dict__", {})
-        if present:
-            names.setdefault(own, module)
-        elif names.get(own) is module:
-            del names[own]
+    def _module(self, name: str) -> ModuleType | None:
+        return sys.modules.get(name) or self._hidden.get(name)
 
 
 class _Loader:
