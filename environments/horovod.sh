@@ -6,4 +6,4 @@ python=$1
 pip install -qq "$(grep '^torch==' environments/horovod.txt)"
 pip install -qq -c constraints-dev.txt -r environments/horovod.txt -e .
 echo "setup: building Horovod, which takes some minutes"
-"$python" scripts/install_horovod.py
+"$python" scripts/install_horovod.py --quick
