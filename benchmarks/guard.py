@@ -15,7 +15,7 @@ import ddp
 from common import Against, Bench, Measurement, Reach
 
 FILE = "guard.py"
-STEPS = 10
+STEPS = 20
 
 
 # Programs.
@@ -47,7 +47,7 @@ def train_in_turn(config: dict[str, Any]) -> None:
         session._guard = None
         session.before_reports = collectives[:] if on else []
         if on:
-            session.use_guard(Guard(agree_every=1), None)
+            session.use_guard(Guard(), None)
         model = measured if on else plain
         began = time.process_time()
         loss = torch.zeros(())
@@ -75,7 +75,7 @@ def measure(bench: Bench) -> list[Measurement]:
     bench.say("DDP with ledger and guard, in turn with a model that lockstep does not know")
     on, off = [], []
     for _ in range(bench.times(5, 1)):
-        (record,) = bench.run(FILE, "lockstep", pairs=bench.times(16, 4))[2]
+        (record,) = bench.run(FILE, "lockstep", pairs=bench.times(8, 3))[2]
         on += record["on"]
         off += record["off"]
     return [

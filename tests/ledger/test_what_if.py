@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from lockstep.ledger.what_if import (
 )
 from lockstep.records import RunRecords
 from lockstep.storage import open_storage
+from lockstep.storage.local import LocalStorage
+from lockstep.train import Checkpoint
 from tests.integration.runs import fit
 from tests.ledger.journals import Simulation
 
@@ -136,3 +139,57 @@ def test_the_prediction_holds_when_the_fault_is_removed(tmp_path: Path) -> None:
     assert straggler is not None
     assert straggler.rank == 1
     assert slow_s - straggler.saved_s == pytest.approx(fast_s, abs=0.5 * 5 * 0.5)
+
+
+class Clock:
+    """Time that passes only where a test says so; the same for everything in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000_000.0
+        monkeypatch.setattr(time, "time", self)
+        monkeypatch.setattr(time, "perf_counter", self)
+        for name in ("time_ns", "perf_counter_ns"):
+            monkeypatch.setattr(time, name, lambda: round(self.now * 1e9))
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+    def slow_down(self, seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, which takes so long."""
+
+        def slow(*args: Any, **options: Any) -> Any:
+            self.now += seconds
+            return call(*args, **options)
+
+        return slow
+
+
+def test_half_the_checkpoints_of_a_real_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in this process, in which a step takes a second and a checkpoint three quarters."""
+    clock = Clock(monkeypatch)
+    write, publish = Checkpoint.save_files, LocalStorage.publish
+    monkeypatch.setattr(Checkpoint, "save_files", clock.slow_down(0.5, write))
+    monkeypatch.setattr(LocalStorage, "publish", clock.slow_down(0.25, publish))
+
+    def train_func(config: dict[str, Any]) -> None:
+        for step in range(24):
+            time.time.pass_by(1.0)  # type: ignore[attr-defined]  # the clock itself is not sent
+            saves = step % config["every"] == 0
+            checkpoint = Checkpoint.from_dict({"step": step}) if saves else None
+            train.report({"step": step}, checkpoint=checkpoint)
+
+    def trained(every: int) -> Ledger:
+        place = str(tmp_path / str(every))
+        result = fit(train_func, config={"every": every}, workers=0, storage_path=place)
+        return read_ledger(RunRecords(open_storage(result.path)))
+
+    often, seldom = trained(1), trained(2)
+    assert often.wall_s == pytest.approx(24 * 1.75)
+    assert seldom.wall_s == pytest.approx(24 + 12 * 0.75)
+    predicted = often.wall_s - saved_by_fewer_checkpoints(often)
+    assert predicted == pytest.approx(seldom.wall_s, rel=0.1)
