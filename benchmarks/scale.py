@@ -37,20 +37,21 @@ _SIZE = (1 << 48) - 1
 
 def play_nodes(config: dict[str, Any]) -> None:
     sys.path.insert(0, str(common.HERE.parent / "src"))
-    for line in sys.stdin:
+    for attempt, line in enumerate(sys.stdin, 1):
         order = json.loads(line)
-        _Group(order["address"], bytes.fromhex(order["secret"]), order["size"]).run()
+        _Group(order["address"], bytes.fromhex(order["secret"]), order["size"], attempt).run()
 
 
 class _Group:
     """All workers of a group, and the agents of their nodes."""
 
-    def __init__(self, address: list[Any], secret: bytes, size: int) -> None:
+    def __init__(self, address: list[Any], secret: bytes, size: int, attempt: int) -> None:
         from lockstep.engine.agent import control_role
         from lockstep.engine.links import link_to
 
         where = (address[0], address[1])
         self._size = size
+        self._attempt = attempt
         self._nodes = [link_to(where, secret, control_role(i)) for i in range(nodes_of(size))]
         self._workers = [link_to(where, secret, rank) for rank in range(size)]
         self._waiting = [bytearray() for _ in range(size)]
@@ -68,7 +69,7 @@ class _Group:
             sock.sendall(make_frame(Started(rank + 1)) + make_frame(Hello(info, None)))
             poller.register(sock.fileno(), select.EPOLLIN)
         self._rank_of = {sock.fileno(): rank for rank, sock in enumerate(self._workers)}
-        frames = _frames(self._size)
+        frames = _frames() if self._attempt == 1 else _last_frames()
         left = self._size
         while left:
             for fd, _ in poller.poll():
@@ -80,14 +81,32 @@ class _Group:
                         continue  # the payload
                     if said > len(frames):
                         poller.unregister(fd)
-                        self._end(rank)
                         left -= 1
                         break
                     frame = frames[said - 1]
                     self._workers[rank].sendall(frame(rank) if callable(frame) else frame)
+        if self._attempt == 1:
+            self._fail()
+        else:
+            for rank in range(self._size):
+                self._end(rank, 0)
         for sock in self._nodes:
-            sock.recv(1)  # the driver closes the group
+            while sock.recv(1 << 16):  # an order to kill; then the driver closes the group
+                pass
             sock.close()
+
+    def _fail(self) -> None:
+        """A rank is killed, and all others lose their connections to it, as ranks do."""
+        from lockstep.engine.wire import make_frame
+        from lockstep.error_record import pack_error
+        from lockstep.train.protocol import Failed
+
+        self._end(0, -9)
+        lost = make_frame(Failed(pack_error(ConnectionResetError("Connection reset by peer"))))
+        for rank in range(1, self._size):
+            self._workers[rank].sendall(lost)
+        for rank in range(1, self._size):
+            self._end(rank, 1)
 
     def _read(self, rank: int) -> int:
         """How many messages have come."""
@@ -102,20 +121,29 @@ class _Group:
             count += 1
         return count
 
-    def _end(self, rank: int) -> None:
+    def _end(self, rank: int, code: int) -> None:
         from lockstep.engine.forkserver import Ended
         from lockstep.engine.wire import make_frame
 
         self._workers[rank].close()
-        self._nodes[rank // PER_NODE].sendall(make_frame(Ended(rank, 0, "")))
+        self._nodes[rank // PER_NODE].sendall(make_frame(Ended(rank, code, "")))
 
 
 def nodes_of(size: int) -> int:
     return math.ceil(size / PER_NODE)
 
 
-def _frames(size: int) -> list[bytes | Callable[[int], bytes]]:
-    """What a worker says to each message: launch, answers, orders to save, and the exit."""
+def _last_frames() -> list[bytes | Callable[[int], bytes]]:
+    """What a worker of the second attempt says: one report, and the end."""
+    from lockstep.engine.wire import make_frame
+    from lockstep.train import protocol as m
+
+    metrics = {"loss": 0.5, "accuracy": 0.25, "step": 1}
+    return [make_frame(m.Report(1, metrics, None, None, 0.0, 0.1)), make_frame(m.Finished())]
+
+
+def _frames() -> list[bytes | Callable[[int], bytes]]:
+    """What a worker of the first attempt says to launch, answers and orders to save."""
     from lockstep.config import CheckpointUploadMode
     from lockstep.engine.wire import make_frame
     from lockstep.train import protocol as m
@@ -137,7 +165,7 @@ def _frames(size: int) -> list[bytes | Callable[[int], bytes]]:
     for save in range(SAVES):
         saved = make_frame(m.Saved(f"checkpoint_{save:06d}", {}))
         frames += [with_checkpoint(ROWS + save + 1), saved]
-    return [*frames, make_frame(m.Finished())]
+    return frames
 
 
 # The program of the driver.
@@ -160,11 +188,12 @@ def _drive(config: dict[str, Any], nodes: Any) -> None:
     from lockstep.engine.cluster import Placement
     from lockstep.engine.loop import EventLoop
     from lockstep.engine.remote_group import RemoteGroup
-    from lockstep.train import DataParallelTrainer, RunConfig, ScalingConfig
+    from lockstep.train import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
     from lockstep.train.driver.callbacks import CallbackDispatcher
     from lockstep.train.driver.controller import Controller
 
     size = config["size"]
+    starts: list[float] = []
 
     class Simulated(Engine):
         name, single_machine, in_this_process = "simulated", True, False
@@ -183,6 +212,7 @@ def _drive(config: dict[str, Any], nodes: Any) -> None:
             return lambda: None
 
         def start(self, spec: Any, loop: Any, emit: Any, output: Any) -> Any:
+            starts.append(time.thread_time())
             return RemoteGroup(spec, loop, emit, output, self)
 
         def close(self) -> None:
@@ -198,7 +228,7 @@ def _drive(config: dict[str, Any], nodes: Any) -> None:
         def open_shares(self, shares: Sequence[Any], address: Any, secret: bytes) -> list[str]:
             order = {"address": address, "secret": secret.hex(), "size": size}
             nodes.stdin.write(json.dumps(order) + "\n")
-            nodes.stdin.close()
+            nodes.stdin.flush()
             return []
 
         def follow(self, heard: Any) -> Callable[[], None]:
@@ -207,7 +237,11 @@ def _drive(config: dict[str, Any], nodes: Any) -> None:
     trainer = DataParallelTrainer(
         lambda: None,
         scaling_config=ScalingConfig(num_workers=size),
-        run_config=RunConfig(storage_path=config["work"] + "/runs", verbose=0),
+        run_config=RunConfig(
+            storage_path=config["work"] + "/runs",
+            verbose=0,
+            failure_config=FailureConfig(max_failures=1),
+        ),
     )
     payload = replace(trainer.payload(), engine=Simulated())
     run = trainer._open_run()
@@ -230,22 +264,26 @@ def _drive(config: dict[str, Any], nodes: Any) -> None:
     controller.start()
     loop.run_until(lambda: controller.ended)
     ended = time.thread_time()
-    assert len(times) == ROWS + SAVES, (
+    nodes.stdin.close()
+    assert len(times) == ROWS + SAVES + 1, (
         len(times),
         controller.state.phase,
         controller.state.failures,
     )
     steps = [b - a for a, b in pairwise(times)]
     rows = steps[: ROWS - 1]
-    saves = steps[ROWS - 1 :]
+    saves = steps[ROWS - 1 : -1]
+    start = times[0] - begun - common.median(rows)
     with open("/proc/self/status", encoding="ascii") as status:
         (peak,) = [int(line.split()[1]) for line in status if line.startswith("VmHWM")]
     common.emit(
         config["out"],
         size=size,
-        start=times[0] - begun - common.median(rows),
+        start=start,
         row=common.median(rows),
         save=common.median(saves),
+        # From the last row of an attempt to the start of the next one.
+        failure=starts[1] - times[-2],
         end=ended - times[-1],
         peak_mb=peak / 1024,
     )
@@ -274,6 +312,7 @@ def measure(bench: Bench) -> list[Measurement]:
             ("start", "start", None),
             ("a report with all ranks' metrics", "row", reaches.get(size)),
             ("a checkpoint with a file from each rank", "save", None),
+            ("a failure of every rank, without the start that follows", "failure", None),
         ):
             samples = [record[key] for record in found[size]]
             text = f"{size:,} simulated workers, CPU of the driver: {what}"
@@ -289,10 +328,11 @@ def measure(bench: Bench) -> list[Measurement]:
 
 # The picture in the docs: scale.py picture '{"out": "scale.svg", "records": [{"size": …}, …]}'.
 
-LINES = {"start": "#d95f02", "save": "#7570b3", "row": "#1b9e77"}
+LINES = {"start": "#d95f02", "save": "#7570b3", "failure": "#e7298a", "row": "#1b9e77"}
 WORDS = {
     "start": "a start",
     "save": "a checkpoint with a file from each rank",
+    "failure": "a failure of every rank",
     "row": "a report with all ranks' metrics",
 }
 

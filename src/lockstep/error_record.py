@@ -19,6 +19,7 @@ import base64
 import builtins
 import json
 import sys
+import threading
 import traceback
 import uuid
 from collections import OrderedDict
@@ -59,7 +60,27 @@ class _Live:
     traceback: list[dict[str, Any]]
 
 
-_journaled: OrderedDict[str, dict[str, Any]] = OrderedDict()
+class _Newest(OrderedDict[str, dict[str, Any]]):
+    """Records by their ids, as many as fit. Thousands of ranks may fail at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def add(self, key: str, record: dict[str, Any]) -> None:
+        with self._lock:
+            self[key] = record
+            self._size += _pickle_size(record)
+            while len(self) > _REMEMBERED or (self._size > _REMEMBERED_BYTES and len(self) > 1):
+                self._size -= _pickle_size(self.popitem(last=False)[1])
+
+    def clear(self) -> None:
+        super().clear()
+        self._size = 0
+
+
+_journaled = _Newest()
 """The newest errors that this process has journaled, by ids that nobody can guess."""
 
 
@@ -113,15 +134,12 @@ def error_data(record: dict[str, Any]) -> dict[str, Any]:
     for key in ("cause", "context"):
         if key in data:
             data[key] = error_data(data[key])
-    _journaled[data["id"]] = record
-    size = sum(map(_remembered_size, _journaled.values()))
-    while len(_journaled) > _REMEMBERED or (size > _REMEMBERED_BYTES and len(_journaled) > 1):
-        size -= _remembered_size(_journaled.popitem(last=False)[1])
+    _journaled.add(data["id"], record)
     return data
 
 
-def _remembered_size(record: dict[str, Any]) -> int:
-    live = _live(record)
+def _pickle_size(record: dict[str, Any]) -> int:
+    live = record.get("live")
     return 0 if live is None or live.pickle is None else len(live.pickle)
 
 

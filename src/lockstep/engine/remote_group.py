@@ -8,6 +8,7 @@ Which cluster it is, and how it reserves room, is the :class:`Cluster`'s: this f
 
 from __future__ import annotations
 
+import resource
 import secrets
 import signal
 import socket
@@ -35,14 +36,28 @@ from lockstep.engine.loop import EventLoop, Timer
 from lockstep.engine.output_pump import OutputPump
 from lockstep.engine.processes import current_directory
 from lockstep.engine.wire import Connection, make_frame
+from lockstep.errors import EngineError
 
-__all__ = ["Cluster", "HeadGone", "News", "NodeGoing", "NodeGone", "RemoteGroup", "shares_of"]
+__all__ = [
+    "Cluster",
+    "HeadGone",
+    "News",
+    "NodeGoing",
+    "NodeGone",
+    "RemoteGroup",
+    "allow_files",
+    "shares_of",
+]
 
 LAST_WORDS_S = 2.0
 """How long an ended worker's last messages may take to arrive after the news of its end."""
 
 NEWS_S = 5.0
 """After a connection has broken: how long the news of what has ended may take."""
+
+
+SPARE_FILES = 512
+"""How many files a driver may have open besides its connections to workers."""
 
 
 class NodeGone(NamedTuple):
@@ -106,6 +121,7 @@ class RemoteGroup(ConnectedGroup):
         output: OutputSink,
         cluster: Cluster,
     ) -> None:
+        allow_files(spec.size)
         super().__init__(spec.size, loop, emit)
         self._spec = spec
         self._cluster = cluster
@@ -338,6 +354,24 @@ class RemoteGroup(ConnectedGroup):
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         self._timers.append(self._loop.call_later(seconds, call))
+
+
+def allow_files(workers: int) -> None:
+    """Let this process open a connection to each worker.
+
+    Raises:
+        EngineError: the system does not allow that many open files.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = workers + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise EngineError(
+            f"{workers} workers need {needed} open files in the driver, and this system allows "
+            f"{hard}; raise the limit where the driver is started (ulimit -Hn, or LimitNOFILE)."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def shares_of(spec: GroupSpec, placement: Placement) -> list[Share]:

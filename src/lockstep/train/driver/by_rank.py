@@ -1,15 +1,16 @@
-"""One value for each rank, immutable, and cheap to change for thousands of ranks."""
+"""One value for each rank, and sets of ranks: immutable, and cheap to change for thousands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import Any, overload
 
-__all__ = ["nothing_for", "put"]
+__all__ = ["nothing_for", "put", "set_of"]
 
 SMALL = 256
-"""Up to this many ranks, a tuple is faster."""
+"""Up to this many ranks, a tuple and a frozenset are faster."""
 _BITS = 7
 _CHUNK = 1 << _BITS
 
@@ -63,3 +64,64 @@ def put(items: Sequence[Any], index: int, value: Any) -> Sequence[Any]:
     if type(items) is _ByRank:
         return items.put(index, value)
     return (*items[:index], value, *items[index + 1 :])
+
+
+class _RankSet(AbstractSet[int]):
+    """The bits of one integer: a change copies a bit for each rank, not a hash table.
+
+    With a frozenset, the ends of 10,000 ranks would copy 10,000 ranks 10,000 times.
+    """
+
+    __slots__ = ("_bits",)
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+
+    @classmethod
+    def _from_iterable(cls, ranks: Iterable[Any]) -> _RankSet:  # type: ignore[override]
+        bits = 0
+        for rank in ranks:
+            bits |= 1 << rank
+        return cls(bits)
+
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, int) and bool(self._bits >> rank & 1)
+
+    def __iter__(self) -> Iterator[int]:
+        size = (self._bits.bit_length() + 7) // 8
+        for place, byte in enumerate(self._bits.to_bytes(size, "little")):
+            for bit in range(8) if byte else ():
+                if byte >> bit & 1:
+                    yield 8 * place + bit
+
+    def __len__(self) -> int:
+        return self._bits.bit_count()
+
+    def __or__(self, other: AbstractSet[Any]) -> _RankSet:
+        return _RankSet(self._bits | _bits_of(other))
+
+    def __and__(self, other: AbstractSet[Any]) -> _RankSet:
+        return _RankSet(self._bits & _bits_of(other))
+
+    def __sub__(self, other: AbstractSet[Any]) -> _RankSet:
+        return _RankSet(self._bits & ~_bits_of(other))
+
+    __ror__ = __or__
+    __rand__ = __and__
+
+    def __hash__(self) -> int:
+        return self._hash()
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(map(str, self))}}}"
+
+
+def _bits_of(ranks: AbstractSet[Any]) -> int:
+    if isinstance(ranks, _RankSet):
+        return ranks._bits
+    return _RankSet._from_iterable(ranks)._bits
+
+
+def set_of(ranks: Iterable[int], size: int) -> AbstractSet[int]:
+    """These of ``size`` ranks."""
+    return frozenset(ranks) if size <= SMALL else _RankSet._from_iterable(ranks)

@@ -336,8 +336,8 @@ class Controller:
             self._message(event.rank, event.message)
         elif isinstance(event, WorkerExited):
             self._loan.end(event.rank)
-            # First, because Gone may decide the size of the next attempt.
-            if self.state.scaling.elastic:
+            # First, because the last Gone may decide the size of the next attempt.
+            if self.state.scaling.elastic and len(self.state.gone) + 1 >= self.state.world_size:
                 self._feed(e.CapacityChanged(self._engine.capacity(self._group_spec)))
             self._feed(e.Gone(event.rank, event.exitcode, event.detail))
         elif isinstance(event, WorkerPreempted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
@@ -102,9 +103,9 @@ class Save(NamedTuple):
     """By rank; None for ranks that have no part in it."""
     report_number: int
     """The number of the checkpoint's row; without a row of its own, of the row before it."""
-    snapshots_due: frozenset[int]
+    snapshots_due: AbstractSet[int]
     """Ranks whose files the training function could still change (``ASYNC`` only)."""
-    parts_due: frozenset[int]
+    parts_due: AbstractSet[int]
     """Ranks whose files are not on storage yet."""
     fingerprints: tuple[dict[str, int], ...] = ()
     committing: bool = False
@@ -117,7 +118,7 @@ class Save(NamedTuple):
     """Not ordered yet: the memory of the save before it is still in use."""
     answers: bool = False
     """The ranks wait at their report: it is answered when the last snapshot is taken."""
-    sealed: frozenset[int] = frozenset()
+    sealed: AbstractSet[int] = frozenset()
     """Ranks whose copy in memory is complete."""
     dropped: WorkerFailure | None = None
     """A rank could not write its part, and why: discarded when the others are done."""

@@ -241,8 +241,14 @@ def describe(failures: tuple[WorkerFailure, ...], attempt: int, world_size: int)
         # Which ranks have shared a broken gradient says nothing more.
         with_own = ranks_with_findings(failures)
         others = {rank: others[rank] for rank in others if rank in with_own}
-    cut_off = [] if lost_connection(cause) else [r for r in others if lost_connection(others[r])]
-    notes += _other_failures(cause, [others[r] for r in others if r not in cut_off])
+    cut_off: list[int] = []
+    also: list[WorkerFailure] = []
+    for rank, failure in others.items():
+        if not lost_connection(cause) and lost_connection(failure):
+            cut_off.append(rank)
+        else:
+            also.append(failure)
+    notes += _other_failures(cause, also)
     if cut_off:
         notes.append(
             f"{name_ranks(cut_off)} lost {'its' if len(cut_off) == 1 else 'their'} connection to it"

@@ -35,6 +35,7 @@ is discarded (``Discard``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
@@ -50,7 +51,7 @@ from lockstep.errors import (
     StorageError,
 )
 from lockstep.run_layout import checkpoint_name, entry_of
-from lockstep.train.driver.by_rank import nothing_for, put
+from lockstep.train.driver.by_rank import nothing_for, put, set_of
 from lockstep.train.driver.events import (
     Action,
     Adopt,
@@ -189,15 +190,19 @@ class RunState(NamedTuple):
     """At which row the ranks got the notice; None: not yet."""
     stops_on_notice: bool = False
     """The ranks stop because of the notice."""
-    returned: frozenset[int] = frozenset()
-    trackers_open: frozenset[int] = frozenset()
+    returned: AbstractSet[int] = frozenset()
+    trackers_open: AbstractSet[int] = frozenset()
     """Ranks that have a tracker's run open."""
-    closing: frozenset[int] = frozenset()
+    closing: AbstractSet[int] = frozenset()
     """Ranks that are closing their tracker's run, and must not be killed before they have."""
-    gone: frozenset[int] = frozenset()
+    gone: AbstractSet[int] = frozenset()
     """Ranks whose process has exited."""
     failures: tuple[WorkerFailure, ...] = ()
     """In order of arrival."""
+    failed: AbstractSet[int] = frozenset()
+    """The ranks of ``failures``."""
+    cause_known: bool = False
+    """One of ``failures`` is more than a broken connection."""
     interrupted: bool = False
     killed: bool = False
     """``KillWorkers`` was ordered."""
@@ -258,11 +263,13 @@ def _fresh_attempt(state: RunState) -> RunState:
         rows_before=state.rows,
         # A row proves that the function was called. Both counts are the old state's here.
         began=state.began or state.rows > state.rows_before,
-        returned=frozenset(),
-        trackers_open=frozenset(),
-        closing=frozenset(),
-        gone=frozenset(),
+        returned=set_of((), size),
+        trackers_open=set_of((), size),
+        closing=set_of((), size),
+        gone=set_of((), size),
         failures=(),
+        failed=set_of((), size),
+        cause_known=False,
         killed=False,
         notice=None,
         noticed_at=None,
@@ -420,7 +427,7 @@ def _start_save(
         name = agreed_name(parts)
     except CheckpointError as error:
         return _fail(state, WorkerFailure(min(parts), pack_error(error)))
-    number = state.next_checkpoint_id
+    number, size = state.next_checkpoint_id, state.world_size
     if name is None:
         # A user may have given such a name as checkpoint_dir_name.
         while _is_taken(state, checkpoint_name(number)):
@@ -441,10 +448,9 @@ def _start_save(
         mode=lead.mode,
         reports=reports,
         report_number=state.rows + (1 if is_row else 0),
-        snapshots_due=frozenset(parts) if lead.mode is CheckpointUploadMode.ASYNC else frozenset(),
-        parts_due=frozenset(parts)
-        if lead.mode is not CheckpointUploadMode.NO_UPLOAD
-        else frozenset(),
+        snapshots_due=set_of(parts if lead.mode is CheckpointUploadMode.ASYNC else (), size),
+        parts_due=set_of(parts if lead.mode is not CheckpointUploadMode.NO_UPLOAD else (), size),
+        sealed=set_of((), size),
         is_row=is_row,
         is_state=lead.is_state,
         # The memory has room for one.
@@ -552,7 +558,10 @@ def _saved_part(state: RunState, event: SavedPart) -> tuple[RunState, list[Actio
         return state, []
     save = save._replace(
         parts_due=save.parts_due - {event.rank},
-        fingerprints=(*save.fingerprints, event.fingerprints),
+        # Only ranks that have a file of the same name send some.
+        fingerprints=(*save.fingerprints, event.fingerprints)
+        if event.fingerprints
+        else save.fingerprints,
     )
     state = _with_save(state, save)
     return _commit_next(state)
@@ -674,7 +683,7 @@ def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Act
     if save is not None and save.adopted:
         # The next attempt may have started from the copy in memory; it is tried again at the end.
         if event.torn:
-            save = save._replace(sealed=frozenset())
+            save = save._replace(sealed=set_of((), state.world_size))
         tried = len(state.gone) == state.world_size
         state = state._replace(
             saves=tuple(other for other in state.saves if other.name != save.name),
@@ -787,7 +796,7 @@ def _raised(state: RunState, event: Raised) -> tuple[RunState, list[Action]]:
             closing=state.closing - {event.rank}, trackers_open=state.trackers_open - {event.rank}
         )
     # ClosingTrackers brought this error already. Counting it twice would name the rank twice.
-    known = event.rank in {failure.rank for failure in state.failures}
+    known = event.rank in state.failed
     if known and was_closing:
         return _after_closing(state)
     return _fail(state, WorkerFailure(event.rank, event.error, before_start=event.before_start))
@@ -798,8 +807,7 @@ def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
         gone=state.gone | {event.rank},
         history=_note(state, f"rank {event.rank} gone ({event.exitcode})"),
     )
-    known = {failure.rank for failure in state.failures}
-    expected = event.rank in known or event.rank in state.returned
+    expected = event.rank in state.failed or event.rank in state.returned
     # An exit that the driver has caused is no failure of its own.
     stopped_by_us = state.killed or state.interrupted
     if expected or stopped_by_us:
@@ -810,7 +818,7 @@ def _gone(state: RunState, event: Gone) -> tuple[RunState, list[Action]]:
 def _closed(state: RunState, event: Closed) -> tuple[RunState, list[Action]]:
     """No retry: starting the workers again would fail again, at once."""
     failures = (WorkerFailure(0, event.error),)
-    everyone = frozenset(range(state.world_size))
+    everyone = set_of(range(state.world_size), state.world_size)
     # Nothing was started, so nobody has to exit before the run can end.
     state = state._replace(phase=Phase.FAILED, failures=failures, gone=everyone)
     return state, [RecordFailure(failures, False), End(Phase.FAILED, failures)]
@@ -819,10 +827,9 @@ def _closed(state: RunState, event: Closed) -> tuple[RunState, list[Action]]:
 def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Action]]:
     # Connections break because a rank fails. Until that rank's own error is here, the cause is
     # not known: wait for it a little longer than for the consequences.
-    cause_known = any(not lost_connection(known) for known in state.failures)
     consequence = lost_connection(failure)
     timer = None
-    if not cause_known and (not consequence or not state.failures):
+    if not state.cause_known and (not consequence or not state.failures):
         timer = SetTimer("cause" if consequence else "collect")
         if found_by_guard(failure):
             # What it means depends on which ranks have it: each comes to this report, or fails.
@@ -830,9 +837,13 @@ def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Actio
     state = state._replace(
         phase=Phase.STOPPING,
         failures=(*state.failures, failure),
+        failed=state.failed | {failure.rank},
+        cause_known=state.cause_known or not consequence,
         history=_note(state, f"rank {failure.rank} failed"),
     )
-    state, close_trackers = _close_trackers(state, _waiting(state))
+    close_trackers: list[Action] = []
+    if state.trackers_open:  # who waits is looked up for these only: every rank may fail at once
+        state, close_trackers = _close_trackers(state, _waiting(state))
     state, actions = _check_stopped(state)
     if timer and state.phase is Phase.STOPPING and not state.killed and not state.interrupted:
         return state, [*close_trackers, timer, *actions]
@@ -1016,16 +1027,15 @@ def _waiting(state: RunState) -> set[int]:
     return {rank for rank, report in enumerate(state.waiting) if report is not None} - busy | met
 
 
-def _busy_with(save: Save) -> frozenset[int]:
+def _busy_with(save: Save) -> AbstractSet[int]:
     """The ranks that write their parts of a checkpoint, and read no message until they have."""
     asynchronous = save.mode is CheckpointUploadMode.ASYNC
     return save.snapshots_due if asynchronous else save.parts_due
 
 
-def _silent(state: RunState) -> set[int]:
+def _silent(state: RunState) -> AbstractSet[int]:
     """The ranks that have neither returned, nor failed, nor exited."""
-    failed = {failure.rank for failure in state.failures}
-    return set(range(state.world_size)) - state.gone - state.returned - failed
+    return set(range(state.world_size)) - state.gone - state.returned - state.failed
 
 
 def _waits_for_findings(state: RunState) -> bool:
@@ -1033,7 +1043,17 @@ def _waits_for_findings(state: RunState) -> bool:
     return bool(state.failures) and all(map(found_by_guard, state.failures))
 
 
-def _still_closing(state: RunState) -> frozenset[int]:
+def _some_are_due(state: RunState) -> bool:
+    """Whether a rank may still say something that matters for the cause."""
+    if len(state.gone | state.returned | state.failed) >= state.world_size:
+        return False
+    if not _waits_for_findings(state):
+        return True
+    waiting = {rank for rank, report in enumerate(state.waiting) if report is not None}
+    return bool(_silent(state) - waiting)
+
+
+def _still_closing(state: RunState) -> AbstractSet[int]:
     """The ranks that are closing their trackers' runs."""
     return state.closing - state.gone - state.returned
 
@@ -1044,10 +1064,8 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
         return state, []
     if len(state.gone) < state.world_size:
         # Ranks that have failed may hang while they exit, in a collective's cleanup for example.
-        due = _silent(state)
-        if _waits_for_findings(state):
-            due -= {rank for rank, report in enumerate(state.waiting) if report is not None}
-        if state.failures and not state.killed and not (due or _still_closing(state)):
+        due = _some_are_due(state) or _still_closing(state)
+        if state.failures and not state.killed and not due:
             return state._replace(killed=True), [KillWorkers()]
         return state, []
     if any(save.committing and not save.adopted for save in state.saves):
