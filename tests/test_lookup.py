@@ -130,7 +130,7 @@ def test_a_piece_of_a_name_and_the_newest(
     for text, words in (
         ("digits", "'digits' is a piece of 2 names: digits-large, digits-small; give more"),
         ("DataParallelTr", "'DataParallelTr' is a piece of 2 names: digits-large/DataParallel"),
-        ("-3", "-3 names none: there are only 2 runs below "),
+        ("-3", "there is no run -3: there are only 2 runs below "),
         ("nothing", "is neither a directory nor a name"),
     ):
         with pytest.raises(FileNotFoundError, match=words):

@@ -71,7 +71,7 @@ def _on_cpu(pickler: Any, torch: Any) -> Any:
                 return value.module.__reduce_ex__(1)
             if _is_shard(value):
                 raise _OnlyAShard(
-                    "Checkpoint.from_dict: of a tensor in the dict this worker has only a shard; "
+                    "Checkpoint.from_dict: this worker has only a shard of a tensor in the dict; "
                     "save it with torch.distributed.checkpoint, or gather it first: "
                     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))."
                 )

@@ -108,7 +108,7 @@ def _by_age(root: Storage, number: int) -> Storage:
         count = (
             f"are only {len(runs)} runs" if runs[1:] else "is only one run" if runs else "is no run"
         )
-        raise FileNotFoundError(f"{number} names none: there {count} below {root.uri}.")
+        raise FileNotFoundError(f"there is no run {number}: there {count} below {root.uri}.")
     return sorted(runs, key=lambda run: run[:2])[number][2]
 
 

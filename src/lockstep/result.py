@@ -191,8 +191,8 @@ class Result:
             return None
         if not scored:
             raise RuntimeError(
-                f"get_best_checkpoint(metric={metric!r}): the report of no kept checkpoint has "
-                f"such a number; it has {_numbers(self._checkpoints[-1].metrics)}."
+                f"get_best_checkpoint(metric={metric!r}): no kept checkpoint was reported with "
+                f"such a number; the newest has {_numbers(self._checkpoints[-1].metrics)}."
             )
         pick = max if mode == "max" else min
         return self._open(pick(scored, key=lambda pair: pair[0])[1])

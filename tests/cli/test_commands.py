@@ -253,7 +253,7 @@ def test_workers_of_another_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"has workers on far.away, and this is {socket.gethostname()}; " in err
     assert "; run this command there." in err
     assert cli.main(["show", run]) == 0
-    assert "unfinished; whether it runs can be seen on far.away" in capsys.readouterr().out
+    assert "unfinished; look on far.away whether it still runs" in capsys.readouterr().out
 
 
 def test_workers_of_several_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -460,7 +460,7 @@ def test_show_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 state:       finished
 path:        {grid.experiment_path}
 trials:      3: 2 TERMINATED, 1 ERROR
-best:        trial {"_".join(best[1:3])}, by the min of loss
+best:        trial {"_".join(best[1:3])}, the lowest loss
 trial:       \w+_00000 TERMINATED 1 report loss=0.5 \(x=1\)
              \w+_00001 TERMINATED 1 report loss=1 \(x=2\)
              \w+_00002 ERROR 1 report loss=1.5 \(x=3\)

@@ -167,7 +167,7 @@ def _storage(where: str) -> str:
         place.write("file", b"new")
         place.put_bytes(f"{place.stage('published')}/part", b"x")
         if place.is_published("published"):
-            raise _Advice(f"{root.uri} shows what is not published yet; use another storage.")
+            raise _Advice(f"{root.uri} shows files before they are complete; use another storage.")
         place.publish("published", b"{}")
         if place.read("file") != b"new" or place.read("published/part") != b"x":
             raise _Advice(f"{root.uri} does not return what was written; use another storage.")

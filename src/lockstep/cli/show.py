@@ -173,7 +173,7 @@ def _experiment_facts(
     metric, mode = first_of(header.get("metric")), first_of(header.get("mode"))
     best = best_trial(records, runs)
     if best is not None:
-        yield "best", f"trial {best}, by the {mode} of {metric}"
+        yield "best", f"trial {best}, the {'lowest' if mode == 'min' else 'highest'} {metric}"
     for number, (trial_id, run) in enumerate(runs.items()):
         if number == _MAX_TRIALS:
             yield "", f"… and {len(runs) - _MAX_TRIALS} more"

@@ -125,12 +125,12 @@ class AggregateFnV2(AggregateFn):
     @abstractmethod
     def aggregate_block(self, block: Any) -> Any:
         """The value of an Arrow table."""
-        raise NotImplementedError(f"{type(self).__name__} has no aggregate_block().")
+        raise NotImplementedError(f"{type(self).__name__} has no aggregate_block(); define it.")
 
     @abstractmethod
     def combine(self, current_accumulator: Any, new: Any) -> Any:
         """Two values made one."""
-        raise NotImplementedError(f"{type(self).__name__} has no combine().")
+        raise NotImplementedError(f"{type(self).__name__} has no combine(); define it.")
 
     def finalize(self, accumulator: Any) -> Any:
         """The result for the last value."""

@@ -194,6 +194,6 @@ class _Lifeline:
 
 def _silent(node: Node) -> str:
     return (
-        f"node {node.address} has not answered for {FENCE_S:g} s, twice asked: it is frozen, "
-        "overloaded or cut off, and is not waited for any more"
+        f"node {node.address} has not answered for {FENCE_S:g} s, although it was asked twice: it "
+        "is frozen, overloaded or cut off. The run does not wait for it any more"
     )

@@ -191,8 +191,8 @@ def _save_interval(ledger: Ledger, failures: int) -> str:
     cost = 2 * saved_by_fewer_checkpoints(ledger) / count
     every = math.sqrt(2 * cost * ledger.wall_s / max(failures, 1))
     return (
-        f"At {duration(cost)} a checkpoint and as many failures, one every {duration(every)} costs "
-        "the least; and see why the attempts failed."
+        f"A checkpoint takes {duration(cost)}: with this many failures, one every "
+        f"{duration(every)} costs the least. And find out why the attempts failed."
     )
 
 

@@ -96,7 +96,7 @@ def run_state(storage: Storage, records: RunFacts) -> str:
     if locked:
         return "running" if attempt else "starting"
     if attempt is not None and is_elsewhere(attempt):
-        return f"unfinished; whether it runs can be seen on {hosts_of(records)}"
+        return f"unfinished; look on {hosts_of(records)} whether it still runs"
     workers = attempt["workers"] if attempt else []
     if locked is None and any(is_worker(int(w["pid"]), started_of(w)) for w in workers):
         return "running"
@@ -123,14 +123,14 @@ def experiment_state(records: ExperimentRecords) -> str:
     if storage.is_local and is_locked(journal):
         return "running"
     if not storage.is_local and records.state == "unfinished":
-        return "unfinished; whether it runs can be seen where it was started"
+        return "unfinished; look on the machine that started it whether it still runs"
     return records.state + _advice(storage, f"Tuner.restore({storage.uri!r}).fit()")
 
 
 def may_run(storage: Storage, records: RunFacts) -> bool:
     """Whether a run has a driver now, or may have one on another machine."""
     state, _, note = run_state(storage, records).partition("; ")
-    return state in ("running", "starting") or note.startswith("whether it runs")
+    return state in ("running", "starting") or note.endswith("whether it still runs")
 
 
 def is_running(summary: dict[str, Any]) -> bool:

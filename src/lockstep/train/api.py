@@ -144,10 +144,14 @@ def report(
                 "deleted; leave checkpoint_upload_fn and delete_local_checkpoint_after_upload out."
             )
         if mode is CheckpointUploadMode.NO_UPLOAD:
-            raise ValueError("report(checkpoint=state): with NO_UPLOAD nothing would be saved.")
+            raise ValueError(
+                "report(checkpoint=state): NO_UPLOAD would save nothing; use SYNC or ASYNC."
+            )
     elif checkpoint_upload_fn is not None and checkpoint is not None:
         if mode is CheckpointUploadMode.NO_UPLOAD:
-            raise ValueError("report(checkpoint_upload_fn=…): with NO_UPLOAD nothing is uploaded.")
+            raise ValueError(
+                "report(checkpoint_upload_fn=…): NO_UPLOAD uploads nothing; leave one out."
+            )
         local = checkpoint
         checkpoint = _upload(session, local, checkpoint_dir_name, checkpoint_upload_fn)
         mode = CheckpointUploadMode.NO_UPLOAD

@@ -296,8 +296,8 @@ def _plan(name: str, dataset: Dataset, sharing: Sharing, size: int) -> tuple[Sha
         raise ValueError(f"{title} is empty: {_described(dataset)} gives no rows to train on.")
     if config.equal and plan.rows < ranks:
         raise ValueError(
-            f"{title} has {plan.rows} rows for {ranks} workers, which cannot get equally many; "
-            "use fewer workers or DataConfig(equal=False)."
+            f"{title} has {plan.rows} rows for {ranks} workers, so they cannot all get the "
+            "same number; use fewer workers or DataConfig(equal=False)."
         )
     return plan, split
 

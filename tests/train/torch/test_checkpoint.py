@@ -108,7 +108,7 @@ def test_a_shard_is_not_taken_for_the_model(make: str, options: dict[str, Any]) 
 
     result = fit(function)
     if make == "from_model" or not options:
-        for part in (f"Checkpoint.{make}: of ", "only a shard", "full_state_dict=True"):
+        for part in (f"Checkpoint.{make}: this worker has only a shard", "full_state_dict=True"):
             assert part in result.metrics["refused"]
     assert result.checkpoint is not None
     TorchCheckpoint.from_checkpoint(result.checkpoint).get_model(nn.Linear(2, 2))

@@ -141,7 +141,7 @@ class Preprocessor:
 
     def _aggregates(self) -> list[AggregateFn]:
         """What to compute of the dataset."""
-        raise NotImplementedError(f"{type(self).__name__} has no _fit().")
+        raise NotImplementedError(f"{type(self).__name__} has no _fit(); define it.")
 
     def _learned(self, found: dict[str, Any]) -> dict[str, Any]:
         """``stats_``, from the aggregates."""
@@ -193,7 +193,10 @@ class Preprocessor:
             return made
         kind = Preprocessor._kinds.get(found.get("type", ""))
         if kind is None:
-            raise ValueError(f"There is no preprocessor of type {found.get('type')!r}.")
+            raise ValueError(
+                f"There is no preprocessor of type {found.get('type')!r}; give text that "
+                "serialize() returned, and import the class first if it is your own."
+            )
         made = kind._made(_decoded(found["arguments"]))
         if "stats" in found:
             made.stats_ = _decoded(found["stats"])

@@ -83,14 +83,14 @@ class Partitioning:
             found = {m[1]: None if m[2] == _NULL else unquote(m[2]) for m in matches}
             if self.field_names is not None and list(found) != list(self.field_names):
                 raise ValueError(
-                    f"{path!r} is in directories of {', '.join(found) or 'no column'}, and "
-                    f"Partitioning(field_names={list(self.field_names)!r}) was given."
+                    f"{path!r} is in directories of {', '.join(found) or 'no column'}, not of "
+                    f"Partitioning(field_names={list(self.field_names)!r}); name its directories."
                 )
             return found
         names = list(self.field_names or ())
         if len(parts) != len(names):
             raise ValueError(
-                f"{path!r} has {len(parts)} director(ies) below {base!r}, and "
+                f"{path!r} has {len(parts)} directories below {base!r}, and "
                 f"Partitioning(field_names={names!r}) names {len(names)}; give a base_dir, or a "
                 "name for each."
             )

@@ -130,7 +130,7 @@ def _refuse_shards(maker: str, state_dict: Mapping[str, Any]) -> None:
 
 def _shard_error(maker: str, name: str) -> ValueError:
     return ValueError(
-        f"TorchCheckpoint.{maker}: of {name!r} this worker has only a shard; save it with "
+        f"TorchCheckpoint.{maker}: this worker has only a shard of {name!r}; save it with "
         "torch.distributed.checkpoint, or gather it first: get_model_state_dict(model, "
         "options=StateDictOptions(full_state_dict=True))."
     )

@@ -81,11 +81,17 @@ class PopulationBasedTraining(TrialScheduler):
             if not is_number(value) or not 0 <= value <= most:
                 raise ValueError(f"{owner}({name}={value!r}): expected a number from 0 to {most}.")
         if not perturbation_factors:
-            raise ValueError(f"{owner}(perturbation_factors={perturbation_factors!r}): give one.")
+            raise ValueError(
+                f"{owner}(perturbation_factors={perturbation_factors!r}): give at least one "
+                "factor, such as (1.2, 0.8)."
+            )
         for factor in perturbation_factors:
             check_positive(owner, "perturbation_factors", factor)
         if custom_explore_fn is not None and not callable(custom_explore_fn):
-            raise TypeError(f"{owner}(custom_explore_fn={custom_explore_fn!r}): not a function.")
+            raise TypeError(
+                f"{owner}(custom_explore_fn={custom_explore_fn!r}): expected a function of "
+                "the config."
+            )
         self._mutations = check_mutations(owner, hyperparam_mutations)
         if not self._mutations and custom_explore_fn is None:
             raise ValueError(

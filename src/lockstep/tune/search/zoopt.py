@@ -52,7 +52,7 @@ class ZOOptSearch(LibrarySearcher):
         if algo.lower() not in ("asracos", "sracos"):
             raise ValueError(f"ZOOptSearch(algo={algo!r}): expected 'asracos'.")
         if dim_dict is not None and space is not None:
-            raise ValueError("ZOOptSearch(dim_dict=…, space=…): two names of one argument.")
+            raise ValueError("ZOOptSearch(dim_dict=…, space=…) are one argument; give one of them.")
         own = dim_dict if space is None else space
         super().__init__(own, metric, mode, points_to_evaluate, seed=seed)
         self._budget = budget
