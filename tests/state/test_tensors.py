@@ -24,7 +24,7 @@ def test_a_file_is_read_by_the_safetensors_package(tmp_path: Path) -> None:
         (Slot(n, names[str(a.dtype)], a.shape, a.nbytes) for n, a in arrays.items()), {"a": "b"}
     )
     content = bytearray(layout.size)
-    content[: len(layout.header)] = layout.header
+    content[: len(layout.pieces[0][1])] = layout.pieces[0][1]
     for name, place in layout.places.items():
         assert place.start % arrays[name].itemsize == 0
         content[place.start : place.start + place.nbytes] = arrays[name].tobytes()
@@ -34,7 +34,7 @@ def test_a_file_is_read_by_the_safetensors_package(tmp_path: Path) -> None:
     for name, array in arrays.items():
         np.testing.assert_array_equal(read[name], array)
     assert data_start(bytes(content[:8])) % PAGE == 0
-    assert parse_header(layout.header, layout.size) == layout.places
+    assert parse_header(layout.pieces[0][1], layout.size) == layout.places
 
 
 def test_a_file_of_the_package_is_read(tmp_path: Path) -> None:
@@ -53,4 +53,4 @@ def test_another_file_is_refused(content: bytes) -> None:
 def test_a_file_that_is_cut_off_is_refused() -> None:
     layout = lay_out([Slot("x", "F32", (4,), 16)], {})
     with pytest.raises(ValueError, match="cut off"):
-        parse_header(layout.header, layout.size - 1)
+        parse_header(layout.pieces[0][1], layout.size - 1)

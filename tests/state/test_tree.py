@@ -82,6 +82,15 @@ def test_arrays(array: Any) -> None:
     assert got.shape == array.shape
 
 
+def test_bytes_of_a_type_that_the_format_lacks_may_begin_anywhere() -> None:
+    content = torch.arange(4, dtype=torch.float32).view(torch.complex64)
+    odd = torch.empty(content.nbytes + 3, dtype=torch.uint8)
+    odd[3:] = content.view(torch.uint8)
+    decoder = TreeDecoder(lambda name: odd[3:], lambda name: None, lambda *shard: None)
+    found = decoder.decode({"tensor": ["x", "complex64", [2]]})
+    assert torch.equal(found, content)
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.complex128, torch.bool, torch.bfloat16])
 def test_tensors(dtype: torch.dtype) -> None:
     tensor = torch.tensor([[0.0, 1.0]]).to(dtype)

@@ -17,7 +17,7 @@ from lockstep.errors import CheckpointError
 from lockstep.run_layout import state_data, state_index
 from lockstep.train import State
 from lockstep.train.torch import TorchCheckpoint
-from lockstep.train.worker.snapshot import SnapshotMemory
+from lockstep.train.worker.snapshot import SnapshotMemory, digests
 
 
 @pytest.fixture
@@ -216,3 +216,20 @@ def test_restore_needs_a_checkpoint_outside_a_run() -> None:
         state.restore("path")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="only in memory"):
         state.restore(Checkpoint.from_dict({"epoch": 1}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
+def test_ranks_compare_every_element(dtype: Any) -> None:
+    def word(tensor: Any) -> str:
+        # As the shared tensors of a model.
+        captured = State(values=tensor).capture()
+        shared = {"values": frozenset(captured.leaves) - {"rng.torch"}}
+        return digests(captured._replace(shared=shared))["values"]
+
+    one = torch.zeros(1001, 3, dtype=dtype)
+    other = one.clone()
+    other[700, 1] = 1
+    assert word(one) == word(one.clone())
+    assert word(one) != word(other)
+    assert word(other.t()) == word(other.t().contiguous())
+    assert word(torch.zeros((), dtype=dtype)) != word(torch.ones((), dtype=dtype))

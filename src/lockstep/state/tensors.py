@@ -63,9 +63,10 @@ class Place(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A file before it is written: everything before the data, and where each tensor goes."""
+    """A file before it is written: everything that is no data, and where each tensor goes."""
 
-    header: bytes
+    pieces: tuple[tuple[int, bytes], ...]
+    """What is around the data, and where."""
     places: dict[str, Place]
     size: int
 
@@ -87,7 +88,7 @@ def lay_out(slots: Iterable[Slot], metadata: Mapping[str, str]) -> Layout:
     for name, dtype, shape, nbytes in ordered:
         places[name] = Place(dtype, shape, at, nbytes)
         at += nbytes
-    return Layout(len(text).to_bytes(_LENGTH, "little") + text, places, at)
+    return Layout(((0, len(text).to_bytes(_LENGTH, "little") + text),), places, at)
 
 
 def data_start(head: bytes) -> int:

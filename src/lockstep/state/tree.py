@@ -184,7 +184,9 @@ class TreeEncoder:
             return self._shard(value)
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             kind = "meta" if value.is_meta else "quantized" if value.is_quantized else value.layout
-            raise self._refused(value, f"a tensor of this kind ({kind}) has no plain bytes")
+            raise self._refused(
+                value, f"a tensor of this kind ({kind}) has no plain bytes, make it dense"
+            )
         same = None
         if value.numel():
             # Tied weights are written once.
@@ -296,7 +298,10 @@ class TreeDecoder:
         found = self._get_tensor(parts[0])
         if len(parts) == 1:
             return found
-        return found.view(torch_dtype(parts[1])).reshape(parts[2])
+        dtype = torch_dtype(parts[1])
+        if found.data_ptr() % dtype.itemsize or found.storage_offset() % dtype.itemsize:
+            found = found.clone()  # bytes may begin anywhere in a file
+        return found.view(dtype).reshape(parts[2])
 
     def _array(self, parts: list[Any]) -> Any:
         found = self._get_array(parts[0])
@@ -369,5 +374,5 @@ def _plain_dtype(np: Any, name: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -218,6 +218,8 @@ class MemoryPart(NamedTuple):
     """What the system calls the memory; no other memory is called so."""
     size: int
     checksum: tuple[int, ...]
+    file: str | None = None
+    """The one file that it is the content of; None: it is a part of a ``train.State``."""
 
 
 class CheckpointReport(NamedTuple):

@@ -171,6 +171,44 @@ def test_ranks_that_cannot_open_the_memory_wait_for_storage(
     assert list(frame["step"]) == [0, 1, 2]
 
 
+def file_killed_while_writing(config: Mapping[str, Any]) -> None:
+    """Rank 0 has the file of torch.save, and dies when its copy is sealed, and not written."""
+    import torch
+
+    from lockstep.train.torch.save_file import TorchFile
+
+    checkpoint = train.get_checkpoint()
+    if checkpoint is not None:
+        assert checkpoint.path is not None
+        found = torch.load(Path(checkpoint.path, "model.ckpt"))
+        train.report({"sum": found["weight"].sum().item(), "step": found["step"]})
+        return
+    sealed = threading.Event()
+
+    def held(path: str) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "lockstep-seal":
+                thread.join()
+        sealed.set()
+        threading.Event().wait()
+
+    local._fsync = held
+    lead = train.get_context().get_world_rank() == 0
+    file = TorchFile("model.ckpt", {"weight": torch.ones(100), "step": 7})
+    train.report({}, checkpoint=file if lead else None)
+    if lead:
+        sealed.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_file_of_torch_save_outlives_its_rank(tmp_path: Path) -> None:
+    result = fit(file_killed_while_writing, max_failures=1, workers=2)
+    assert result.reported_metrics is not None
+    assert (result.reported_metrics["sum"], result.reported_metrics["step"]) == (100.0, 7)
+    assert result.checkpoint is not None
+    assert list(result.checkpoint.files()) == ["model.ckpt"]
+
+
 def test_every_nth_report_and_the_last_state() -> None:
     result = fit(walk, workers=2, config={"steps": 8}, checkpoint_config=CheckpointConfig(every=3))
     steps = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]

@@ -294,7 +294,11 @@ def test_the_other_package_the_old_names_and_an_early_stop(tmp_path: Path) -> No
     assert result.metrics is not None
     assert result.metrics["epoch"] == 1
     assert result.checkpoint is not None
-    assert _lightning_state(result.checkpoint)["epoch"] == 1
+    assert list(result.checkpoint.files()) == ["checkpoint.ckpt"]
+    state = _lightning_state(result.checkpoint)
+    assert state["epoch"] == 1
+    assert state["optimizer_states"][0]["state"]
+    assert list(Path(result.path).glob(".snapshot-*")) == []
 
 
 def test_a_plain_trainer_can_report_too(tmp_path: Path) -> None:

@@ -60,9 +60,10 @@ class StateMemory:
         return True
 
     def parts(self, name: str) -> tuple[MemoryPart, ...]:
-        """What the workers of the next attempt open; empty if there is no such snapshot."""
+        """What ``state.restore()`` of the next attempt opens; empty if there is nothing for it."""
         snapshot = self._snapshots.get(name)
-        return tuple(snapshot.parts.values()) if snapshot else ()
+        parts = tuple(snapshot.parts.values()) if snapshot else ()
+        return parts if all(part.file is None for part in parts) else ()
 
     def write(self, name: str, storage: Storage, directory: str) -> None:
         """Write a snapshot's files to ``directory``, from where they are published.
@@ -85,8 +86,10 @@ class StateMemory:
                     )
                 with memoryview(memory) as view:
                     chunks = _chunks(view, part.size)
-                    storage.put_stream(f"{directory}/{state_data(part.rank)}", chunks)
-                storage.put_bytes(f"{directory}/{state_index(part.rank)}", part.structure)
+                    data = part.file or state_data(part.rank)
+                    storage.put_stream(f"{directory}/{data}", chunks)
+                if part.file is None:
+                    storage.put_bytes(f"{directory}/{state_index(part.rank)}", part.structure)
 
     def drop_until(self, number: int) -> None:
         """A checkpoint is on storage: it, and what is older, is not needed in memory."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode
 from lockstep.run_layout import SNAPSHOT_PREFIX
 from lockstep.train import api
+from lockstep.train.torch.save_file import TorchFile
 from lockstep.train.worker.session import current
 
 __all__ = ["WorkerEnvironment", "WorkerStrategy", "make_classes"]
@@ -144,24 +147,55 @@ class _Reporter:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         metrics["epoch"] = trainer.current_epoch
         metrics["step"] = trainer.global_step
+        saved = self._save(trainer)
+        if isinstance(saved, TorchFile):
+            api.report(metrics, checkpoint=saved)
+            return
         api.report(
             metrics,
-            checkpoint=self._save(trainer),
+            checkpoint=saved,
             checkpoint_upload_mode=self._mode,
             delete_local_checkpoint_after_upload=True,
         )
 
-    def _save(self, trainer: Any) -> Checkpoint | None:
+    def _save(self, trainer: Any) -> Checkpoint | TorchFile | None:
         rank = api.world_rank()
         if trainer.world_size == 1 and rank != 0:
             return None  # each rank trains alone: the run keeps rank 0's checkpoint
         # All ranks save to the same path: each writes its part of a sharded checkpoint.
         directory = trainer.strategy.broadcast(_new_directory() if rank == 0 else None)
         os.makedirs(directory, exist_ok=True)
-        trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
+        path = os.path.join(directory, self.CHECKPOINT_NAME)
+        with _kept_content(trainer, self._mode is CheckpointUploadMode.ASYNC) as content:
+            trainer.save_checkpoint(path, weights_only=False)
+        if content:
+            os.rmdir(directory)
+            return TorchFile(self.CHECKPOINT_NAME, content[0])
         if api.local_rank() == 0 and (rank == 0 or os.listdir(directory)):
             return Checkpoint.from_directory(directory)
         return None
+
+
+@contextlib.contextmanager
+def _kept_content(trainer: Any, wanted: bool) -> Iterator[list[Any]]:
+    """Meanwhile keep what Lightning would write with ``torch.save``, instead of writing it.
+
+    A strategy that writes in another way, in parts, and a user's own plugin do that all the same.
+    """
+    content: list[Any] = []
+    plugin = trainer.strategy.checkpoint_io
+    if not wanted or type(plugin).__name__ != "TorchCheckpointIO":
+        yield content
+        return
+
+    def keep(checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        content.append(checkpoint)
+
+    plugin.save_checkpoint = keep
+    try:
+        yield content
+    finally:
+        del plugin.save_checkpoint
 
 
 def _new_directory() -> str:
@@ -225,8 +259,8 @@ def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
         checkpoint is a directory with Lightning's own file, ``checkpoint.ckpt``.
 
         Args:
-            checkpoint_upload_mode: when training continues, see ``report``; by default after the
-                upload.
+            checkpoint_upload_mode: when training continues: by default after the upload, with
+                ``ASYNC`` when the content of the file is copied in memory, as a ``train.State``.
         """
 
     made: dict[str, type] = {}

@@ -511,7 +511,9 @@ class Session:
             return None
         if isinstance(checkpoint, StateBase):
             rank = self.context.world_rank
-            files = {state_index(rank): 0, state_data(rank): 0}
+            one = checkpoint.file
+            names = (state_index(rank), state_data(rank)) if one is None else (one,)
+            files = dict.fromkeys(names, 0)
             mode = CheckpointUploadMode.ASYNC
             return CheckpointReport(files, mode, dir_name, None, None, is_state=True)
         if not isinstance(checkpoint, Checkpoint):
@@ -632,22 +634,23 @@ class Session:
         part = None
         if taken.place is not None:
             part = MemoryPart(
-                rank, taken.structure, os.getpid(), *taken.place, taken.layout.size, ()
+                rank, taken.structure, os.getpid(), *taken.place, taken.layout.size, (), state.file
             )
         self._channel.send(Snapshotted(order.name, taken.seconds, part))
         self._uploading = True
-        self._uploads.submit(self._write_state, order, taken)
+        self._uploads.submit(self._write_state, order, taken, state.file)
 
-    def _write_state(self, order: SaveOrder, taken: Snapshot) -> None:
+    def _write_state(self, order: SaveOrder, taken: Snapshot, file: str | None) -> None:
         rank = self.context.world_rank
         taken.wait()
         # Summing and writing both only read, and neither holds the interpreter's lock.
         seal = threading.Thread(target=self._seal, args=(order.name, taken), name="lockstep-seal")
         seal.start()
         try:
-            data = f"{order.directory}/{state_data(rank)}"
+            data = f"{order.directory}/{file or state_data(rank)}"
             self._storage.put_stream(data, taken.chunks())
-            self._storage.put_bytes(f"{order.directory}/{state_index(rank)}", taken.structure)
+            if file is None:
+                self._storage.put_bytes(f"{order.directory}/{state_index(rank)}", taken.structure)
         except StorageError as error:
             seal.join()
             self._channel.send(NotSaved(order.name, pack_error(error)))
