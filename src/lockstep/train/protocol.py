@@ -241,6 +241,8 @@ class CheckpointReport(NamedTuple):
     """A ``train.State``: the driver decides whether it is saved."""
     validation: dict[str, Any] | None = None
     """The ``fn_kwargs`` and ``timeout_s`` of its validation; empty: the trainer's; None: none."""
+    is_due: bool = False
+    """Of a state: it is saved, whatever ``CheckpointConfig(every=…)`` says."""
 
 
 class DataReport(NamedTuple):

@@ -1238,6 +1238,13 @@ class TestTrainingStates:
         assert machine.feed(e.Recorded(False)) == [e.Answer((0, 1), False)]
         assert name_of(machine.feed(state_report(0, 2), state_report(1, 2)))
 
+    def test_one_that_must_not_wait_is_always_saved(self) -> None:
+        machine = self.machine(every=9)
+        rank, report = state_report(0)
+        assert report.checkpoint is not None
+        due = report._replace(checkpoint=report.checkpoint._replace(is_due=True))
+        assert name_of(machine.feed(e.Reported(rank, due), state_report(1)))
+
     def test_a_stop_saves_first(self) -> None:
         machine = self.machine(every=9)
         machine.feed(state_report(0), state_report(1))

@@ -357,7 +357,7 @@ def _reported_checkpoint(state: RunState) -> tuple[RunState, list[Action]]:
     if not all(part.is_state for part in parts):
         return _start_save(state, tuple(state.waiting), is_row=True)
     state = state._replace(offers=state.offers + 1)
-    due = state.save_due or state.notice is not None
+    due = state.save_due or state.notice is not None or any(part.is_due for part in parts)
     if due or (state.every and state.offers % state.every == 0):
         return _start_save(state._replace(save_due=False), tuple(state.waiting), is_row=True)
     return _record(state, None, unsaved=True)

@@ -515,7 +515,8 @@ class Session:
             names = (state_index(rank), state_data(rank)) if one is None else (one,)
             files = dict.fromkeys(names, 0)
             mode = CheckpointUploadMode.ASYNC
-            return CheckpointReport(files, mode, dir_name, None, None, is_state=True)
+            due = one is not None  # later its parts would not be of the same step
+            return CheckpointReport(files, mode, dir_name, None, None, is_state=True, is_due=due)
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(
                 f"report(checkpoint={checkpoint!r}): expected a lockstep Checkpoint or a State."
