@@ -48,7 +48,7 @@ LAZY_FILES = {
 }
 # The devices of NVIDIA's driver, which CUDA opens on first use and keeps until the process ends.
 CUDA_FILES = "/dev/nvidia"
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 120.0
 LOAD_OF_THE_SUITE = 1.5
 """The load per processor that the suite itself makes, about."""
 

@@ -99,7 +99,7 @@ def _start_server(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
     server.terminate()
-    server.wait(20)
+    server.wait(120)
 
 
 def _is_healthy(server: subprocess.Popen[bytes], uri: str) -> bool:

@@ -474,7 +474,7 @@ def test_async_in_process_is_committed_while_the_function_runs() -> None:
         for n in range(4):
             checkpoint = directory(str(n))
             train.report({"n": n}, checkpoint=checkpoint, checkpoint_upload_mode=ASYNC)
-        patience = time.monotonic() + 10
+        patience = time.monotonic() + 120
         while not here("checkpoint_000003").exists() and time.monotonic() < patience:
             time.sleep(0.01)
             train.report({"n": 4})
@@ -495,7 +495,7 @@ def test_no_report_waits_until_old_checkpoints_are_deleted(
         returned.touch()
 
     def delete(run: Run, record: CheckpointRecord) -> None:
-        patience = time.monotonic() + 10
+        patience = time.monotonic() + 120
         while not returned.exists() and time.monotonic() < patience:
             time.sleep(0.01)
         waited.append(not returned.exists())

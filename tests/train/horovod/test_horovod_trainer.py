@@ -92,7 +92,7 @@ def test_the_rendezvous_forgets_a_group_whose_ranks_are_not_equally_fast(
     backend.setup(Wiring(context, (first, Place("127.0.0.1", None)), "127.0.0.1", use_gpu=False))
 
     def ask(method: str, scope: str, rank: int) -> int:
-        connection = HTTPConnection("127.0.0.1", first.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", first.port, timeout=120)
         connection.request(method, f"/{scope}/{rank}", body="address")
         status = connection.getresponse().status
         connection.close()
