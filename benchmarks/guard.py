@@ -74,8 +74,8 @@ def measure(bench: Bench) -> list[Measurement]:
     """Pairs of epochs in a few processes."""
     bench.say("DDP with ledger and guard, in turn with a model that lockstep does not know")
     on, off = [], []
-    for _ in range(bench.times(5, 1)):
-        (record,) = bench.run(FILE, "lockstep", pairs=bench.times(8, 3))[2]
+    for _ in range(bench.times(10, 1)):
+        (record,) = bench.run(FILE, "lockstep", pairs=3)[2]
         on += record["on"]
         off += record["off"]
     return [
