@@ -180,3 +180,60 @@ def test_elements_of_lists_structs_maps_and_arrays() -> None:
         col("m").map["a"]
     with pytest.raises(TypeError, match="computed in Python"):
         col("m").map.keys().to_pyarrow()
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["1.0 2.0 3.0 nan None", None, "", "4.0 5.0"]),
+        ({"order": "descending"}, ["3.0 2.0 1.0 nan None", None, "", "5.0 4.0"]),
+        ({"null_placement": "at_start"}, ["None nan 1.0 2.0 3.0", None, "", "4.0 5.0"]),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float32())], ids=repr)
+def test_lists_are_sorted(
+    options: dict[str, str], expected: list[str | None], kind: pa.DataType
+) -> None:
+    rows = [[0.0], [3.0, NAN, None, 1.0, 2.0], None, [], [5.0, 4.0]]
+    whole = pa.array(rows, kind)
+    lists = pa.chunked_array([whole[1:3], whole[3:3], whole[3:]])  # sliced, and one chunk empty
+    made = col("l").list.sort(**options).evaluate(pa.table({"l": lists}))
+    assert made.type == kind
+    text = [None if row is None else " ".join(map(str, row)) for row in made.to_pylist()]
+    assert text == expected
+
+
+def test_lists_of_other_types_are_sorted() -> None:
+    fixed = pa.list_(pa.int64(), 2)
+    table = pa.table(
+        {
+            "fixed": pa.array([[2, 1], None, [None, 3]], fixed),
+            "text": [["b", "a"], ["c"], None],
+            "flags": [[True, False, True], [], None],
+        }
+    )
+    made = col("fixed").list.sort().evaluate(table)
+    assert (made.type, made.to_pylist()) == (fixed, [[1, 2], None, [3, None]])
+    assert col("text").list.sort().evaluate(table).to_pylist() == [["a", "b"], ["c"], None]
+    flags = col("flags").list.sort().evaluate(table).to_pylist()
+    assert flags == [[False, True, True], [], None]
+    none = col("text").list.sort().evaluate(table.slice(0, 0))
+    assert none.to_pylist() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": "desc"}, r"col\('l'\).* order='desc': give 'ascending' or 'descending'"),
+        ({"null_placement": "first"}, "null_placement='first': give 'at_end' or 'at_start'"),
+    ],
+    ids=repr,
+)
+def test_an_unknown_way_to_sort_lists_is_refused(options: dict[str, str], message: str) -> None:
+    expression = col("l").list.sort(**options)
+    with pytest.raises(ValueError, match=message):
+        expression.evaluate(pa.table({"l": [[1]]}))

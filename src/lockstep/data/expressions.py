@@ -280,18 +280,45 @@ def _to_list(column: Any) -> Any:
     return column.cast(storage).cast(pa.list_(storage.value_type))
 
 
+_ORDERS, _PLACEMENTS = ("ascending", "descending"), ("at_end", "at_start")
+
+
 def _list_sort(column: Any, order: str = "ascending", null_placement: str = "at_end") -> Any:
-    """Each list sorted."""
+    """Each list sorted; NaN is between the other values and the nulls, as in Arrow."""
     import pyarrow as pa
 
-    def ordered(values: list[Any] | None) -> list[Any] | None:
-        if values is None:
-            return None
-        known = sorted((v for v in values if v is not None), reverse=order == "descending")
-        nulls = [None] * (len(values) - len(known))
-        return known + nulls if null_placement == "at_end" else nulls + known
+    for name, given, known in (
+        ("order", order, _ORDERS),
+        ("null_placement", null_placement, _PLACEMENTS),
+    ):
+        if given not in known:
+            raise ValueError(f"{name}={given!r}: give {known[0]!r} or {known[1]!r}")
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    made = [_sorted_lists(lists, order, null_placement) for lists in chunks]
+    return pa.chunked_array(made, column.type)
 
-    return pa.array([ordered(values) for values in column.to_pylist()], column.type)
+
+def _sorted_lists(lists: Any, order: str, null_placement: str) -> Any:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = pc.list_flatten(lists)  # of null lists, nothing
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    # A key of its own for null and NaN, since Arrow's option for them is not the same in all
+    # versions: 0 is a value, 1 is NaN, 2 is null.
+    missing = values.is_null(nan_is_null=True).cast(pa.int8())
+    if values.null_count:
+        missing = pc.add(missing, values.is_null().cast(pa.int8()))
+    keys = {"row": np.repeat(np.arange(len(lists)), lengths), "missing": missing, "value": values}
+    last = "ascending" if null_placement == "at_end" else "descending"
+    places = pc.sort_indices(
+        pa.table(keys), sort_keys=[("row", "ascending"), ("missing", last), ("value", order)]
+    )
+    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    mask = lists.is_null() if lists.null_count else None
+    made = pa.LargeListArray.from_arrays(offsets, values.take(places), mask=mask)
+    return made.cast(lists.type)
 
 
 _OWN: dict[str, Callable[..., Any]] = {
@@ -376,7 +403,7 @@ class _Function(Expr):
         try:
             function = _OWN.get(self.function) or getattr(pc, self.function)
             return function(*values, **self.options)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
+        except (pa.ArrowNotImplementedError, TypeError, ValueError) as error:
             cause = str(error).partition("\n")[0]
             raise ValueError(f"{self!r} cannot be computed: {cause}") from error
 
