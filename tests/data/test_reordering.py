@@ -264,6 +264,91 @@ def test_joins() -> None:
         left.join(right, "inner", on="id").take_all()
 
 
+def test_a_join_gives_no_two_columns_one_name() -> None:
+    left = lockstep.data.from_items([{"id": 1, "a": "left"}])
+    right = lockstep.data.from_items([{"rid": 1, "id": 99}])
+    with pytest.raises(ValueError, match=r"would be named 'id'.*left_suffix or right_suffix"):
+        left.join(right, "inner", on="id", right_on="rid").take_all()
+    named = left.join(right, "inner", on="id", right_on="rid", right_suffix="_r")
+    assert named.take_all() == [{"id": 1, "a": "left", "id_r": 99}]
+    # The key of the left is not in the result of a right join, and a left column may be named so.
+    other = lockstep.data.from_items([{"id": 1, "rid": 5}])
+    with pytest.raises(ValueError, match="would be named 'rid'"):
+        other.join(right, "right_outer", on="id", right_on="rid").take_all()
+    named = other.join(right, "right_outer", on="id", right_on="rid", left_suffix="_l")
+    assert named.take_all() == [{"rid_l": 5, "rid": 1, "id": 99}]
+    with pytest.raises(ValueError, match="would be named 'a_x'"):
+        left.join(left, "inner", left_suffix="_x", right_suffix="_x").take_all()
+    taken = lockstep.data.from_items([{"id": 1, "a": 1, "a_r": 2}])
+    with pytest.raises(ValueError, match="would be named 'a_r'"):
+        taken.join(left, "inner", right_suffix="_r").take_all()
+
+
+@pytest.mark.parametrize(
+    ("join_type", "expected"),
+    [
+        ("inner", [(2, [2], "x")]),
+        ("left_outer", [(1, [1], None), (2, [2], "x"), (3, None, None)]),
+        ("right_outer", [(2, [2], "x"), (4, None, "z")]),
+        ("full_outer", [(1, [1], None), (2, [2], "x"), (3, None, None), (4, None, "z")]),
+        ("left_semi", [(2, [2])]),
+        ("right_semi", [(2, "x")]),
+        ("left_anti", [(1, [1]), (3, None)]),
+        ("right_anti", [(4, "z")]),
+    ],
+)
+def test_a_join_of_lists_by_keys_of_two_types(join_type: str, expected: list[Any]) -> None:
+    left = lockstep.data.from_arrow(pa.table({"id": [1, 2, 3], "a": [[1], [2], None]}))
+    right = lockstep.data.from_arrow(
+        pa.table({"key": pa.array([2, 4], pa.int32()), "b": ["x", "z"]})
+    )
+    table = left.join(right, join_type, on="id", right_on="key").to_arrow()
+    key = "key" if join_type.startswith("right") else "id"
+    table = table.select([key, *(name for name in ("a", "b") if name in table.column_names)])
+    rows = [tuple(row.values()) for row in table.to_pylist()]
+    assert sorted(rows, key=lambda row: row[0]) == expected
+
+
+def test_a_join_keeps_tensors_structs_and_nulls() -> None:
+    left = lockstep.data.from_items(
+        [{"id": i, "t": np.full((2, 2), i), "s": {"n": i}, "none": None} for i in range(3)]
+    )
+    right = lockstep.data.from_items([{"id": 1, "r": np.arange(2)}, {"id": 2, "r": np.arange(3)}])
+    rows = sorted(left.join(right, "left_outer").take_all(), key=lambda row: row["id"])
+    assert [row["t"].tolist() for row in rows] == [[[i, i], [i, i]] for i in range(3)]
+    assert [(row["s"], row["none"]) for row in rows] == [({"n": i}, None) for i in range(3)]
+    assert rows[0]["r"] is None
+    assert [list(row["r"]) for row in rows[1:]] == [[0, 1], [0, 1, 2]]
+    text = pa.table({"id": pa.array(["a", "b"], pa.large_string()), "x": [1, 2]})
+    words = pa.table({"id": pa.array(["b"]).dictionary_encode(), "y": [3]})
+    mixed = lockstep.data.from_arrow(text).join(lockstep.data.from_arrow(words), "inner")
+    assert mixed.take_all() == [{"id": "b", "x": 2, "y": 3}]
+    with pytest.raises(ValueError, match=r"'id' is int64 on the left, and 'id' is .*string on"):
+        left.join(lockstep.data.from_items([{"id": "1"}]), "inner").take_all()
+    lists = lockstep.data.from_items([{"id": [1]}])
+    with pytest.raises(ValueError, match=r"cannot compare the values of the key 'id' \(list"):
+        lists.join(lists, "inner").take_all()
+
+
+def test_the_arguments_of_a_join_are_checked() -> None:
+    data = lockstep.data.range(4)
+    assert data.join(data, "inner", 3).num_blocks() == 3
+    assert data.join(data, "inner", 9).count() == 4
+    for wrong in (0, -1, "id"):
+        with pytest.raises(ValueError, match=rf"num_partitions={wrong!r}\).*give 1 or more"):
+            data.join(data, "inner", wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"join\(3\): give datasets"):
+        data.join(3, "inner")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"join\(on=3\): give the name of a column"):
+        data.join(data, "inner", on=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"join\(right_on=\[3\]\): give the name of a column"):
+        data.join(data, "inner", right_on=[3])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"join\(right_suffix=3\): give a string"):
+        data.join(data, "inner", right_suffix=3)  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="the dataset has no columns"):
+        data.join(lockstep.data.from_items([]), "inner").take_all()
+
+
 def test_how_a_dataset_was_made_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     lockstep.data.range(3).limit(2).explain()
     assert capsys.readouterr().out == "+- limit(2)\n   +- range(3)\n"

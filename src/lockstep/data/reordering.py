@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import check_int, check_seed, is_number
+from lockstep.data.arrow.join import join_tables
 from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase, with_operation
 from lockstep.data.compat import check_hints
@@ -158,7 +159,9 @@ class Reordering(DatasetBase):
             hints: for Ray's scheduler; accepted and ignored.
 
         Raises:
-            ValueError: an argument is none of these, or both sides have a column besides the key.
+            TypeError: ``ds`` is no dataset, or a name or suffix no string.
+            ValueError: another argument is none of these, the keys' types do not fit, or two
+                columns of the result would have one name.
         """
         if join_type not in _JOINS:
             raise ValueError(f"join(join_type={join_type!r}): expected one of {', '.join(_JOINS)}.")
@@ -168,12 +171,15 @@ class Reordering(DatasetBase):
             "validate_schemas",
         }
         check_hints("join", {name: hints[name] for name in unknown})
-        keys = [on] if isinstance(on, str) else list(on)
-        others = (
-            keys
-            if right_on is None
-            else list([right_on] if isinstance(right_on, str) else right_on)
-        )
+        _check_datasets("join", (ds,))
+        for name, suffix in (("left_suffix", left_suffix), ("right_suffix", right_suffix)):
+            if suffix is not None and not isinstance(suffix, str):
+                raise TypeError(f"join({name}={suffix!r}): give a string, such as '_2'.")
+        blocks = None
+        if num_partitions is not None:
+            blocks = check_int(f"join(num_partitions={num_partitions!r})", num_partitions, 1)
+        keys = _names("join(on=", on)
+        others = keys if right_on is None else _names("join(right_on=", right_on)
         if not keys or len(keys) != len(others):
             raise ValueError(f"join(on={on!r}, right_on={right_on!r}): give as many columns.")
 
@@ -181,24 +187,12 @@ class Reordering(DatasetBase):
             left, right = to_one_table(self), to_one_table(ds)
             check_columns(keys, left.column_names, "join, on the left")
             check_columns(others, right.column_names, "join, on the right")
-            shared = {*left.column_names} & {*right.column_names} - {*keys, *others}
-            both = not join_type.endswith(("semi", "anti"))
-            if both and shared and not left_suffix and not right_suffix:
-                raise ValueError(
-                    f"join: both sides have a column {min(shared)!r}; give left_suffix or "
-                    "right_suffix."
-                )
-            joined = left.join(
-                right,
-                keys,
-                others,
-                join_type.replace("_", " "),
-                left_suffix or "",
-                right_suffix or "",
-            )
-            size = None if num_partitions is None else max(1, -(-joined.num_rows // num_partitions))
-            ends = None if size is None else [*range(size, joined.num_rows, size), joined.num_rows]
-            return table_groups(joined, ends if joined.num_rows else None)
+            suffixes = (left_suffix or "", right_suffix or "")
+            table = join_tables(left, right, (keys, others), join_type, suffixes)
+            if blocks is None or not table.num_rows:
+                return table_groups(table)
+            ends = {table.num_rows * part // blocks for part in range(1, blocks + 1)}
+            return table_groups(table, sorted(ends - {0}))
 
         return self._new(f"join({join_type!r}, on={keys!r})", (self, ds), make, lambda: False)
 
@@ -489,6 +483,14 @@ def _check_datasets(doing: str, given: Sequence[Any]) -> None:
     for value in given:
         if not isinstance(value, DatasetBase):
             raise TypeError(f"{doing}({value!r}): give datasets.")
+
+
+def _names(given: str, names: Any) -> list[str]:
+    """One or several names of columns as a list; ``given`` begins the message of the error."""
+    found = [names] if isinstance(names, str) else names
+    if not isinstance(found, Sequence) or not all(isinstance(name, str) for name in found):
+        raise TypeError(f"{given}{names!r}): give the name of a column, or a list of names.")
+    return list(found)
 
 
 def _seed(doing: str, seed: int | None) -> int:

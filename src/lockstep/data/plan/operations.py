@@ -655,7 +655,8 @@ def check_columns(names: Iterable[str], columns: Sequence[str], doing: str) -> l
     names = list(names)
     for name in names:
         if name not in columns:
-            raise KeyError(f"{doing}: there is no column {name!r}; there are {', '.join(columns)}.")
+            there = f"there are {', '.join(columns)}" if columns else "the dataset has no columns"
+            raise KeyError(f"{doing}: there is no column {name!r}; {there}.")
     return names
 
 
