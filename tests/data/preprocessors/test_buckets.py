@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import lockstep.data
@@ -91,3 +94,78 @@ def test_hints_for_the_transform_are_accepted() -> None:
     assert found.to_pandas()["a"].tolist() == [0, 0, 0, 1, 1, 0]
     with pytest.raises(TypeError, match="speed"):
         bins.fit_transform(dataset, transform_speed=1)
+
+
+@pytest.mark.parametrize("dtype", [None, np.int8, "Int16", "float32"])
+def test_numbers_of_bins_have_one_type_in_every_batch(dtype: Any) -> None:
+    parts = [[0.5, 1.5], [None, 1.5], [0.5, 99.0], [None, None]]
+    tables = [pa.table({"x": pa.array(part, pa.float64())}) for part in parts]
+    tables.append(pa.table({"x": pa.nulls(1)}))
+    bins = CustomKBinsDiscretizer(["x"], [0, 1, 2], dtypes=None if dtype is None else {"x": dtype})
+    made = [again(bins).transform_batch(table)["x"] for table in tables]
+    kind = pa.int64() if dtype is None else pa.array(pd.array([], dtype=dtype)).type
+    assert {column.type for column in made} == {kind}
+    assert [column.to_pylist() for column in made] == [
+        [0, 1], [None, 1], [0, None], [None, None], [None],
+    ]  # fmt: skip
+    found = bins.transform(lockstep.data.from_arrow(tables[:4]))
+    assert found.schema().types == [kind]
+    assert found.to_arrow()["x"].type == kind
+
+
+@pytest.mark.parametrize("values", [[5, 5], [0.0, 0.0], [-3.0, None, -3.0], [1e9, 1e9]], ids=repr)
+@pytest.mark.parametrize("bins", [1, 3, 4])
+def test_a_constant_column_has_the_bins_of_pandas(values: list[Any], bins: int) -> None:
+    frame = pd.DataFrame({"x": values})
+    made = UniformKBinsDiscretizer(["x"], bins).fit(lockstep.data.from_pandas(frame))
+    expected = pd.cut(frame["x"], bins, labels=False).astype("Int64")
+    assert made.transform_batch(frame)["x"].astype("Int64").equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        (pa.array([None, None], pa.float64()), "None to None"),
+        (pa.array([1.0, float("inf")]), "1.0 to inf"),
+        (pa.array(["1", "2"]), "'1' to '2'"),
+        (pa.array([-1e308, 1e308]), r"-1e\+308 to 1e\+308"),
+    ],
+    ids=["null", "infinite", "text", "too wide"],
+)
+def test_a_column_without_finite_ends_has_no_uniform_bins(values: pa.Array, ends: str) -> None:
+    dataset = lockstep.data.from_arrow(pa.table({"x": values}))
+    with pytest.raises(ValueError, match=f"column 'x' is from {ends}"):
+        UniformKBinsDiscretizer(["x"], 3).fit(dataset)
+
+
+@pytest.mark.parametrize(
+    ("bins", "error", "message"),
+    [
+        (3, TypeError, "of columns: 3: give the edges"),
+        ("abc", TypeError, "'abc': give the edges"),
+        ([1], ValueError, "at least two edges"),
+        ({"x": [2, 1]}, ValueError, r"of x: \[2, 1\]: .*ascending order"),
+    ],
+    ids=repr,
+)
+def test_edges_of_bins_are_checked_at_once(bins: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        CustomKBinsDiscretizer(["x"], bins)
+
+
+def test_bins_of_text_are_refused() -> None:
+    with pytest.raises(ValueError, match="column 'x' is of type string; give numbers"):
+        CustomKBinsDiscretizer(["x"], [0, 1]).transform_batch(pa.table({"x": ["a"]}))
+
+
+def test_bins_as_intervals_and_as_an_iterator() -> None:
+    table = pa.table({"x": [0.5, None, 1.0, 2.5, 9.0]})
+    intervals = pd.interval_range(0, 3)
+    made = again(CustomKBinsDiscretizer(["x"], intervals)).transform_batch(table)["x"]
+    assert (made.type, made.to_pylist()) == (pa.int64(), [0, None, 0, 2, None])
+    names = pd.CategoricalDtype(["low", "mid", "high"])
+    named = again(CustomKBinsDiscretizer(["x"], intervals, dtypes={"x": names}))
+    assert named.transform_batch(table)["x"].to_pylist() == ["low", None, "low", "high", None]
+    edges = CustomKBinsDiscretizer(["x"], iter([0, 1, 2, 3]))
+    for _ in range(2):
+        assert edges.transform_batch(table)["x"].to_pylist() == [0, None, 0, 2, None]

@@ -264,6 +264,8 @@ def _encoded(value: Any) -> Any:
         return {"pairs": [[_encoded(key), _encoded(item)] for key, item in value.items()]}
     if isinstance(value, type) and value.__module__ == "numpy":
         return value.__name__  # NumPy takes the name for the type
+    if hasattr(value, "closed"):  # pandas' intervals
+        return {"pickle": _pickled(value)}
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         return {"array": value.tolist(), "dtype": str(value.dtype)}
     if hasattr(value, "categories") and hasattr(value, "ordered"):  # pandas' categories

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import decimal
 import hashlib
+import itertools
+import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,25 +59,54 @@ class _KBins(OfColumns):
     def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
         import pandas as pd
         import pyarrow as pa
+        import pyarrow.types as types
 
-        cut: Any = pd.cut  # its overloads want each argument as a literal
+        if _is_text(column.type):
+            raise ValueError(
+                f"{type(self).__name__}: column {name!r} is of type {column.type}; give numbers."
+            )
+        if types.is_null(column.type):
+            column = column.cast(pa.float64())
         kind = (self.dtypes or {}).get(name)
-        labels = (
-            list(kind.categories) if kind is not None and hasattr(kind, "categories") else False
-        )
-        edges = self._edges(name)
-        found = cut(
-            column.to_pandas(),
-            edges if isinstance(edges, pd.IntervalIndex) else list(edges),
-            right=self.right,
-            include_lowest=self.include_lowest,
-            duplicates=self.duplicates,
-            labels=labels,
-            ordered=bool(getattr(kind, "ordered", True)) if labels else True,
-        )
-        if kind is not None and not labels:
-            found = found.astype(kind)
-        return pa.array(found, from_pandas=True)
+        labels = None if kind is None else getattr(kind, "categories", None)
+        edges, values = self._edges(name), column.to_pandas()
+        if isinstance(edges, pd.IntervalIndex):
+            places = edges.get_indexer(pd.Index(values))
+            found = pa.array(places, pa.int64(), mask=places < 0)
+        else:
+            cut: Any = pd.cut  # its overloads want each argument as a literal
+            found = cut(
+                values,
+                list(edges),
+                right=self.right,
+                include_lowest=self.include_lowest,
+                duplicates=self.duplicates,
+                labels=False if labels is None else list(labels),
+                ordered=labels is None or bool(kind.ordered),
+            )
+            if labels is not None:
+                return pa.array(found, from_pandas=True)
+            # The same type for every batch: pandas has floats only where a value has no bin.
+            found = pa.array(found, pa.int64(), from_pandas=True)
+        if labels is not None:
+            return pa.DictionaryArray.from_arrays(
+                found.cast(pa.int8()), pa.array(labels), ordered=bool(kind.ordered)
+            )
+        return found if kind is None else found.cast(pa.array(pd.array([], dtype=kind)).type)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow.types as types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )
 
 
 class CustomKBinsDiscretizer(_KBins):
@@ -111,6 +144,23 @@ class CustomKBinsDiscretizer(_KBins):
             dtypes=dtypes,
             output_columns=output_columns,
         )
+        if isinstance(bins, Mapping):
+            self.bins = {name: self._checked(name, given) for name, given in bins.items()}
+        else:
+            self.bins = self._checked("columns", bins)
+
+    def _checked(self, name: str, bins: Any) -> Any:
+        import pandas as pd
+
+        if isinstance(bins, pd.IntervalIndex):
+            return bins
+        text = f"CustomKBinsDiscretizer(bins=…) of {name}: {bins!r}"
+        if isinstance(bins, str | bytes) or not isinstance(bins, Iterable):
+            raise TypeError(f"{text}: give the edges of the bins, as in [0, 1, 10].")
+        edges = bins.tolist() if hasattr(bins, "tolist") else list(bins)
+        if len(edges) < 2 or any(low > high for low, high in itertools.pairwise(edges)):
+            raise ValueError(f"{text}: give at least two edges, in ascending order.")
+        return edges
 
 
 class UniformKBinsDiscretizer(_KBins):
@@ -155,13 +205,27 @@ class UniformKBinsDiscretizer(_KBins):
 
         learned = {}
         for name in self.columns:
-            low, high = float(found[f"min({name})"]), float(found[f"max({name})"])
-            edges = np.linspace(low, high, self._of(name) + 1)
-            # As pandas does: the value at the open end is in a bin, too.
-            margin = (high - low) * 0.001 or 0.001
-            edges[0 if self.right else -1] += -margin if self.right else margin
+            low, high = self._ends(name, found[f"min({name})"], found[f"max({name})"])
+            # Both as pandas does: a constant is inside its bins, and the value at the open end
+            # is in a bin, too.
+            if low == high:
+                margin = abs(low) * 0.001 or 0.001
+                edges = np.linspace(low - margin, high + margin, self._of(name) + 1)
+            else:
+                margin = (high - low) * 0.001
+                edges = np.linspace(low, high, self._of(name) + 1)
+                edges[0 if self.right else -1] += -margin if self.right else margin
             learned[name] = edges
         return learned
+
+    def _ends(self, name: str, low: Any, high: Any) -> tuple[float, float]:
+        real = all(isinstance(end, numbers.Real | decimal.Decimal) for end in (low, high))
+        if not real or not math.isfinite(float(high) - float(low)):
+            raise ValueError(
+                f"UniformKBinsDiscretizer: column {name!r} is from {low!r} to {high!r}; bins of "
+                "one width need numbers with finite ends."
+            )
+        return float(low), float(high)
 
     def _edges(self, name: str) -> Any:
         return self.stats_[name]
