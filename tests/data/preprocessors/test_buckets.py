@@ -18,6 +18,8 @@ from lockstep.data.preprocessors import (
     FeatureHasher,
     HashingVectorizer,
     LabelEncoder,
+    OneHotEncoder,
+    OrdinalEncoder,
     UniformKBinsDiscretizer,
 )
 
@@ -169,3 +171,50 @@ def test_bins_as_intervals_and_as_an_iterator() -> None:
     edges = CustomKBinsDiscretizer(["x"], iter([0, 1, 2, 3]))
     for _ in range(2):
         assert edges.transform_batch(table)["x"].to_pylist() == [0, None, 0, 2, None]
+
+
+@pytest.mark.parametrize(
+    ("fitted", "given", "found"),
+    [
+        (["a", "b"], pa.array(["b", "q", None]).dictionary_encode(), ["b", None, None]),
+        (["a", "b"], pa.nulls(2), [None, None]),
+        ([1, 300], pa.array([1, 2], pa.int8()), [1, None]),
+        ([1.5, 2.0], pa.array([2, 3]), [2.0, None]),
+        ([2.0, float("nan"), 1.0, None], pa.array([1.0, float("nan")]), [1.0, None]),
+    ],
+    ids=["dictionary", "null", "narrow", "whole", "nan"],
+)
+def test_columns_of_other_types_than_the_categories(
+    fitted: list[Any], given: pa.Array, found: list[Any]
+) -> None:
+    dataset = lockstep.data.from_arrow(pa.table({"x": fitted}))
+    table = pa.table({"x": given})
+    made = again(Categorizer(["x"]).fit(dataset)).transform_batch(table)["x"]
+    assert pa.types.is_dictionary(made.type)
+    assert made.to_pylist() == found
+    known = sorted(v for v in fitted if v is not None and not pd.isna(v))
+    numbers = [None if value is None else known.index(value) for value in found]
+    encoded = again(OrdinalEncoder(["x"]).fit(dataset)).transform_batch(table)["x"]
+    assert encoded.to_pylist() == numbers
+
+
+def test_categories_of_another_kind_are_refused() -> None:
+    dataset = lockstep.data.from_items([{"x": 1}])
+    made = Categorizer(["x"], {"x": pd.CategoricalDtype(["a"])}).fit(dataset)
+    with pytest.raises(ValueError, match="column 'x' is of type int64, and its categories"):
+        made.transform_batch(pa.table({"x": [1]}))
+
+
+@pytest.mark.parametrize("kind", [Categorizer, OrdinalEncoder, OneHotEncoder])
+def test_categories_of_pandas_are_learned(kind: Any) -> None:
+    frames = [
+        pd.DataFrame({"x": pd.Categorical(["b", None])}),
+        pd.DataFrame({"x": pd.Categorical(["a", "b"], ["a", "b"])}),
+    ]
+    found = kind(["x"]).fit_transform(lockstep.data.from_pandas(frames)).to_arrow()["x"]
+    expected = {
+        Categorizer: ["b", None, "a", "b"],
+        OrdinalEncoder: [1, None, 0, 1],
+        OneHotEncoder: [[0, 1], [0, 0], [1, 0], [0, 1]],
+    }
+    assert found.to_pylist() == expected[kind]

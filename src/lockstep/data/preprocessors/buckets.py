@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import check_int
 from lockstep.data.aggregate import AggregateFn, Max, Min
-from lockstep.data.arrow.columns import to_arrow, to_numpy
+from lockstep.data.arrow.columns import one_array, to_arrow, to_numpy
 from lockstep.data.plan.operations import check_columns, with_column
 from lockstep.data.preprocessors.base import OfColumns, Preprocessor
-from lockstep.data.preprocessors.encoders import Encoder
+from lockstep.data.preprocessors.encoders import Encoder, places_in, present
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +67,7 @@ class _KBins(OfColumns):
             )
         if types.is_null(column.type):
             column = column.cast(pa.float64())
-        kind = (self.dtypes or {}).get(name)
+        kind: Any = (self.dtypes or {}).get(name)
         labels = None if kind is None else getattr(kind, "categories", None)
         edges, values = self._edges(name), column.to_pandas()
         if isinstance(edges, pd.IntervalIndex):
@@ -114,7 +114,8 @@ class CustomKBinsDiscretizer(_KBins):
 
     Args:
         columns, output_columns: as of the scalers.
-        bins: the edges of the bins, for all columns, or a dict with those of each column.
+        bins: the edges of the bins, for all columns, or a dict with those of each column; or
+            pandas' ``IntervalIndex``, which says itself what its intervals include.
         right: a bin includes its right edge.
         include_lowest: the first bin includes its left edge.
         duplicates: ``"raise"``, or ``"drop"`` edges that are equal.
@@ -127,7 +128,7 @@ class CustomKBinsDiscretizer(_KBins):
     def __init__(
         self,
         columns: Sequence[str],
-        bins: Iterable[float] | Mapping[str, Iterable[float]],
+        bins: Iterable[Any] | Mapping[str, Iterable[Any]],
         *,
         right: bool = True,
         include_lowest: bool = False,
@@ -319,14 +320,19 @@ class Categorizer(Encoder):
     def _learned(self, found: dict[str, Any]) -> dict[str, Any]:
         import pandas as pd
 
-        seen = {name: sorted(v for v in values if v is not None) for name, values in found.items()}
-        return {**{name: pd.CategoricalDtype(seen[name]) for name in self.columns}, **self.dtypes}
+        seen = {name: pd.CategoricalDtype(present(values)) for name, values in found.items()}
+        return {**{name: seen[name] for name in self.columns}, **self.dtypes}
 
     def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         kind = self.stats_[name]
         categories = pa.array(kind.categories)
-        places = pc.index_in(column.combine_chunks(), value_set=categories.cast(column.type))
+        try:
+            places = one_array(places_in(categories, column))
+        except pa.ArrowException as error:
+            raise ValueError(
+                f"Categorizer: column {name!r} is of type {column.type}, and its categories are of "
+                f"type {categories.type}; cast the column, or give other dtypes."
+            ) from error
         return pa.DictionaryArray.from_arrays(places, categories, ordered=bool(kind.ordered))

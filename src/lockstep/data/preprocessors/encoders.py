@@ -29,6 +29,8 @@ __all__ = [
     "OneHotEncoder",
     "OrdinalEncoder",
     "SimpleImputer",
+    "places_in",
+    "present",
 ]
 
 
@@ -47,19 +49,36 @@ class Encoder(OfColumns):
     def _numbers(self, column: pa.ChunkedArray, name: str) -> Any:
         """The number of each value; null for one that was not seen."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
-        known = self.stats_[f"unique_values({name})"]
+        known = pa.array(list(self.stats_[f"unique_values({name})"]))
         try:
-            values = pa.array(list(known), column.type)
+            return places_in(known, column)
         except pa.ArrowException:  # a batch of another type than the dataset
-            column, values = column.cast(pa.array(list(known)).type), pa.array(list(known))
-        return pc.index_in(column, value_set=values, skip_nulls=True)
+            return places_in(known, column.cast(known.type))
+
+
+def places_in(values: pa.Array, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The place of each value of a column among ``values``, both in a type that holds both."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as types
+
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.type != values.type:
+        sides = [pa.schema([("", kind)]) for kind in (column.type, values.type)]
+        kind = pa.unify_schemas(sides, promote_options="permissive").field(0).type
+        column, values = column.cast(kind), values.cast(kind)
+    return pc.index_in(column, value_set=values, skip_nulls=True)
+
+
+def present(values: Sequence[Any]) -> list[Any]:
+    """The values in order, without null and NaN."""
+    return sorted(value for value in values if value is not None and value == value)
 
 
 def _numbered(values: Sequence[Any]) -> dict[Any, int]:
-    present = [value for value in values if value is not None]
-    return {value: number for number, value in enumerate(sorted(present))}
+    return {value: number for number, value in enumerate(present(values))}
 
 
 class OrdinalEncoder(Encoder):
