@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from typing import Any
 
 import pytest
 
+import lockstep.data
 from lockstep.data import Dataset, DataShard
 from tests.data.datasets import blocks
 
@@ -95,3 +98,17 @@ def test_code_in_processes_is_not_counted() -> None:
     for _ in there.iter_batches(batch_size=10):
         work(0.01)
     assert there.stats().stood_s == 0
+
+
+def test_statistics_can_be_pickled_and_copied() -> None:
+    shard_of_all = shard(lockstep.data.range(10))
+    assert pickle.loads(pickle.dumps(shard_of_all.stats())) == ""
+    for _ in shard_of_all.iter_batches(batch_size=5):
+        pass
+    text = shard_of_all.stats()
+    for same in (pickle.loads(pickle.dumps(text)), copy.copy(text), copy.deepcopy(text)):
+        assert type(same) is type(text)
+        assert same == text
+        assert (same.rows, same.batches) == (10, 2)
+    with pytest.raises(AttributeError):
+        text.nothing  # noqa: B018

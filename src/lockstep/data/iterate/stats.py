@@ -58,11 +58,17 @@ class StatsText(str):
 
     _of: DataStats
 
-    def __new__(cls, stats: DataStats) -> StatsText:
-        """The text as it is now; the attributes follow the statistics."""
-        text = super().__new__(cls, stats if stats.batches else "")
-        text._of = stats
-        return text
+    def __new__(cls, stats: DataStats, text: str | None = None) -> StatsText:
+        """The text as it is now, or the one given; the attributes follow the statistics."""
+        now = str(stats) if stats.batches else ""
+        made = super().__new__(cls, now if text is None else text)
+        made._of = stats
+        return made
+
+    def __reduce__(self) -> Any:
+        return StatsText, (self._of, str(self))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_of"], name)
+        if name == "_of":  # not set yet
+            raise AttributeError(name)
+        return getattr(self._of, name)
