@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pyarrow as pa
+import pytest
 
 import lockstep.data
 from lockstep.data import Schema
@@ -24,6 +25,12 @@ def test_a_schema_has_rays_names_and_arrows() -> None:
     assert schema == Schema(arrow)
     assert schema != Schema(pa.schema([]))
     assert schema != "id"
+    assert schema[0] == schema["id"] == arrow.field("id")
+    assert schema[-1].name == "a_long_name"
+    assert hash(schema) == hash(arrow)
+    assert len({schema, Schema(arrow)}) == 1
+    with pytest.raises(KeyError, match="none"):
+        schema["none"]
     assert pickle.loads(pickle.dumps(schema)) == schema
     assert repr(schema).splitlines() == [
         "Column       Type",
@@ -36,4 +43,7 @@ def test_a_schema_has_rays_names_and_arrows() -> None:
 def test_datasets_have_one() -> None:
     dataset = lockstep.data.range(3)
     assert isinstance(dataset.schema(), Schema)
+    assert isinstance(dataset.iterator().schema(), Schema)
+    assert dataset.iterator().schema() == dataset.schema()
+    assert dataset.map(lambda row: row).iterator().schema() == dataset.schema()
     assert dataset.map(lambda row: row).schema(fetch_if_missing=False) is None

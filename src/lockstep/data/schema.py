@@ -1,4 +1,4 @@
-"""What ``Dataset.schema()`` returns: an Arrow schema, under the names of Ray's."""
+"""What ``schema()`` of datasets and shards returns: an Arrow schema, under the names of Ray's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,12 @@ class Schema:
         except TypeError:
             return NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash(self.base_schema)
+
+    def __getitem__(self, key: int | str) -> pa.Field:
+        """A column's field, by its position or its name."""
+        return self.base_schema.field(key)
 
     def __iter__(self) -> Iterator[pa.Field]:
         return iter(self.base_schema)

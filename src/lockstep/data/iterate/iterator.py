@@ -17,9 +17,9 @@ from lockstep.data.iterate.prefetch import Prefetcher
 from lockstep.data.iterate.stats import DataStats, StatsText
 from lockstep.data.plan.meter import Meter, Stood
 from lockstep.data.plan.unit import Piece, Reader
+from lockstep.data.schema import Schema
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import torch
     import torch.utils.data
 
@@ -247,7 +247,7 @@ class DataIterator(ABC):
         """Begin a pass over the rows."""
 
     @abstractmethod
-    def schema(self) -> pa.Schema:
+    def schema(self) -> Schema:
         """The columns and their types."""
 
     def stats(self) -> StatsText:

@@ -32,6 +32,7 @@ from lockstep.data.plan.position import (
 )
 from lockstep.data.plan.schema import inferred_schema
 from lockstep.data.plan.unit import Piece
+from lockstep.data.schema import Schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -261,11 +262,10 @@ class DataShard(DataIterator):
         """The number of rows this worker gets in a complete epoch."""
         return length(self._plan.cut.own(self._rank, self._rows))
 
-    def schema(self) -> pa.Schema:
+    def schema(self) -> Schema:
         """The columns and their types."""
-        if self._plan.columns is not None:
-            return self._plan.columns
-        return inferred_schema(self._groups)
+        known = self._plan.columns
+        return Schema(inferred_schema(self._groups) if known is None else known)
 
     def _epoch_pieces(self) -> Iterator[Piece]:
         """The rows of a complete epoch; the position does not change."""
