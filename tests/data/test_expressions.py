@@ -182,6 +182,19 @@ def test_elements_of_lists_structs_maps_and_arrays() -> None:
         col("m").map.keys().to_pyarrow()
 
 
+def test_a_filter_may_be_computed_in_python() -> None:
+    maps = pa.array([[("a", 1)], [("b", 2), ("c", 3)], None], pa.map_(pa.string(), pa.int64()))
+    dataset = lockstep.data.from_arrow(pa.table({"id": [0, 1, 2], "m": maps}))
+    for kept in (
+        dataset.filter(expr=col("m").map.keys().list.len() == 1),
+        dataset.filter(col("m").map.keys().list.len() == 1),
+    ):
+        assert kept.to_arrow()["id"].to_pylist() == [0]
+        assert kept.schema(fetch_if_missing=False).names == ["id", "m"]
+    with pytest.raises(KeyError, match="there is no such column"):
+        dataset.filter(expr=col("none").map.keys().list.len() == 1)
+
+
 NAN = float("nan")
 
 

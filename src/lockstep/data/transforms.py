@@ -197,12 +197,16 @@ class Transforms(DatasetBase):
             fn, expr = None, fn
         if (fn is None) == (expr is None):
             raise ValueError("filter() takes either a function or expr=…; give one of them.")
-        if isinstance(expr, Expr) and expr.runs_user_code:
-            return self._with_operation(ops.FilterComputed(expr))
+        if isinstance(expr, Expr):
+            try:
+                expr = expr.to_pyarrow()
+            except TypeError:  # a user's function, or one that is computed in Python
+                computed = ops.FilterComputed(expr)
+                runs = expr.runs_user_code
+                return self._with_operation(computed) if runs else self._checked(computed)
         if expr is not None:
             from lockstep.data.arrow.expressions import as_expression
 
-            expr = expr.to_pyarrow() if isinstance(expr, Expr) else expr
             return self._checked(ops.FilterExpression(as_expression(expr)))
         assert fn is not None
         assert not isinstance(fn, Expr)
