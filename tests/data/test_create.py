@@ -163,3 +163,33 @@ def test_dates_of_numpy() -> None:
     dates = [np.datetime64("2020-01-31"), None, np.datetime64("2020-02")]
     dataset = lockstep.data.from_items([{"d": date} for date in dates])
     assert [str(row["d"]) for row in dataset.take_all()] == ["2020-01-31", "None", "2020-02-01"]
+
+
+@pytest.mark.parametrize(
+    ("times", "kind", "expected"),
+    [
+        (["2020-01-01T05", None], pa.timestamp("s"), ["2020-01-01 05:00:00", "None"]),
+        (["2020-01-01T05:06"], pa.timestamp("s"), ["2020-01-01 05:06:00"]),
+        (
+            ["2020-01-01", "2020-01-01T01:00:00.500"],
+            pa.timestamp("ms"),
+            ["2020-01-01 00:00:00", "2020-01-01 01:00:00.500000"],
+        ),
+        (["NaT", "2020-01-01T01:00:00"], pa.timestamp("s"), ["None", "2020-01-01 01:00:00"]),
+    ],
+)
+def test_times_of_numpy(times: list[str | None], kind: pa.DataType, expected: list[str]) -> None:
+    rows = [{"t": None if time is None else np.datetime64(time)} for time in times]
+    table = lockstep.data.from_items(rows).to_arrow()
+    assert table["t"].type == kind
+    assert [str(value) for value in table["t"].to_pylist()] == expected
+
+
+def test_times_of_numpy_that_do_not_fit_are_an_error() -> None:
+    day = np.datetime64("2020-01-01")
+    for other in (3, "x"):
+        with pytest.raises((ValueError, TypeError), match="'t'"):
+            lockstep.data.from_items([{"t": day}, {"t": other}]).take_all()
+    far = [{"t": np.datetime64("3000")}, {"t": np.datetime64("2020-01-01T00:00:00", "ns")}]
+    with pytest.raises(ValueError, match="3000 does not fit in the unit 'ns'"):
+        lockstep.data.from_items(far).take_all()

@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 _WIDTHS = (8, 16, 32, 64)
+_UNITS = {"Y": "D", "M": "D", "W": "D", "D": "D", "h": "s", "m": "s", "generic": "s"}
+"""The units of numpy's times that Arrow does not have."""
 _LITTLE = 16 << 10
 """So few bytes are copied in less time than it takes to make numpy write to Arrow's memory."""
 
@@ -57,11 +59,30 @@ def to_arrow(values: Any) -> pa.Array | pa.ChunkedArray:
     if any(isinstance(value, np.ndarray) or hasattr(value, "detach") for value in values):
         return from_arrays(values)
     if any(isinstance(value, np.datetime64) for value in values):
-        # Arrow does not take single values in days, months or years.
-        coarse = np.array(values, "datetime64")
-        if np.datetime_data(coarse.dtype)[0] in ("Y", "M", "W", "D"):
-            return pa.array(coarse.astype("datetime64[D]"))
+        known = [value for value in values if value is not None and value == value]
+        # Among other values, numpy takes numbers for times; Arrow says what does not fit.
+        if all(isinstance(value, np.datetime64) for value in known):
+            return pa.array(_times(values))
     return pa.array(values)
+
+
+def _times(values: list[Any]) -> np.ndarray[Any, Any]:
+    """Times of numpy in the finest of their units that Arrow has, too; others are unknown."""
+    import numpy as np
+
+    times = [value if isinstance(value, np.datetime64) else None for value in values]
+    array = np.array(times, "datetime64")
+    unit = np.datetime_data(array.dtype)[0]
+    array = array.astype(f"datetime64[{_UNITS.get(unit, unit)}]")
+    # numpy converts a year that does not fit in nanoseconds to another year.
+    years = np.array([np.datetime64("NaT") if t is None else t.astype("M8[Y]") for t in times])
+    wrong = np.flatnonzero((array.astype("M8[Y]") != years) & ~np.isnat(years))
+    if len(wrong):
+        raise ValueError(
+            f"the time {times[wrong[0]]} does not fit in the unit {unit!r} of another time in the "
+            "column; give times of one unit"
+        )
+    return array
 
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
