@@ -13,6 +13,7 @@ import lockstep.data
 from lockstep.data.preprocessor import Preprocessor
 from lockstep.data.preprocessors import (
     Categorizer,
+    Chain,
     Concatenator,
     CustomKBinsDiscretizer,
     FeatureHasher,
@@ -87,6 +88,10 @@ def test_which_columns_are_read_and_written() -> None:
     encoder = LabelEncoder("x")
     assert (encoder.get_input_columns(), encoder.get_output_columns()) == (["x"], ["x"])
     assert Concatenator(["a"]).get_output_columns() == ["concat_out"]
+    chain = Chain(Categorizer(["s"], output_columns=["t"]), OrdinalEncoder(["t", "x"]), encoder)
+    assert chain.get_input_columns() == ["s", "x"]
+    assert chain.get_output_columns() == ["t", "x"]
+    assert FeatureHasher("ab", 4, "hashed").get_input_columns() == ["ab"]
 
 
 def test_hints_for_the_transform_are_accepted() -> None:
@@ -218,3 +223,19 @@ def test_categories_of_pandas_are_learned(kind: Any) -> None:
         OneHotEncoder: [[0, 1], [0, 0], [1, 0], [0, 1]],
     }
     assert found.to_pylist() == expected[kind]
+
+
+def test_counts_that_are_null_are_hashed_as_0() -> None:
+    table = pa.table({"a": [1, None], "b": [0.5, 2.0], "c": [True, False], "d": pa.nulls(2)})
+    made = FeatureHasher(["a", "b", "c", "d"], 1, "h").transform_batch(table)["h"]
+    assert [list(row) for row in made.to_pylist()] == [[2.5], [2.0]]
+
+
+def test_hashing_a_column_of_another_type_names_it() -> None:
+    table = pa.table({"n": [1, 2], "s": ["a b", "c"]})
+    with pytest.raises(ValueError, match="FeatureHasher: column 's' is of type string"):
+        FeatureHasher(["n", "s"], 2, "h").transform_batch(table)
+    with pytest.raises(ValueError, match="HashingVectorizer: column 'n' is of type int64"):
+        HashingVectorizer(["n"], 2).transform_batch(table)
+    own = HashingVectorizer(["n"], 1, lambda number: ["x"] * number)  # type: ignore[operator]
+    assert own.transform_batch(table)["n"].to_pylist() == [[1], [2]]

@@ -95,18 +95,13 @@ class _KBins(OfColumns):
         return found if kind is None else found.cast(pa.array(pd.array([], dtype=kind)).type)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _is_text(kind: pa.DataType, *, or_null: bool = False) -> bool:
     import pyarrow.types as types
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_string_view(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-    )
+    text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return bool(text or (or_null and types.is_null(kind)))
 
 
 class CustomKBinsDiscretizer(_KBins):
@@ -264,6 +259,11 @@ class HashingVectorizer(OfColumns):
     def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
         import numpy as np
 
+        if self.tokenization_fn is None and not _is_text(column.type, or_null=True):
+            raise ValueError(
+                f"HashingVectorizer: column {name!r} is of type {column.type}; give text, or a "
+                "tokenization_fn for other values."
+            )
         found = np.zeros((len(column), self.num_features), np.int64)
         split = self.tokenization_fn or (lambda text: text.split(" "))
         for row, text in enumerate(column.to_pylist()):
@@ -276,7 +276,7 @@ class FeatureHasher(Preprocessor):
     """Columns of token counts as one array, by the hash of each column's name. Learns nothing.
 
     Args:
-        columns: the columns, each of them how often one token occurs.
+        columns: the columns, each of them how often one token occurs; null counts as 0.
         num_features: the length of the array.
         output_column: the name of the new column.
     """
@@ -284,18 +284,27 @@ class FeatureHasher(Preprocessor):
     _is_fittable = False
 
     def __init__(self, columns: Sequence[str], num_features: int, output_column: str) -> None:
-        self.columns = list(columns)
+        self.columns = [columns] if isinstance(columns, str) else list(columns)
         text = f"FeatureHasher(num_features={num_features!r})"
         self.num_features = check_int(text, num_features, 1)
         self.output_column = output_column
 
     def _transform_arrow(self, table: pa.Table) -> pa.Table:
         import numpy as np
+        import pyarrow as pa
+        import pyarrow.types as types
 
         check_columns(self.columns, table.column_names, "FeatureHasher")
         found = np.zeros((table.num_rows, self.num_features))
         for name in self.columns:
-            found[:, _place(name, self.num_features)] += to_numpy(table[name])
+            kind = table[name].type
+            if not (types.is_primitive(kind) or types.is_null(kind)) or types.is_temporal(kind):
+                raise ValueError(
+                    f"FeatureHasher: column {name!r} is of type {kind}; give columns of numbers, "
+                    "how often each token occurs."
+                )
+            counts = table[name].cast(pa.float64(), safe=False).fill_null(0)
+            found[:, _place(name, self.num_features)] += to_numpy(counts)
         return with_column(table, self.output_column, to_arrow(found))
 
 

@@ -235,6 +235,21 @@ class Chain(Preprocessor):
             return FitStatus.NOT_FITTABLE
         return statuses.pop() if len(statuses) == 1 else FitStatus.PARTIALLY_FITTED
 
+    def get_input_columns(self) -> list[str]:
+        """The columns that they read and none before has written."""
+        found: dict[str, None] = {}
+        written: set[str] = set()
+        for preprocessor in self.preprocessors:
+            read = preprocessor.get_input_columns()
+            found.update(dict.fromkeys(name for name in read if name not in written))
+            written.update(preprocessor.get_output_columns())
+        return list(found)
+
+    def get_output_columns(self) -> list[str]:
+        """The columns that they write."""
+        names = (name for one in self.preprocessors for name in one.get_output_columns())
+        return list(dict.fromkeys(names))
+
     def _fit(self, dataset: Dataset) -> Preprocessor:
         for preprocessor in self.preprocessors[:-1]:
             dataset = preprocessor.fit_transform(dataset)
