@@ -71,7 +71,10 @@ def test_a_scaling_config_that_is_searched(searched: Any, found: Any, tmp_path: 
 
 def test_registered_trainables(tmp_path: Path) -> None:
     tune.register_trainable("mine", trial)
-    analysis = tune.run("mine", config={"x": 1}, storage_path=tmp_path, verbose=0)
+    resources = {"cpu": 1}
+    analysis = tune.run(
+        "mine", config={"x": 1}, resources_per_trial=resources, storage_path=tmp_path, verbose=0
+    )
     assert analysis.trials[0].last_result["loss"] == pytest.approx(1 / 3)
     with pytest.raises(ValueError, match=r"Tuner\('other'\): no trainable .*mine"):
         tune.Tuner("other")

@@ -107,6 +107,8 @@ def run(
     if storage_path is not None and local_dir is not None:
         raise ValueError("tune.run(local_dir=…) is the older name of storage_path; give one.")
     trainable = run_or_experiment
+    if isinstance(trainable, str):
+        trainable = registered_trainable(trainable)
     if resources_per_trial is not None:
         trainable = with_resources(trainable, resources_per_trial)
     if restore is not None:
@@ -167,8 +169,6 @@ def run(
 def _starting_from(trainable: Any, restore: str | os.PathLike[str] | Checkpoint) -> Any:
     checkpoint = restore if isinstance(restore, Checkpoint) else Checkpoint(restore)
     checkpoint.files()  # raises where there is nothing
-    if isinstance(trainable, str):
-        trainable = registered_trainable(trainable)
     if isinstance(trainable, BaseTrainer):
         return trainable.as_trainable().with_changes(resume_from_checkpoint=checkpoint)
     return with_checkpoint(trainable, checkpoint)

@@ -17,6 +17,9 @@ def test_flat_and_nested() -> None:
     assert utils.unflatten_dict(flat) == nested
     assert utils.unflatten_dict({"a.b": 1}, delimiter=".") == {"a": {"b": 1}}
     assert unflatten_list_dict({"a/0": 1, "a/1/b": 2, "c": 3}) == {"a": [1, {"b": 2}], "c": 3}
+    lists: dict[str, Any] = {"a": [], "b": [1, {"c": []}], "d": {}}
+    flat = utils.flatten_dict(lists, flatten_list=True)
+    assert flat == {"a": [], "b/0": 1, "b/1/c": [], "d": {}}
     with pytest.raises(ValueError, match="'x/y' contains '/'"):
         utils.flatten_dict({"a": {"x/y": 1}}, prevent_delimiter=True)
     with pytest.raises(TypeError, match="below 'a'"):

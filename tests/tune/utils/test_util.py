@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.tune.logger import pretty_print
@@ -35,3 +38,5 @@ def test_lists_are_flattened_if_that_is_wanted() -> None:
 def test_a_result_as_text() -> None:
     result = {"loss": 0.5, "config": {"x": 1}, "eval": {"acc": 1, "none": None}, "time": 3}
     assert pretty_print(result, exclude={"time"}) == "eval:\n  acc: 1\nloss: 0.5\n"
+    arrays: dict[Any, Any] = {"b": np.float32(1), 2: np.arange(2), "a": Path("x"), "c": np.int64(3)}
+    assert pretty_print(arrays) == '2: [0, 1]\na: "x"\nb: 1.0\nc: 3\n'

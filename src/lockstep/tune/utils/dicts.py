@@ -26,6 +26,8 @@ def flatten_dict(
 ) -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a/b": 1}``; with ``flatten_list`` also ``{"a": [1]}`` as ``a/0``.
 
+    An empty dict or list stays a value.
+
     Raises:
         ValueError: ``prevent_delimiter``, and a key contains the delimiter.
     """
@@ -35,7 +37,7 @@ def flatten_dict(
 
 
 def _lists_as_dicts(value: Any) -> Any:
-    if isinstance(value, list):
+    if isinstance(value, list) and value:
         value = {str(index): inner for index, inner in enumerate(value)}
     if not isinstance(value, Mapping):
         return value
