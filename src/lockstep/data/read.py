@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lockstep.data.compat import FileShuffleConfig, check_hints
 from lockstep.data.dataset import Dataset, from_source
-from lockstep.data.plan.operations import ConformColumns
+from lockstep.data.plan.operations import ConformColumns, check_columns
 from lockstep.data.sources.base import Source
 from lockstep.data.sources.partitions import (
     PartitionedSource,
@@ -86,6 +86,10 @@ def read_parquet(
     """
     from lockstep.data.sources.parquet import ParquetSource
 
+    given = _given_schema(schema, columns)
+    make: Callable[..., ParquetSource] = ParquetSource
+    if given is not None:
+        make = partial(ParquetSource, given=given)
     files = _files(
         "read_parquet",
         paths,
@@ -97,17 +101,21 @@ def read_parquet(
     )
     expression = _expression(filter if filters is None else filters)
     if include_paths or partitions_of(files, partitioning) is not None:
-        dataset = _read(files, ParquetSource, columns, expression, include_paths, partitioning)
+        dataset = _read(files, make, columns, expression, include_paths, partitioning)
     elif expression is None:
-        source = ParquetSource(files, columns)
+        source = make(files, columns)
         source.schema()  # raises now where a column is missing
         dataset = from_source(source)
     else:
-        source = ParquetSource(files, None, expression)
+        source = make(files, None, expression)
         dataset = _filtered(from_source(source), columns, expression)
-    if schema is not None:
-        kept = getattr(schema, "base_schema", schema)
-        dataset = dataset._with_operation(ConformColumns(kept, f"schema={kept.names}"))
+    if given is not None:
+        there = dataset.schema().names
+        read = [name for name in given.names if name in there]
+        if read:  # with no column, the number of rows would be lost
+            dataset = dataset.select_columns(read)
+        text = f"schema={given.names}"
+        dataset = dataset._checked(ConformColumns(given, text, "read_parquet(schema=…)"))
     return _shuffled(dataset, shuffle)
 
 
@@ -450,6 +458,24 @@ def _expression(filters: Any) -> Any:
     from lockstep.data.arrow.expressions import from_filters
 
     return None if filters is None else from_filters(filters)
+
+
+def _given_schema(schema: Any, columns: Sequence[str] | None) -> pa.Schema | None:
+    """What the user gave ``read_parquet`` as schema, less the columns that are not read."""
+    import pyarrow as pa
+
+    if schema is None:
+        return None
+    given = getattr(schema, "base_schema", schema)
+    if not isinstance(given, pa.Schema):
+        raise TypeError(
+            f"read_parquet(schema={schema!r}): a {type(schema).__name__} is no schema; give a "
+            "pyarrow.Schema, such as pa.schema([('x', pa.int64())])."
+        )
+    if columns is None:
+        return given
+    check_columns(columns, given.names, "read_parquet(schema=…)")
+    return pa.schema([given.field(name) for name in columns])
 
 
 def _shuffled(dataset: Dataset, shuffle: FileShuffle) -> Dataset:

@@ -183,3 +183,63 @@ def test_a_schema_of_ones_own(tmp_path: Path) -> None:
     dataset = lockstep.data.read_parquet(tmp_path, schema=schema)
     assert dataset.schema() == schema
     assert dataset.take_all() == [{"x": 1.0, "z": None}]
+
+
+def test_a_schema_casts_columns_that_differ_between_files(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, 20], "k": [0, 1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"a": ["x"], "k": [2]}), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"give the column's type in schema="):
+        lockstep.data.read_parquet(tmp_path)
+    schema = pa.schema([("a", pa.string())])
+    dataset = lockstep.data.read_parquet(tmp_path, schema=schema)
+    assert dataset.schema() == schema
+    assert column(dataset, "a") == ["1", "20", "x"]
+    assert pickle.loads(pickle.dumps(dataset)).count() == 3
+    for filters, kept in ((pc.field("a") == "20", ["20"]), (pc.field("k") > 0, ["20", "x"])):
+        filtered = lockstep.data.read_parquet(tmp_path, schema=schema, filters=filters)
+        assert column(filtered, "a") == kept
+        assert filtered.columns() == ["a"]
+    paths = lockstep.data.read_parquet(
+        tmp_path,
+        schema=pa.schema([("path", pa.string()), ("a", pa.string())]),
+        include_paths=True,
+    )
+    assert [(Path(row["path"]).name, row["a"]) for row in paths.take_all()][1:] == [
+        ("a.parquet", "20"),
+        ("b.parquet", "x"),
+    ]
+
+
+def test_only_the_columns_of_a_schema_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"x": [1], "y": [2], "z": [3]}), tmp_path / "a.parquet")
+    asked = []
+    read = pq.ParquetFile.read_row_group
+
+    def recorded(self: Any, group: int, columns: Any = None, **options: Any) -> Any:
+        asked.append(columns)
+        return read(self, group, columns=columns, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", recorded)
+    schema = pa.schema([("z", pa.float64()), ("new", pa.int8())])
+    dataset = lockstep.data.read_parquet(tmp_path, schema=schema)
+    assert dataset.take_all() == [{"z": 3.0, "new": None}]
+    assert asked == [["z"]]
+    some = lockstep.data.read_parquet(tmp_path, columns=["z"], schema=schema)
+    assert some.take_all() == [{"z": 3.0}]
+    only_new = lockstep.data.read_parquet(tmp_path, schema=pa.schema([("new", pa.int8())]))
+    assert only_new.take_all() == [{"new": None}]
+
+
+def test_a_schema_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": ["x"], "l": [[1]]}), tmp_path / "a.parquet")
+    with pytest.raises(TypeError, match=r"schema=\{'a': 'int'\}\): a dict is no schema; give a"):
+        lockstep.data.read_parquet(tmp_path, schema={"a": "int"})
+    with pytest.raises(KeyError, match=r"schema=…\): there is no column 'l'"):
+        lockstep.data.read_parquet(tmp_path, columns=["l"], schema=pa.schema([("a", pa.string())]))
+    wrong = lockstep.data.read_parquet(tmp_path, schema=pa.schema([("a", pa.int64())]))
+    with pytest.raises(ValueError, match=r"Column 'a' is string and cannot become int64.*schema="):
+        wrong.take_all()
+    with pytest.raises(ValueError, match=r"Column 'l' is list.*cannot become int64.*schema="):
+        lockstep.data.read_parquet(tmp_path, schema=pa.schema([("l", pa.int64())]))

@@ -80,18 +80,20 @@ def _value_type(kind: pa.DataType) -> pa.DataType | None:
     return kind.value_type if is_tensor(kind) or lists else None
 
 
-def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def conformed(table: pa.Table, schema: pa.Schema, given: str = "") -> pa.Table:
     """The table with the columns and types of a schema that ``common_schema`` has made for it.
 
+    Where the user has given the schema instead, ``given`` says how, for errors.
+
     Raises:
-        ValueError: the type that fits both cannot hold a value.
+        ValueError: the type cannot hold a value.
     """
     import pyarrow as pa
 
     if table.schema.equals(schema):
         return table
     columns = [
-        _conformed(field.name, table[field.name], field.type)
+        _conformed(field.name, table[field.name], field.type, given)
         if field.name in table.column_names
         else pa.nulls(table.num_rows, field.type)
         for field in schema
@@ -99,7 +101,9 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _conformed(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+def _conformed(
+    name: str, column: pa.ChunkedArray, kind: pa.DataType, given: str
+) -> pa.ChunkedArray | pa.Array:
     import pyarrow as pa
     import pyarrow.types as types
 
@@ -107,15 +111,22 @@ def _conformed(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.Chun
         return column
     if types.is_null(column.type):
         return pa.nulls(len(column), kind)
-    if is_ragged(kind):
-        value_type = kind.field(0).type.value_type
-        return pa.chunked_array([as_ragged(c, value_type) for c in column.chunks], kind)
-    if is_tensor(kind):
-        chunks = [c.storage.cast(kind.storage_type) for c in column.chunks]
-        return pa.chunked_array([pa.ExtensionArray.from_storage(kind, c) for c in chunks], kind)
     try:
+        if is_ragged(kind):
+            value_type = kind.field(0).type.value_type
+            return pa.chunked_array([as_ragged(c, value_type) for c in column.chunks], kind)
+        if is_tensor(kind):
+            chunks = [getattr(c, "storage", c).cast(kind.storage_type) for c in column.chunks]
+            chunks = [pa.ExtensionArray.from_storage(kind, c) for c in chunks]
+            return pa.chunked_array(chunks, kind)
         return column.cast(kind)
-    except pa.ArrowInvalid as error:  # a number that is too large for floats, say
+    # A number that is too large for floats, say; a user's schema may name any type.
+    except (pa.ArrowException, TypeError) as error:
+        if given:
+            raise ValueError(
+                f"Column {name!r} is {column.type} and cannot become {kind}, the type in {given} "
+                f"({error}); give another type there."
+            ) from error
         raise ValueError(
             f"Column {name!r} is {column.type} in some rows and {kind} in others, which cannot "
             f"hold all values ({error}); make it one type with map_batches."

@@ -634,14 +634,21 @@ class RenameColumns(Operation):
 
 @dataclass(frozen=True, eq=False)
 class ConformColumns(Operation):
-    """The columns and types of a union; a column that this part lacks becomes null."""
+    """The columns and types of a union; a column that this part lacks becomes null.
+
+    Attributes:
+        schema: the columns and types.
+        text: of the method.
+        given: how the user has given the schema, for errors; empty for a union.
+    """
 
     schema: Any
     text: str = "union()"
+    given: str = ""
 
     def apply(self, table: pa.Table, owned: bool = False) -> pa.Table:
         """Copy the columns whose type changes."""
-        return conformed(table, self.schema)
+        return conformed(table, self.schema, self.given)
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["ParquetSource"]
 
 
+_GIVEN = "read_parquet(schema=…)"
+
+
 class ParquetSource(FileSource):
     """Row groups of Parquet files.
 
@@ -27,15 +30,21 @@ class ParquetSource(FileSource):
         files: in order.
         columns: to read; None is all.
         expression: a filter. Row groups whose statistics rule out a match are left out.
+        given: the types that columns have instead of those of the files.
     """
 
     reader = "read_parquet"
     not_pickled = ("_lock", "_footers", "_scanned")
 
     def __init__(
-        self, files: Sequence[File], columns: Sequence[str] | None = None, expression: Any = None
+        self,
+        files: Sequence[File],
+        columns: Sequence[str] | None = None,
+        expression: Any = None,
+        given: pa.Schema | None = None,
     ) -> None:
         super().__init__(files)
+        self._given = given
         self._columns = None if columns is None else list(columns)
         self._expression = expression
         self._different: frozenset[int] = frozenset()
@@ -56,15 +65,16 @@ class ParquetSource(FileSource):
 
         self._scanned = self._each_file(_read_footer)
         found = [self._chosen(schema) for _, schema in self._scanned]
-        union = found[0]
-        for file, schema in zip(self._files, found, strict=True):
+        typed = [self._typed(schema) for schema in found]
+        union = typed[0]
+        for file, schema in zip(self._files, typed, strict=True):
             try:
                 union = common_schema(union, schema)
             except Mismatch as error:
                 raise ValueError(
                     f"Column {error.name!r} is {error.other} in {file.path!r} but {error.one} in "
                     f"{self._files[0].path!r}; write the files with one schema, or read other "
-                    "columns with columns=[…]."
+                    "columns with columns=[…], or give the column's type in schema=."
                 ) from error
         for name in self._columns or ():
             if name not in union.names:
@@ -77,6 +87,20 @@ class ParquetSource(FileSource):
         different = (n for n, schema in enumerate(found) if not schema.equals(union))
         self._different = frozenset(different)
         return union
+
+    def _typed(self, schema: pa.Schema) -> pa.Schema:
+        """A file's columns, with the given types.
+
+        Raises:
+            ValueError: a column cannot be cast to its type.
+        """
+        import pyarrow as pa
+
+        if self._given is None:
+            return schema
+        given = {field.name: field.type for field in self._given}
+        typed = pa.schema([f.with_type(given.get(f.name, f.type)) for f in schema])
+        return conformed(schema.empty_table(), typed, _GIVEN).schema
 
     def _chosen(self, schema: pa.Schema) -> pa.Schema:
         """The columns to read that a file has."""
@@ -94,17 +118,20 @@ class ParquetSource(FileSource):
         blocks = []
         for number, (file, (metadata, schema)) in enumerate(zip(self._files, footers, strict=True)):
             share = len(first.names) / max(1, len(schema.names))
-            for group in self._row_groups(file, metadata):
+            for group in self._row_groups(number, metadata):
                 described = metadata.row_group(group)
                 if described.num_rows:
                     size = int(described.total_byte_size * share)
                     blocks.append(Block((number, group), described.num_rows, size, file.path))
         return blocks
 
-    def _row_groups(self, file: File, metadata: Any) -> Sequence[int]:
+    def _row_groups(self, number: int, metadata: Any) -> Sequence[int]:
         everything = range(metadata.num_row_groups)
         if self._expression is None or by_position(self._expression):
             return everything
+        if self._given is not None and number in self._different:
+            return everything  # its statistics are of other types than the filter's values
+        file = self._files[number]
         import pyarrow as pa
         import pyarrow.dataset
 
@@ -158,7 +185,8 @@ class ParquetSource(FileSource):
         import pyarrow as pa
 
         if self._different:
-            table = conformed(table, pa.schema([self.schema().field(name) for name in names]))
+            schema = pa.schema([self.schema().field(name) for name in names])
+            table = conformed(table, schema, "" if self._given is None else _GIVEN)
         elif table.column_names != names:
             table = table.select(names)
         return table.replace_schema_metadata(None)
