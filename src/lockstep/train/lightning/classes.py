@@ -169,11 +169,21 @@ class _Reporter:
         with _kept_content(trainer, self._mode is CheckpointUploadMode.ASYNC) as content:
             trainer.save_checkpoint(path, weights_only=False)
         if content:
-            os.rmdir(directory)
+            _remove_empty(directory)
             return TorchFile(self.CHECKPOINT_NAME, content[0])
-        if api.local_rank() == 0 and (rank == 0 or os.listdir(directory)):
+        if api.local_rank() != 0:
+            return None
+        # On another node than rank 0's there may be nothing, and no directory any more.
+        if rank == 0 or not _remove_empty(directory):
             return Checkpoint.from_directory(directory)
         return None
+
+
+def _remove_empty(directory: str) -> bool:
+    """Remove a directory unless there is something in it; whether it is gone."""
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)
+    return not os.path.isdir(directory)
 
 
 @contextlib.contextmanager
