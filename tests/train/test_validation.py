@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from lockstep.train import (
     ValidationTaskConfig,
 )
 from lockstep.train.api import ReportedCheckpointStatus as Status
+from lockstep.train.driver import validations
 from lockstep.train.driver.validations import Validations
 
 
@@ -153,6 +155,39 @@ def test_a_validation_that_takes_too_long_is_ended(capfd: pytest.CaptureFixture[
     result = trainer(report_epochs, wait_for_ever, config=config).fit()
     assert result.return_value == [(None, "VALIDATION_TIMEOUT")]
     assert "ValidationTaskConfig(timeout_s=0.2)" in capfd.readouterr().err
+
+
+def test_a_thread_that_a_validation_leaves_does_not_keep_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave_a_thread(checkpoint: Checkpoint) -> dict[str, float]:
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        return {"accuracy": 1.0}
+
+    monkeypatch.setattr(validations, "EXIT_S", 0.5)
+    result = trainer(report_epochs, leave_a_thread, config={"epochs": 1}).fit()
+    assert statuses(result) == ["VALIDATED"]
+    assert result.metrics is not None
+    assert result.metrics["accuracy"] == 1.0
+
+
+def test_ctrl_c_during_a_validation_in_the_drivers_process(tmp_path: Path) -> None:
+    def interrupt(checkpoint: Checkpoint) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(60)
+        return {}
+
+    def report_and_wait(config: dict[str, Any]) -> None:
+        for epoch in range(3):
+            train.report({}, Checkpoint.from_dict({"epoch": epoch}), validation=True)
+            mode = CheckpointConsistencyMode.VALIDATED
+            train.get_all_reported_checkpoints(consistency_mode=mode)
+
+    made = trainer(report_and_wait, interrupt, workers=0, storage_path=str(tmp_path), name="run")
+    with pytest.raises(TrainingInterrupted):
+        made.fit()
+    result = Result.from_path(str(tmp_path / "run"))
+    assert statuses(result) == ["PENDING_VALIDATION"]  # a restored run validates it
 
 
 def test_a_validation_whose_process_dies_or_returns_no_dict_has_failed(

@@ -90,6 +90,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("preloaded")
     libraries = directory / "site-packages"
     libraries.mkdir()
+    (libraries / "parts").mkdir()
+    (libraries / "parts" / "__init__.py").write_text("PLACE = 'library'\n")
+    (libraries / "parts" / "part.py").write_text("PLACE = 'library'\n")
+    (libraries / "user_of_parts.py").write_text("from parts import part\n")
     for name, text in {
         "changer": CHANGER,
         "user_of_changer": "import changer\n",
@@ -99,6 +103,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "looker_too": "import looker\n",
         "printer": "print('hello')\n",
         "signaller": "import signal\nsignal.signal(signal.SIGUSR1, print)\n",
+        "dice": "import random\nDICE = random.Random()\nLOADED = random.Random(1)\n",
+        "opener": "from io import open as io_open\n",
     }.items():
         (libraries / f"{name}.py").write_text(text)
     (directory / "script.py").write_text(SCRIPT)
@@ -112,6 +118,7 @@ def taught(place: Path) -> Iterator[Warm]:
     variables = {"PYTHONPATH": f"{SRC}:{place / 'site-packages'}", "READER_HOME": "/first"}
     warm = Warm(place / "runtime", **variables, LARGE="x" * 100_000)
     names = "user_of_changer, unused, reader, looker_too, printer, signaller"
+    names += ", parts, parts.part, user_of_parts, dice, opener"
     done = warm.run("-c", f"import {names}")
     assert done.stdout == "hello\nchanger ends\n", done.stderr
     warm.wait_until(warm.status)
@@ -169,6 +176,72 @@ def test_a_path_that_the_script_adds_comes_first(taught: Warm, place: Path, tmp_
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import unused; print(unused.VALUE)"
     fresh, warm = both(taught, "-c", code, cwd=place)
     assert warm == fresh == "own\n"
+
+
+def test_a_package_of_the_script_s_own_has_its_own_parts(
+    taught: Warm, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__init__.py").write_text("PLACE = 'own'\n")
+    (tmp_path / "parts" / "part.py").write_text("PLACE = 'own'\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import parts, parts.part; print(parts.PLACE, parts.part.PLACE)"
+    )
+    fresh, warm = both(taught, "-c", code, cwd=place)
+    assert warm == fresh == "own own\n"
+
+
+def test_a_module_that_the_script_puts_in_place_stays(taught: Warm, place: Path) -> None:
+    code = (
+        "import sys, types\n"
+        "sys.modules['changer'] = stub = types.ModuleType('changer')\n"
+        "import user_of_changer, changer; print(changer is stub)"
+    )
+    done = taught.run("-v", "-c", code, cwd=place)
+    assert done.stdout.splitlines()[0] == "True", done.stderr
+
+
+def test_what_a_library_imports_by_name_is_there_with_it(taught: Warm, place: Path) -> None:
+    code = "import sys, user_of_parts; print('parts.part' in sys.modules)"
+    fresh, warm = both(taught, "-c", code, cwd=place)
+    assert warm == fresh == "True\n"
+
+
+def test_generators_of_libraries_differ_between_scripts(taught: Warm, place: Path) -> None:
+    code = "import dice; print(dice.DICE.random(), dice.LOADED.random())"
+    first, second = (taught.run("-c", code, cwd=place).stdout.split() for _ in range(2))
+    assert first[0] != second[0]
+    assert first[1] == second[1]  # it has a seed
+
+
+def test_a_library_that_has_kept_open(taught: Warm, place: Path) -> None:
+    code = "import opener; print(opener.io_open(file='script.py').readline())"
+    fresh, warm = both(taught, "-c", code, cwd=place)
+    assert warm == fresh
+
+
+def test_a_file_that_the_script_leaves_open_is_written(taught: Warm, place: Path) -> None:
+    """Also where a function of the script makes its module a cycle."""
+    code = "def kept():\n    return file\n\nfile = open('left.txt', 'w')\nfile.write('all of it')\n"
+    (place / "left.py").write_text(code)
+    done = taught.run("-v", "left.py", cwd=place)
+    assert "warm start" in done.stderr
+    assert (place / "left.txt").read_text() == "all of it"
+
+
+def test_processes_send_objects_of_the_script_s_classes(taught: Warm, place: Path) -> None:
+    (place / "pool.py").write_text(
+        "import multiprocessing\n\n"
+        "class Found:\n    def __init__(self, value):\n        self.value = value\n\n"
+        "def find(value):\n    return Found(value)\n\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        (found,) = pool.map(find, [3])\n"
+        "    print(isinstance(found, Found), found.value)\n"
+    )
+    fresh, warm = both(taught, "pool.py", cwd=place)
+    assert warm == fresh == "True 3\n"
 
 
 def test_what_a_new_process_would_do_otherwise_is_not_imported_ahead(taught: Warm) -> None:

@@ -488,9 +488,18 @@ def _finish(code: Any, interrupted: bool, loaded: set[str], streams: Iterable[An
     atexit._run_exitfuncs()
     _flush(streams)
     # Objects of the script's own modules may write when they are destroyed: an open file does.
-    for name in [name for name in sys.modules if name not in loaded or name == "__main__"]:
-        sys.modules.pop(name, None)
+    mains = ("__main__", "__mp_main__")
+    names = [name for name in sys.modules if name not in loaded or name in mains]
+    own = [sys.modules.pop(name, None) for name in names]
     sys.last_traceback = sys.last_value = None
+    gc.collect()
+    # As the interpreter does: what is collected in a cycle is a file that closes unwritten.
+    for module in reversed(own):
+        values = getattr(module, "__dict__", {})
+        for private in (True, False):
+            for name in [n for n in values if n != "__builtins__"]:
+                if not private or (name[:1] == "_" and name[1:2] != "_"):
+                    values[name] = None
     gc.collect()
     _flush(streams)
     if interrupted:

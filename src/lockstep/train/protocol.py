@@ -184,6 +184,9 @@ class Launch(NamedTuple):
     """For the workers of this machine, by rank: the datasets that a cluster streams."""
     broken: Broken | None = None
     """What the guard has found in the attempt before."""
+    fallback: tuple[Any, dict[str, Any] | None] = (None, None)
+    """Where to start if the checkpoint that ``is_pending`` is not written: the checkpoint before
+    it, and its positions."""
 
 
 class Committed(NamedTuple):

@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import io
 import os
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -72,6 +73,8 @@ class Preloaded:
         self._lock = threading.RLock()
         self._looked_up: set[str] = set()
         self._directory = os.getcwd()
+        self._random: list[random.Random] = []
+        """Generators that imports have made, and not seeded."""
 
     @property
     def reads(self) -> set[str]:
@@ -105,6 +108,7 @@ class Preloaded:
             stack.enter_context(_noted_imports(self._imports))
             stack.enter_context(_noted_execution(lambda name: self._running(name, reads)))
             stack.enter_context(_noted_files(self._looks_at))
+            stack.enter_context(_noted_generators(self._random))
             self._last = State()  # what follows is the libraries'
             yield
             self._checkpoint(reads)
@@ -142,6 +146,7 @@ class Preloaded:
     @contextlib.contextmanager
     def _running(self, name: str, reads: set[str]) -> Iterator[None]:
         group = self._group(name)
+        self._imports(name)  # also where native code imports it
         if self._importing[-1] is group:
             yield
             return
@@ -175,6 +180,15 @@ class Preloaded:
         for name in [name for name in self._group_of if name in sys.modules]:
             self._hidden[name] = self._group_of[name].modules[name] = sys.modules.pop(name)
         for name, module in self._hidden.items():
+            loader = getattr(getattr(module, "__spec__", None), "loader", None)
+            if isinstance(loader, machinery.ExtensionFileLoader):
+                # What native code imports passes by ``__import__``.
+                for value in list(vars(module).values()):
+                    key = "__name__" if isinstance(value, ModuleType) else "__module__"
+                    if isinstance(value, (ModuleType, type)) or callable(value):
+                        origin = getattr(value, key, None)
+                        if isinstance(origin, str) and origin in self._group_of:
+                            self._group_of[name].imports.add(origin)
             parent, _, own = name.rpartition(".")
             names = getattr(self._module(parent), "__dict__", {})
             group = self._group_of[name]
@@ -210,6 +224,8 @@ class Preloaded:
         self._environment = dict(environment)
         self._path = list(path)
         self._stale = stale
+        for generator in self._random:  # a fork copies its state
+            generator.seed()
         sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -221,6 +237,10 @@ class Preloaded:
             return None
         if path is None and sys.path != self._path and not self._is_found_there(name, module):
             return None
+        parent = name.rpartition(".")[0]
+        known = self._group_of.get(parent)
+        if known is not None and sys.modules.get(parent) is not known.modules.get(parent):
+            return None  # of another package of the same name
         return _spec(name, module, self)
 
     def _is_found_there(self, name: str, module: ModuleType) -> bool:
@@ -240,7 +260,7 @@ class Preloaded:
             self._collect(self._group_of[name], wanted)
             for group in wanted:
                 for own, found in group.modules.items():
-                    sys.modules[own] = found
+                    sys.modules.setdefault(own, found)  # the script may have put its own there
                     del self._hidden[own]
                 for names, own, found in group.attributes:
                     names.setdefault(own, found)
@@ -250,8 +270,9 @@ class Preloaded:
                 if group in wanted:
                     with contextlib.suppress(Exception):
                         change()
-            if any("numpy" in group.modules for group in wanted):  # a fork copies the random state
-                sys.modules["numpy"].random.seed()
+            for group in wanted:
+                if "numpy" in group.modules:  # a fork copies the random state
+                    group.modules["numpy"].random.seed()
             return module
 
     def _collect(self, group: _Group, wanted: dict[_Group, None]) -> None:
@@ -327,10 +348,9 @@ def _noted_imports(note: Callable[[str], None]) -> Iterator[None]:
         given = dict(zip(("globals", "locals", "fromlist", "level"), args, strict=False), **kwargs)
         if not given.get("level"):
             note(name)
-            if name.startswith("lockstep"):
-                for own in given.get("fromlist") or ():
-                    if f"{name}.{own}" in sys.modules:
-                        note(f"{name}.{own}")
+            for own in given.get("fromlist") or ():
+                if f"{name}.{own}" in sys.modules:
+                    note(f"{name}.{own}")
         return found
 
     def by_function(name: str, package: Any = None, level: int = 0) -> Any:
@@ -373,6 +393,22 @@ def _noted_execution(
                 loader.exec_module = method
 
 
+@contextlib.contextmanager
+def _noted_generators(found: list[random.Random]) -> Iterator[None]:
+    """Within this context, keep each generator that is made with a seed of the system's."""
+    original = random.Random.seed
+
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        original(self, a, version)
+        found[:] = [one for one in found if one is not self] + [self] * (a is None)
+
+    random.Random.seed = seed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        random.Random.seed = original  # type: ignore[method-assign]
+
+
 _LOOKS: tuple[tuple[Any, str], ...] = (
     (builtins, "open"),
     (io, "open"),
@@ -395,11 +431,12 @@ class _Look:
         self._original = original
         self.note: Callable[[str], None] | None = note
 
-    def __call__(self, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        path = args[0] if args else kwargs.get("path", kwargs.get("file", "."))
         if self.note is not None and not isinstance(path, int) and not _looks_for_source():
             with contextlib.suppress(TypeError, ValueError):
                 self.note(os.fsdecode(path))
-        return self._original(path, *args, **kwargs)
+        return self._original(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)

@@ -160,6 +160,8 @@ def _new_main(**values: Any) -> ModuleType:
     names["__builtins__"] = sys.modules["builtins"]
     names.update(values)
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing, imported ahead, has the old one
+        sys.modules["__mp_main__"] = main
     _replaced.append(old)
     return main
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import lockstep
 from lockstep import cli, train
 from lockstep.errors import CheckpointError, StorageError
 from lockstep.state.files import StoredState
@@ -169,6 +170,62 @@ def test_ranks_that_cannot_open_the_memory_wait_for_storage(
     frame = result.metrics_dataframe
     assert frame is not None
     assert list(frame["step"]) == [0, 1, 2]
+
+
+def reader_killed_while_writing(config: Mapping[str, Any]) -> None:
+    """Reads a row a step; dies when the state of the third one is sealed, and not written."""
+    shard, checkpoint = train.get_dataset_shard("train"), train.get_checkpoint()
+    state = State(step=0)
+    if checkpoint is not None:
+        state.restore(checkpoint)
+    writing = threading.Event()
+
+    def held(path: str) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "lockstep-seal":
+                thread.join()
+        writing.set()
+        threading.Event().wait()
+
+    for batch in shard.iter_batches(batch_size=1):
+        state.step += 1
+        row = int(batch["id"][0])
+        if checkpoint is not None:
+            train.report({"step": state.step, "row": row}, checkpoint=state)
+            return
+        if state.step == 3:
+            local._fsync = held
+        train.report({"step": state.step, "row": row}, checkpoint=state if row != 1 else None)
+        if state.step == 1:
+            train.get_all_reported_checkpoints()  # waits until it is on storage
+        if state.step == 3:
+            writing.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_rows_are_those_of_the_checkpoint_that_could_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = threading.Event()
+    ask = Controller._ask_committed
+
+    def note_question(self: Controller, *args: Any) -> None:
+        if self.state.attempt == 2:
+            asked.set()
+        ask(self, *args)
+
+    def never(*args: Any) -> None:
+        assert asked.wait(120)
+        raise StorageError("no room")
+
+    monkeypatch.setattr(StateMemory, "write", never)
+    monkeypatch.setattr(Controller, "_ask_committed", note_question)
+    made = trainer(reader_killed_while_writing, config={}, max_failures=1, workers=1)
+    made.datasets = {"train": lockstep.data.range(20)}
+    frame = made.fit().metrics_dataframe
+    assert frame is not None
+    found = frame[frame["attempt"] == 2]
+    assert [(row["step"], row["row"]) for _, row in found.iterrows()] == [(2, 1)]
 
 
 def file_killed_while_writing(config: Mapping[str, Any]) -> None:

@@ -179,7 +179,9 @@ class Controller:
         """Ranks that wait until every checkpoint is committed: which question it is, and whether
         they wait for validations, too."""
         self._questions = 0
-        self._validations = Validations(plan.validation, run, loop, display, self._validated)
+        self._validations = Validations(
+            plan.validation, run, loop, display, self._validated, self.interrupt
+        )
         past = run.past()
         if not run.restored and plan.start_from is not None:
             # Numbers continue those of the checkpoint that the run starts from.
@@ -489,6 +491,10 @@ class Controller:
         said = dict(enumerate(action.announcements))
         said = {rank: value for rank, value in said.items() if value is not None}
         streams = self._split_streams(resumes=newest is not None)
+        stored = run.newest_stored()
+        fallback: tuple[Checkpoint | None, Any] = self._start_from, None
+        if stored is not None:
+            fallback = (run.open_checkpoint(stored), stored.positions)
         for ranks in ranks_by_machine(action.workers):
             needed = said
             if not self._all_announcements:
@@ -506,6 +512,7 @@ class Controller:
                 newest is not None and newest is run.pending,
                 {rank: streams[rank] for rank in ranks} if streams else {},
                 self._broken_step(),
+                fallback,
             )
             for rank in ranks:
                 self._send(rank, launch)
@@ -626,9 +633,12 @@ class Controller:
         self._run.pending = record
 
         directory = self._run.stage(save.name)
+        abandoned = self._storage.abandoned
 
         def write() -> None:
             self._memory.write(save.name, self._run.storage, directory)
+            if abandoned != self._storage.abandoned:  # its files may be deleted, or written again
+                raise StorageError(f"{save.name} was abandoned.")
             self._run.publish(record)
 
         if self._engine.in_this_process:
@@ -639,10 +649,13 @@ class Controller:
                 error = failed
             self._published(save, record, error)
             return
+
+        def written(error: BaseException | None) -> None:
+            if abandoned == self._storage.abandoned:  # else this may be another try's save
+                self._published(save, record, error)
+
         self._storage.submit(write).add_done_callback(
-            lambda done: self._loop.call_soon(
-                lambda: self._published(save, record, done.exception())
-            )
+            lambda done: self._loop.call_soon(lambda: written(done.exception()))
         )
 
     def _published(
@@ -721,7 +734,7 @@ class Controller:
 
     def _discard(self, action: e.Discard) -> None:
         # An abandoned write may still arrive: its files are deleted when the name is used again.
-        later = self._storage.abandoned and not self._run.storage.is_local
+        later = bool(self._storage.abandoned)
         for name in action.names:
             if not action.in_memory:
                 self._memory.drop(name)

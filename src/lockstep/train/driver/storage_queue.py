@@ -53,8 +53,8 @@ class StorageQueue:
         self._all_due = 0.0
         self._draining = False
         self._give_up: Callable[[str], None] = lambda why: None
-        self.abandoned = False
-        """Storage was abandoned once: what it still does may arrive at any time."""
+        self.abandoned = 0
+        """How often storage was abandoned: what it still does may arrive at any time."""
         # Without warnings the user would never learn that storage is late.
         self.is_late = self._warning_s is None
         """The user knows that storage does not answer, so Ctrl-C may abandon it."""
@@ -111,7 +111,7 @@ class StorageQueue:
         self._thread.abandon()
         self._delete_thread.abandon()
         self._start_queues()
-        self.abandoned = True
+        self.abandoned += 1
 
     def drain(self, done: Callable[[], None]) -> None:
         """Call ``done`` when every job is done, on the loop; it does not wait here.

@@ -29,6 +29,10 @@ from lockstep.train.validation import ValidationTaskConfig
 __all__ = ["ValidationPlan", "Validations"]
 
 
+EXIT_S = 60.0
+"""How long the process of a validation may take to exit after its function has returned."""
+
+
 class ValidationPlan(NamedTuple):
     """How the checkpoints of a run are validated."""
 
@@ -61,12 +65,14 @@ class Validations:
         loop: EventLoop,
         display: Display,
         done: Callable[[CheckpointRecord], None],
+        interrupt: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._run = run
         self._loop = loop
         self._display = display
         self._done = done
+        self._interrupt = interrupt
         self._queue: deque[CheckpointRecord] = deque()
         self._running: _Running | None = None
         self._group: WorkerGroup | None = None
@@ -161,6 +167,11 @@ class Validations:
         if isinstance(event, EngineNotice):
             self._display.message(event.text, "warning")
         elif isinstance(event, WorkerMessage):
+            if isinstance(event.message, m.Interrupted):
+                # Ctrl-C in this process: it is meant for the run, and the validation stays pending.
+                self.cancel()
+                self._interrupt()
+                return
             if isinstance(event.message, m.Validated):
                 self._outcome = "VALIDATED", event.message.metrics, ""
             elif isinstance(event.message, m.Failed):
@@ -169,6 +180,10 @@ class Validations:
                     {},
                     _sentence(summarise_error(event.message.error)),
                 )
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._group is not None:  # its threads may keep it from exiting
+                self._timer = self._loop.call_later(EXIT_S, self._group.kill)
         elif isinstance(event, WorkerExited):
             if self._outcome is None:
                 detail = event.detail or f"exit code {event.exitcode}"

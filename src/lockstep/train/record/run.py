@@ -272,6 +272,10 @@ class Run:
         pending = [] if self.pending is None else [self.pending]
         return max((*self.checkpoints, *pending), key=lambda record: record.id, default=None)
 
+    def newest_stored(self) -> CheckpointRecord | None:
+        """The newest checkpoint that is on storage."""
+        return max(self.checkpoints, key=lambda record: record.id, default=None)
+
     def open_checkpoint(self, record: CheckpointRecord) -> Checkpoint:
         """A committed checkpoint for users."""
         return open_checkpoint(self.storage, record)

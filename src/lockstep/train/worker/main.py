@@ -136,6 +136,7 @@ def _prepare(
         else None,
         launch.memory,
         starts_pending=launch.is_pending,
+        fallback=launch.fallback,
     )
     session.validates = setup.validates
     guard: Guard | None = load(setup.guard, "guard") if setup.guard else None

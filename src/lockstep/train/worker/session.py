@@ -89,6 +89,7 @@ class Session:
         memory: Sequence[MemoryPart] = (),
         *,
         starts_pending: bool = False,
+        fallback: tuple[Checkpoint | None, dict[str, Any] | None] = (None, None),
     ) -> None:
         self.context = context
         self.shards = shards
@@ -131,6 +132,9 @@ class Session:
         self._start_state = _open_parts(memory)
         self._starts_in_memory = bool(memory)
         """The other ranks start from a state in memory."""
+        self._fallback = fallback
+        self._restored = False
+        """The function has restored the state in memory: positions are those of that."""
         self._awaits_start = starts_pending
         """The checkpoint to start from may not be on storage yet."""
 
@@ -271,6 +275,9 @@ class Session:
             CheckpointError: the memory has changed, or only other ranks can open it.
         """
         if self._start_state:
+            self._restored = True
+            if self.shards is not None:
+                self.shards.start_at(self.shards.first)
             return self._state_in_memory()
         found = self.start_checkpoint()
         if self._starts_in_memory:
@@ -309,7 +316,9 @@ class Session:
             self._awaits_start = False
             known = [committed.checkpoint for committed in self.reported_checkpoints]
             if self.checkpoint not in known:  # it could not be written
-                self.checkpoint = known[-1] if known else None
+                self.checkpoint, positions = self._fallback
+                if self.shards is not None and not self._restored:
+                    self.shards.start_at(positions)
         return self.checkpoint
 
     def keep_last_state(self) -> None:

@@ -38,7 +38,7 @@ class Shards:
         self._plans = plans
         self._rank = rank
         self._world_size = world_size
-        self._positions = positions or {}
+        self._positions = self.first = {} if positions is None else positions
         self._device = device
         self._shards: dict[str, DataShard] = {}
         self._streams = streams or {}
@@ -71,6 +71,18 @@ class Shards:
             shard.auto_device = self._device
             self._shards[name] = shard
         return self._shards[name]
+
+    def start_at(self, positions: Mapping[str, Any] | None) -> None:
+        """Resume elsewhere, also with the shards that the function has already."""
+        positions = {} if positions is None else positions
+        if positions is self._positions:
+            return
+        self._positions = positions
+        for name, shard in list(self._shards.items()):
+            del self._shards[name]
+            # The function may hold the object: it becomes the new one.
+            shard.__dict__.update(self.get(name).__dict__)
+            self._shards[name] = shard
 
     def rows_read(self, *, begin: bool = False) -> dict[str, int]:
         """How many rows of each dataset this rank has read in the current epoch.
