@@ -578,9 +578,9 @@ def test_a_callback_can_open_the_checkpoint_of_the_report_it_gets(
 ) -> None:
     publish = LocalStorage.publish
 
-    def slowly(self: LocalStorage, name: str, manifest: bytes) -> None:
+    def slowly(self: LocalStorage, name: str, manifest: bytes, attempt: int = 0) -> None:
         never.wait(0.2)  # long enough for a callback that is notified too early
-        publish(self, name, manifest)
+        publish(self, name, manifest, attempt)
 
     def train_func() -> None:
         for step in range(3):

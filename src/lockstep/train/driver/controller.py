@@ -492,7 +492,7 @@ class Controller:
         said = {rank: value for rank, value in said.items() if value is not None}
         streams = self._split_streams(resumes=newest is not None)
         stored = run.newest_stored()
-        fallback: tuple[Checkpoint | None, Any] = self._start_from, None
+        fallback: tuple[Any, Any] = self._start_from, None
         if stored is not None:
             fallback = (run.open_checkpoint(stored), stored.positions)
         for ranks in ranks_by_machine(action.workers):
