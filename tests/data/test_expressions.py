@@ -250,3 +250,33 @@ def test_an_unknown_way_to_sort_lists_is_refused(options: dict[str, str], messag
     expression = col("l").list.sort(**options)
     with pytest.raises(ValueError, match=message):
         expression.evaluate(pa.table({"l": [[1]]}))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64()), pa.large_list(pa.string()), pa.list_(pa.int64(), 2)], ids=repr
+)
+def test_a_list_that_is_too_short_has_no_element(kind: pa.DataType) -> None:
+    fixed = pa.types.is_fixed_size_list(kind)
+    rows = pa.array([[9, 9], [1, 2], None, [3, 4] if fixed else []], pa.list_(pa.int64()))
+    table = pa.table({"l": rows.cast(kind)}).slice(1)
+    first = col("l").list[0].evaluate(table)
+    assert first.type == kind.value_type
+    assert first.cast(pa.int64()).to_pylist() == [1, None, 3 if fixed else None]
+    assert col("l").list.get(index=2).evaluate(table).to_pylist() == [None, None, None]
+    picked = lockstep.data.from_arrow(table).filter(expr=col("l").list[1].is_not_null())
+    assert picked.count() == 1 + fixed
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda lists: lists[-1],
+        lambda lists: lists[-2:],
+        lambda lists: lists[:-1],
+        lambda lists: lists.get(-1),
+        lambda lists: lists.slice(0, -1),
+    ],
+)
+def test_places_from_the_end_of_a_list_are_refused(take: Any) -> None:
+    with pytest.raises(ValueError, match=r"-\d counts from the end of a list; use 0 or more"):
+        take(col("l").list)

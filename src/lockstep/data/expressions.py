@@ -234,6 +234,10 @@ class _Namespace:
                 options, args = {"unit": args[0] if args else options["unit"]}, ()
             elif function == "strftime" and "fmt" in options:
                 options = {"format": options["fmt"]}
+            elif function == "list_element":
+                return _list_element(self._value, *args, **options)
+            elif function == "list_slice":
+                return _list_slice(self._value, *args, **options)
             return _Function(function, (self._value, *args), options)
 
         return call
@@ -242,10 +246,36 @@ class _Namespace:
         if self._kind == "struct":
             return _Function("struct_field", (self._value, key))
         if self._kind == "list" and isinstance(key, slice):
-            return _Function("list_slice", (self._value, key.start or 0, key.stop, key.step or 1))
+            return _list_slice(self._value, key.start, key.stop, key.step)
         if self._kind == "list":
-            return _Function("list_element", (self._value, key))
+            return _list_element(self._value, key)
         raise TypeError(f".{self._kind}[{key!r}]: only .list and .struct have elements.")
+
+
+def _list_element(value: Expr, index: int) -> Expr:
+    """One element of each list; null where a list is too short, for which Arrow has an error."""
+    _check_place(index)
+    part = _Function("list_slice", (value, index, index + 1), {"return_fixed_size_list": True})
+    return _Function("list_element", (part, 0))
+
+
+def _list_slice(
+    value: Expr,
+    start: int | None = None,
+    stop: int | None = None,
+    step: int | None = None,
+    **options: Any,
+) -> Expr:
+    for place in (start, stop, step):
+        if place is not None:
+            _check_place(place)
+    step = 1 if step is None else step
+    return _Function("list_slice", (value, start or 0, stop, step), options)
+
+
+def _check_place(place: Any) -> None:
+    if place < 0:
+        raise ValueError(f".list[…]: {place} counts from the end of a list; use 0 or more.")
 
 
 def _map_keys(column: Any) -> Any:
