@@ -421,6 +421,7 @@ def test_a_run_of_any_size_takes_a_bounded_part_of_memory(run: MadeRun) -> None:
         assert sum(len(record.get("workers", ())) for record in one.attempts.values()) == 20
     ranks = [series for of in model.ranks.values() for series in of]
     assert len(ranks) == 4096
+    assert all(model.ranks.values())
     assert len(model.metrics) == 500
     assert len(light.metrics) == 32
 
@@ -445,6 +446,47 @@ def test_samples_become_memory_and_load(run: MadeRun) -> None:
     assert [list(s.values) for s in model.samples.cpu] == [[50.0]]
     assert [list(s.values) for s in model.samples.gpu] == [[50.0, 60.0]]
     assert [list(s.values) for s in model.samples.gpu_memory] == [[10.0], [11.0]]
+
+
+def test_samples_that_were_replaced_are_read_anew(run: MadeRun) -> None:
+    sample = {"time": 10.0, "attempt": 1, "cpu": [1.0], "memory": [100]}
+    path = run.path / "resources.jsonl"
+    path.write_text(3 * (json.dumps(sample) + "\n"))
+    model = model_of(run)
+    other = run.path / "other"
+    other.write_text(5 * (json.dumps({**sample, "memory": [7]}) + "\n"))
+    other.replace(path)
+    assert model.follow()
+    assert model.samples is not None
+    assert [list(s.values) for s in model.samples.memory] == [5 * [7.0]]
+    path.unlink()
+    assert model.follow()
+    assert model.samples.memory == []
+    assert not model.follow()
+
+
+def test_a_metric_without_room_for_its_ranks_does_not_stop_the_others(run: MadeRun) -> None:
+    run.ranks = 2
+    model = model_of(run)
+    model._rank_series = SeriesSet(10, 20, 2)
+    run.report({"known": 1.0})
+    run.report({"late": 2.0, "known": 2.0})
+    assert model.follow()
+    assert [list(s.values) for s in model.ranks["known"]] == [[1.0, 2.0], [1.0, 2.0]]
+    assert list(model.ranks) == ["known"]
+
+
+def test_long_names_and_long_lists_are_shown_in_part(tmp_path: Path, run: MadeRun) -> None:
+    deep = [[[0.5] * 1000] * 30, {"a": [1] * 500}]
+    run.report({"n" * 1000: 1.0, "list": [0.25] * 50_000, "deep": deep, "short": [1, [2]]})
+    library = Library([root_of(tmp_path)])
+    read_all(library)
+    [row] = [row for message in RunsView(library).news() for row in message["rows"]]
+    shown = row["metrics"]
+    assert shown["n" * 199 + "…"] == 1.0
+    assert shown["list"] == repr([0.25] * 200)[:199] + "…"
+    assert shown["deep"] == repr(deep)[:199] + "…"
+    assert shown["short"] == "[1, [2]]"
 
 
 def test_trials_come_from_the_experiment_and_their_runs(tmp_path: Path) -> None:
@@ -528,6 +570,7 @@ def test_what_was_deleted_leaves_the_table_and_may_come_again(
 
 def test_every_message_is_json_that_a_browser_reads(tmp_path: Path, run: MadeRun) -> None:
     run.report({"loss": math.inf, "a": -math.inf, "b": math.nan, "\ud800": 1.0})
+    run.report({"loss": 1.0}, busy=[1e308, -1e308])
     run.event(
         "failure",
         attempt=1,

@@ -269,13 +269,15 @@ class RunModel:
     def _add_rank(self, rank: int, metrics: dict[str, Any], step: float, when: float) -> None:
         for key, value in flatten(metrics).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                ranks = self.ranks.setdefault(key, [])
+                ranks = self.ranks.get(key) or []
                 while len(ranks) <= rank:
                     series = self._rank_series.new()
                     if series is None:
-                        return
+                        break  # no room for another one; other metrics may have theirs
                     ranks.append(series)
-                ranks[rank].add(step, when, value)
+                    self.ranks[key] = ranks
+                else:
+                    ranks[rank].add(step, when, value)
 
 
 def _place(x: Any, time: Any) -> tuple[float, float]:
@@ -340,10 +342,13 @@ class _Samples:
     def follow(self) -> bool:
         """Read what is new; whether there was anything."""
         lines = self._follower.more()
+        if replaced := lines is None:
+            self.__init__(self._follower.place)  # type: ignore[misc]
+            lines = self._follower.more()
         for line in lines or ():
             with damage_named(RESOURCES_FILE):
                 self._add(parse_line(line))
-        return bool(lines)
+        return replaced or bool(lines)
 
     def _add(self, sample: dict[str, Any]) -> None:
         when, _ = _place(sample["time"], 0)

@@ -195,7 +195,21 @@ def _behind(model: RunModel) -> float | None:
 
 def _last_metrics(model: RunModel) -> dict[str, Any]:
     flat = list(flatten(model.last).items())
-    return {key: _short(plain(value)) for key, value in flat[:_MAX_SHOWN_METRICS]}
+    return {_short(str(key)): _shown(value) for key, value in flat[:_MAX_SHOWN_METRICS]}
+
+
+def _shown(value: Any) -> Any:
+    return _short(plain(_beginning(value, iter(range(_MAX_TEXT)))))
+
+
+def _beginning(value: Any, room: Iterator[int]) -> Any:
+    """As many items, also nested ones, as there is room for: a text of all of them takes long."""
+    if isinstance(value, dict):
+        items = zip(value.items(), room, strict=False)
+        return {key: _beginning(item, room) for (key, item), _ in items}
+    if isinstance(value, list | tuple):
+        return [_beginning(item, room) for item, _ in zip(value, room, strict=False)]
+    return value
 
 
 def _short(value: Any) -> Any:
@@ -293,7 +307,7 @@ class RunView(View):
             self._details = details
             message["details"] = details
             message["environment"] = environment_at(model.place)
-        message["late"] = _late(model)
+        message["late"] = plain(_late(model))
         yield message
         if lines := self._lines.news(_series(model)):
             yield {"type": "lines", "lines": lines}
@@ -506,7 +520,7 @@ def _trial_row(library: Library, search: SearchModel, trial: TrialModel) -> dict
         "status": status,
         "by": trial.by,
         "config": {
-            key: _short(plain(value))
+            _short(str(key)): _shown(value)
             for key, value in list(trial.config.items())[:_MAX_SHOWN_METRICS]
         },
         "metrics": _last_metrics(model) if model else {},
