@@ -339,6 +339,8 @@ def test_the_arguments_of_a_join_are_checked() -> None:
             data.join(data, "inner", wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"join\(3\): give datasets"):
         data.join(3, "inner")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"join\(on=\[\], .*name one or more columns"):
+        data.join(data, "inner", on=[])
     with pytest.raises(TypeError, match=r"join\(on=3\): give the name of a column"):
         data.join(data, "inner", on=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"join\(right_on=\[3\]\): give the name of a column"):

@@ -181,7 +181,10 @@ class Reordering(DatasetBase):
         keys = _names("join(on=", on)
         others = keys if right_on is None else _names("join(right_on=", right_on)
         if not keys or len(keys) != len(others):
-            raise ValueError(f"join(on={on!r}, right_on={right_on!r}): give as many columns.")
+            raise ValueError(
+                f"join(on={on!r}, right_on={right_on!r}): name one or more columns, and as many "
+                "columns on the right as on the left."
+            )
 
         def make() -> list[Group]:
             left, right = to_one_table(self), to_one_table(ds)
