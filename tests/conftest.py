@@ -25,6 +25,11 @@ with suppress(ImportError):  # the environments of single frameworks do not have
     )
     hypothesis.settings.load_profile("lockstep")
 
+# Comet changes MLflow and others when it is imported, unless it is told not to; whichever test
+# imports it first. Nothing is sent to its makers.
+os.environ["COMET_DISABLE_AUTO_LOGGING"] = "1"
+os.environ["COMET_INTERNAL_SENTRY_DSN"] = ""
+
 # Processes that may outlive a test: they are started once and serve the whole session.
 # A fork server is the child of its keeper; both have the same words in their titles.
 FORK_SERVER = ("lockstep fork server", "lockstep.engine.forkserver")

@@ -334,7 +334,7 @@ def test_it_is_hidden_in_the_server_and_there_when_it_is_imported(clean: Preload
     assert callable(state)
     assert {"READER_HOME", "DEFAULT_OF_CHANGER"} <= clean.reads
     assert clean.variables == {"MADE_BY_CHANGER": "1", "DEFAULT_OF_CHANGER": "1"}
-    assert clean.problems.keys() == {"looker", "looker_too"}
+    assert clean.problems.keys() == {"looker", "looker_too"}, clean.problems
     imported = {**state(), "exits": atexit._ncallbacks() + 1}
     clean.hide()
     hidden = state()

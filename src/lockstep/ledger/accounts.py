@@ -388,9 +388,10 @@ def interval_after(
         end: seconds from the launch to the end of the attempt.
         overhead: the account of the time in which no rank's function ran.
     """
-    if "returned_after" not in last:
+    returned = last.get("returned_after")
+    if returned is None:
         return None
-    seconds = max(min(float(last["returned_after"]), end) - before, 0.0)
+    seconds = max(min(float(returned), end) - before, 0.0)
     account = "idle" if overhead == "reporting" else overhead
     return Interval(
         None, before, seconds, tuple(last["busy"]), tuple(last["waits"]), account, False

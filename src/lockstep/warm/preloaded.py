@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import machinery
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from lockstep import settings
@@ -449,11 +449,15 @@ class _Look:
 
 
 def _looks_for_source() -> bool:
-    """Whether a line of code is looked for, by the name of its file, which may be none."""
-    frame = sys._getframe(2)
-    if frame.f_globals.get("__name__") == "genericpath" and frame.f_back is not None:
+    """Whether a line of code is looked for, by the name of its file, which may be none.
+
+    A tool that measures which lines run does that, too.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in ("genericpath", "posixpath"):
         frame = frame.f_back
-    return frame.f_globals.get("__name__") in ("inspect", "linecache", "tokenize")
+    name = "" if frame is None else str(frame.f_globals.get("__name__"))
+    return name.partition(".")[0] in ("coverage", "inspect", "linecache", "tokenize")
 
 
 @contextlib.contextmanager

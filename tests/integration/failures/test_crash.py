@@ -72,7 +72,7 @@ def train_func(config):
     for step in range(config["steps"]):
         save(config, rank, step)
         known = train.get_all_reported_checkpoints()
-        newest = known[-1][1]["step"] if known else -1
+        newest = known[-1].metrics["step"] if known else -1
         with open(f"{config['seen']}.{rank}", "a") as file:
             file.write(f"{step} {newest}\\n")
 

@@ -412,7 +412,7 @@ def test_checkpoints_of_the_result() -> None:
         best = each.get_best_checkpoint("loss", "min")
         assert best is not None
         assert best.to_dict()["n"] == 1
-        with pytest.raises(RuntimeError, match=r"metric='accuracy'.*it has 'loss'"):
+        with pytest.raises(RuntimeError, match=r"metric='accuracy'.*the newest has 'loss'"):
             each.get_best_checkpoint("accuracy", "max")
         with pytest.raises(ValueError, match="'best'"):
             each.get_best_checkpoint("loss", "best")  # type: ignore[arg-type]

@@ -31,11 +31,12 @@ IN_PROCESS = """
     from lockstep.train import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 
     def train_func():
-        print("go", flush=True)
         number = 0
         while True:
             train.report({"n": number}, checkpoint=Checkpoint.from_dict({"n": number}))
             number += 1
+            if number == 1:
+                print("go", flush=True)
 
     DataParallelTrainer(
         train_func,
