@@ -28,7 +28,7 @@ with suppress(ImportError):  # the environments of single frameworks do not have
 # Comet changes MLflow and others when it is imported, unless it is told not to; whichever test
 # imports it first. Nothing is sent to its makers.
 os.environ["COMET_DISABLE_AUTO_LOGGING"] = "1"
-os.environ["COMET_INTERNAL_SENTRY_DSN"] = ""
+os.environ["COMET_ERROR_TRACKING_ENABLE"] = "false"
 
 # Processes that may outlive a test: they are started once and serve the whole session.
 # A fork server is the child of its keeper; both have the same words in their titles.
