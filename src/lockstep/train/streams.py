@@ -23,7 +23,7 @@ __all__ = ["RayDataset", "StreamPlan", "Streams", "is_ray_dataset", "open_stream
 
 def is_ray_dataset(value: Any) -> bool:
     """Whether it is a dataset of Ray Data. Ray itself is not imported for this."""
-    return type(value).__module__.startswith("ray.data.") and hasattr(value, "streaming_split")
+    return type(value).__module__.startswith("ray.data.")
 
 
 class RayDataset:
