@@ -57,7 +57,7 @@ SETTLE_SECONDS = 120.0
 LOAD_OF_THE_SUITE = 1.5
 """The load per processor that the suite itself makes, about."""
 
-_lazy_files: dict[str, set[int]] = {}
+_lazy_files: dict[str, dict[int, str]] = {}
 
 
 def descendants() -> dict[int, str]:
@@ -116,11 +116,14 @@ def open_files() -> dict[int, str]:
             target = os.readlink(f"/proc/self/fd/{name}")
             if not target.startswith(CUDA_FILES):
                 found[int(name)] = target
+    for lazy in _lazy_files.values():  # one that was closed may be another file's by now
+        for fd in [fd for fd, target in lazy.items() if found.get(fd) != target]:
+            del lazy[fd]
     return _without_lazy(found)
 
 
 def _without_lazy(files: dict[int, str]) -> dict[int, str]:
-    lazy = set().union(*_lazy_files.values())
+    lazy = {fd for known in _lazy_files.values() for fd in known}
     return {fd: target for fd, target in files.items() if fd not in lazy}
 
 
@@ -196,7 +199,7 @@ class Snapshot:
             # Jupyter makes another event loop after a test has called asyncio.run().
             due = module not in _lazy_files or module == "jupyter_core.utils"
             if module in sys.modules and due and (fds := _pick(new, kinds)):
-                _lazy_files.setdefault(module, set()).update(fds)
+                _lazy_files.setdefault(module, {}).update({fd: new[fd] for fd in fds})
                 new = _without_lazy(new)
         if self.kept - before.kept or "ray" in sys.modules:
             # The connection to a kept process; in later tests it is there before they start. And
