@@ -71,7 +71,7 @@ def _dataset(data: Any, config: dict[str, Any]) -> Any:
     if config["shuffle"] == "windows":
         return dataset.random_shuffle(seed=1)
     if config["shuffle"] == "full":
-        return dataset.random_shuffle(seed=1, window=None)
+        return dataset.random_shuffle(seed=1, window="full")
     return dataset
 
 
@@ -329,11 +329,11 @@ def _measure_kind(bench: Bench, runs: Runs, name: str) -> list[Measurement]:
 
 
 def _shuffled(bench: Bench, runs: Runs, name: str, plain: list[float]) -> list[Measurement]:
-    """In windows, which is the default for files, and fully: then every rank reads every file."""
+    """In windows, which is the default for files, and in full: then every rank reads every file."""
     measured = []
     for how, told, reach in (
         ("windows", "shuffled", Reach(0.6, "0.6 of it")),
-        ("full", "shuffled with window=None", None),
+        ("full", "shuffled in full", None),
     ):
         bench.say(f"{name} {told}")
         rates = [
