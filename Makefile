@@ -1,7 +1,7 @@
 # Every target sets up what it needs in .venv; a second call starts at once.
 #   make demo    train a small model on two workers
 #   make test    the test suite, each framework in its environment (test-main, test-tensorflow, …: one)
-#   make check   ruff, mypy, the site; known vulnerabilities of dependencies, where the index tells
+#   make check   ruff, mypy, the site; known vulnerabilities of dependencies, where the index says
 #   make docs    the site, in build/site
 #   make signatures  renew tests/public_api.txt, the public names and signatures
 #   make compat  what of Ray's names and arguments there is; renews docs/compatibility.md (ARGS: directories with scripts)

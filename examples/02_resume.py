@@ -50,5 +50,5 @@ if __name__ == "__main__":
         scaling_config=ScalingConfig(num_workers=2),
         resume_from_checkpoint=first.checkpoint,
     ).fit()
-    print(f"went on at epoch {second.metrics_dataframe['epoch'].iloc[0]}, ", end="")
+    print(f"continued at epoch {second.metrics_dataframe['epoch'].iloc[0]}, ", end="")
     print(f"ended with error {second.metrics['error']:.4f}")

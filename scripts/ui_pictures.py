@@ -2,7 +2,7 @@
 
     .venv-ui/bin/python -m scripts.ui_pictures       # renews docs/images/ui-*.png
 
-Real runs are made in a temporary directory: one that goes on, one that fails, others that have
+Real runs are made in a temporary directory: one that continues, one that fails, others that have
 ended, and a search. Chromium then looks at them. The environment is the one of ``make test-ui``.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 WAIT_MS = 60_000
 DRAWN_MS = 2_500
-"""How long charts may take to appear: nothing on the page tells when the last one is drawn."""
+"""How long charts may take to appear: nothing on the page says when the last one is drawn."""
 
 RUN = """
 import json, math, random, sys, time

@@ -15,7 +15,7 @@ EXAMPLES = ROOT / "examples"
 
 SHOWS = {
     "01_quickstart.py": ["accuracy:   0.9", "checkpoint: ", "run:        "],
-    "02_resume.py": ["exited with code 1", "attempt 2", "went on at epoch 5"],
+    "02_resume.py": ["exited with code 1", "attempt 2", "continued at epoch 5"],
     "03_metrics_and_callbacks.py": ["callback: ", "mean loss 1.500", "log rows:   600"],
     "04_debug_in_process.py": ["same process: True"],
     "05_test_your_resume.py": [

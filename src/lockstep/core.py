@@ -1,4 +1,4 @@
-"""What Ray Core tells scripts about their cluster, as facts of this machine; values by reference.
+"""What Ray Core says to scripts about their cluster, as facts of this machine; values by reference.
 
 On the engine ``ray`` each of these is Ray's own. Tasks and actors are always Ray's own: elsewhere
 they are an error that says so.

@@ -196,7 +196,7 @@ def test_a_preload_that_fails_is_no_error(
 ) -> None:
     with driven(fresh, "facts", preload=("no_such_module_anywhere",)) as run:
         assert run.until_ended() == [0]
-    assert "could not import no_such_module_anywhere ahead of time" in capfd.readouterr().err
+    assert "could not preload no_such_module_anywhere" in capfd.readouterr().err
 
 
 def test_random_generators_differ_between_ranks_and_runs(engine: Engine) -> None:
@@ -539,7 +539,7 @@ def test_stopping_does_not_wait_for_a_slow_import(
     with driven(fresh, "facts", size=2, preload=("slow_import",)) as run:
         getattr(run.group, how)()
         assert run.until_ended() == [code, code]
-        with open(gate, "w"):  # the import goes on, and the server finds what was asked of it
+        with open(gate, "w"):  # the import continues, and the server finds what was asked of it
             pass
     with driven(fresh, "facts", size=2, preload=("slow_import",)) as run:
         assert run.until_ended() == [0, 0]

@@ -174,7 +174,7 @@ def write_without_end(channel: Channel) -> int:
 
 
 def close_stdout(channel: Channel) -> int:
-    """Print, close both streams and their files, and go on."""
+    """Print, close both streams and their files, and continue."""
     channel.receive()
     print("before")
     sys.stdout.close()

@@ -240,7 +240,7 @@ class Stuck(Halves):
 
 
 class Hoarding(Halves):
-    """Goes on where another experiment was."""
+    """Continues where another experiment was."""
 
     def set_search_properties(self, metric: Any, mode: Any, config: Any, **spec: Any) -> bool:
         self._tried = self._tried or [0.0, 1.0]

@@ -1,4 +1,4 @@
-"""The dashboard in Chromium, over runs that go on during the test."""
+"""The dashboard in Chromium, over runs that continue during the test."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_half_a_line_that_a_new_driver_cuts_off_is_never_seen(tmp_path: Path) ->
     assert follower.more() == [b"two"]
 
 
-def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"one\ntwo\n")
     follower = Follower(root_of(tmp_path).place, "lines")
@@ -240,7 +240,7 @@ def test_many_series_share_a_bounded_number_of_points() -> None:
     assert sum(len(one.values) for one in kept) <= 256
     assert [max(one.values) for one in kept[:3]] == [50.0] * 3
     assert series[0] is not None
-    assert series[0].since(999) is None  # it was thinned: a page gets it anew
+    assert series[0].since(999) is None  # it was thinned: a page gets it again
 
 
 # -------------------------------------------------------------------------------------- models
@@ -448,7 +448,7 @@ def test_samples_become_memory_and_load(run: MadeRun) -> None:
     assert [list(s.values) for s in model.samples.gpu_memory] == [[10.0], [11.0]]
 
 
-def test_samples_that_were_replaced_are_read_anew(run: MadeRun) -> None:
+def test_samples_that_were_replaced_are_read_again(run: MadeRun) -> None:
     sample = {"time": 10.0, "attempt": 1, "cpu": [1.0], "memory": [100]}
     path = run.path / "resources.jsonl"
     path.write_text(3 * (json.dumps(sample) + "\n"))

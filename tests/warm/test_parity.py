@@ -70,7 +70,7 @@ state = {
     "flags": [list(sys.flags), sys.warnoptions, sys._xoptions, sys.dont_write_bytecode],
     "hooks": [str(hook).split(" at ")[0] for hook in (sys.excepthook, sys.displayhook,
               sys.unraisablehook, sys.breakpointhook, sys.gettrace(), sys.getprofile())],
-    # lockstep run adds finders: for scripts that import ray, and for what is imported ahead.
+    # lockstep run adds finders: for scripts that import ray, and for what is preloaded.
     "import": [[str(finder).split(" at ")[0] for finder in sys.meta_path
                 if not type(finder).__module__.startswith("lockstep.")],
                [str(hook).split(" at ")[0] for hook in sys.path_hooks]],

@@ -1,4 +1,4 @@
-"""Libraries that are imported ahead change nothing until a script imports them."""
+"""Preloaded libraries change nothing until a script imports them."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_variable_that_the_script_sets(taught: Warm, place: Path) -> None:
     hidden = place / "sets.py"
     hidden.write_text("import config, reader; print(reader.HOME)")
     done = taught.run("sets.py", cwd=place)
-    assert "has set READER_HOME, but reader was imported ahead" in done.stderr
+    assert "has set READER_HOME, but reader was preloaded" in done.stderr
     done = taught.run("-v", "sets.py", cwd=place)
     assert done.stdout == "/own\n"
     assert "the program sets READER_HOME before it imports a library" in done.stderr
@@ -304,7 +304,7 @@ def test_the_variables_that_a_program_sets(text: str, names: set[str]) -> None:
 
 @pytest.fixture
 def clean(place: Path) -> Iterator[Preloaded]:
-    """Libraries that this process has imported ahead; afterwards it has never seen them."""
+    """Libraries that this process has preloaded; afterwards it has never seen them."""
     found = set(sys.modules)
     meta_path, path, directory = list(sys.meta_path), list(sys.path), os.getcwd()
     filters, handlers = list(warnings.filters), list(logging.root.handlers)

@@ -261,7 +261,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def loaded_before(warm: Warm, names: list[str], cwd: Path) -> list[str]:
-    """Which of these modules are imported ahead; none is to be seen before the script asks."""
+    """Which of these modules are preloaded; none is to be seen before the script asks."""
     code = (
         "import sys\n"
         f"names = {names}\n"

@@ -58,7 +58,7 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("started", f"{status['served']} processes, {status['running']} of them run"),
         ("ends", "not while they run" if status["running"] else f"unused, in {_minutes(left)}"),
     ]
-    facts += [("not ahead", f"{name}: {why}") for name, why in sorted(status["unsafe"].items())]
+    facts += [("left out", f"{name}: {why}") for name, why in sorted(status["unsafe"].items())]
     return facts
 
 

@@ -34,7 +34,7 @@ class ConnectedGroup(WorkerGroup):
 
     @abstractmethod
     def _lose(self, rank: int, exitcode: int | None, detail: str) -> None:
-        """Report an end of which the worker's own fork server has not told."""
+        """Report an end of which the worker's own fork server has not reported."""
 
     def _frame(self, message: Any) -> bytes:
         # The same answer goes to every rank, one after the other: it is pickled once.
@@ -66,7 +66,7 @@ class ConnectedGroup(WorkerGroup):
         )
 
     def _end_of(self, message: Ended) -> WorkerExited:
-        """An exit that the fork server has told of."""
+        """An exit that the fork server has reported."""
         if message.rank in self._garbage:
             # The signal is this engine's own, and says nothing.
             return WorkerExited(message.rank, None, self._garbage[message.rank])

@@ -164,14 +164,14 @@ def main(
 
 
 def _preload(names: list[str], control: socket.socket, known: Collection[str] = ()) -> None:
-    """Import modules, and tell the driver which variables they have read."""
+    """Import modules, and send the driver the variables that they have read."""
     with recorded_reads() as reads:
         for name in names:
             try:
                 importlib.import_module(name)
             except Exception as error:
                 # The worker imports it again, and fails where the user sees the error.
-                print(f"lockstep: could not import {name} ahead of time: {error}", file=sys.stderr)
+                print(f"lockstep: could not preload {name}: {error}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # a fork copies the buffer: every worker would print it again

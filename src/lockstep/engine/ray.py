@@ -638,7 +638,7 @@ def join_cluster(address: str) -> None:
 
 
 class _Nodes:
-    """The nodes of the cluster as Ray tells them, looked at once a second by a thread.
+    """The nodes of the cluster as Ray lists them, looked at once a second by a thread.
 
     Nobody waits for Ray here: after the first look everything is answered from what was seen last.
     """
@@ -859,7 +859,7 @@ def _ask(agent: Any) -> bool:
 
 
 def _when_back(agent: Any, call: Callable[[], None]) -> None:
-    """Wait until a frozen node answers again: its agent ends then, which Ray tells."""
+    """Wait until a frozen node answers again: its agent ends then, and Ray reports that."""
     import ray
 
     with contextlib.suppress(Exception):

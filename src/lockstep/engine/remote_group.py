@@ -303,7 +303,7 @@ class RemoteGroup(ConnectedGroup):
         if rank in self._ends:
             self._report_end(rank)
         else:
-            # The agent tells how it ended. If only the connection broke, it must end, too.
+            # The agent reports how it ended. If only the connection broke, it must end, too.
             self._later(NEWS_S, lambda: self._order(Kill(rank)) if rank in self._alive else None)
 
     def _report_end(self, rank: int) -> None:

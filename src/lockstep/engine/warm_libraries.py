@@ -109,7 +109,7 @@ class Libraries:
 
     def _exclude(self, problems: Mapping[str, str], learnt: dict[str, Any]) -> NoReturn:
         for package, problem in problems.items():
-            print(f"{package} is not imported ahead: {problem}", flush=True)
+            print(f"{package} is not preloaded: {problem}", flush=True)
             learnt["unsafe"][package] = problem
         self._place.write_learnt(learnt)
         self.start_again()

@@ -419,7 +419,7 @@ class _Server:
 
         def stale(variable: str, library: str) -> None:
             print(
-                f"lockstep run: the program has set {variable}, but {library} was imported ahead, "
+                f"lockstep run: the program has set {variable}, but {library} was preloaded, "
                 "without it. The next start of this program is an ordinary one.",
                 file=sys.stderr,
             )

@@ -22,7 +22,7 @@ class LiveTimes:
 
     Attributes:
         seconds: the wall time of the reports so far, without the start.
-        straggler: the rank that all others wait for, once it costs enough to be told.
+        straggler: the rank that all others wait for, once it costs enough for a message.
     """
 
     def __init__(self, size: int) -> None:

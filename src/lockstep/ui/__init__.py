@@ -5,7 +5,7 @@
     series      points of a metric, few enough to keep and to draw
     model       a run's journal, followed;  search: an experiment's
     logs        the ranks' logs
-    library     finds runs, follows their journals on one thread, tells who listens
+    library     finds runs, follows their journals on one thread, notifies who listens
     views       what each page shows, as JSON
     app         pages over HTTP: who may ask, what is pushed
     server      the port, the address with its token

@@ -1,4 +1,4 @@
-"""Finds runs below the roots, follows their journals on one thread, and tells who listens.
+"""Finds runs below the roots, follows their journals on one thread, and notifies who listens.
 
 The thread goes round: list directories that have changed, read journals that have grown, a slice at
 a time, so that a page is answered while a journal of a gigabyte is being read. What runs is looked
@@ -167,7 +167,7 @@ class Library:
             self._asleep.clear()
             try:
                 busy = self._round()
-            except Exception:  # of one damaged run; the pages of all others go on
+            except Exception:  # of one damaged run; the pages of all others continue
                 traceback.print_exc()
                 busy = False
             if not self._closing:

@@ -141,7 +141,7 @@ def open_streams(like: tuple[tuple[str, str], ...], *, unbuffered: bool = False)
         unbuffered: as with ``python -u``.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        if fd:  # libraries that were imported ahead may have kept the old one
+        if fd:  # preloaded libraries may have kept the old one
             getattr(sys, name).reconfigure(line_buffering=True)
         stream = _open_stream(fd, name, *like[fd], unbuffered)
         setattr(sys, name, stream)

@@ -1,4 +1,4 @@
-"""What a warm server imports ahead: learnt from what scripts import before they train."""
+"""What a warm server preloads: learnt from what scripts import before they train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that were imported ahead, and stay hidden until a script imports them.
+"""Preloaded modules, which stay hidden until a script imports them.
 
 The server records what each package's import needs and changes. Then it removes the modules from
 ``sys.modules`` and undoes the changes: a script that is forked finds what a new interpreter has.
@@ -244,7 +244,7 @@ class Preloaded:
         return _spec(name, module, self)
 
     def _is_found_there(self, name: str, module: ModuleType) -> bool:
-        """Whether an import that follows ``sys.path`` finds the module that was imported ahead."""
+        """Whether an import that follows ``sys.path`` finds the preloaded module."""
         if name in sys.builtin_module_names or getattr(module, "__spec__", None) is None:
             return True
         found = machinery.PathFinder.find_spec(name)

@@ -160,7 +160,7 @@ def _new_main(**values: Any) -> ModuleType:
     names["__builtins__"] = sys.modules["builtins"]
     names.update(values)
     sys.modules["__main__"] = main
-    if "__mp_main__" in sys.modules:  # multiprocessing, imported ahead, has the old one
+    if "__mp_main__" in sys.modules:  # multiprocessing, which is preloaded, has the old one
         sys.modules["__mp_main__"] = main
     _replaced.append(old)
     return main

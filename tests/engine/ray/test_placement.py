@@ -1,4 +1,4 @@
-"""Where workers go on a Ray cluster, and what is said when they cannot."""
+"""Where workers are placed on a Ray cluster, and what is said when they cannot."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ class TestGivenUp:
     def test_an_old_journal_that_gets_through_late(
         self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A write that was given up ends after the run has: the newest journal stays."""
+        """A write that timed out ends after the run has: the newest journal stays."""
         original = remote.RemoteStorage.write
         go_on = threading.Event()
         late: list[threading.Thread] = []

@@ -85,7 +85,7 @@ def test_a_restore_with_another_number_of_workers(
     )
     path = stopped(trainer)
     for size in others:
-        # The plan is not kept with a run: it is given to each trainer anew.
+        # The plan is not kept with a run: it is given to each trainer again.
         restored = DataParallelTrainer.restore(path, scaling_config=ScalingConfig(size))
         if size is not others[-1]:
             restored.fault_plan = FaultPlan().kill(rank=0, at_report=3, attempt=2)

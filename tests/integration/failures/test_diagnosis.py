@@ -230,7 +230,7 @@ def stuck_below(depth: int) -> None:
 
 
 def meet_before_the_hang() -> None:
-    """Rank 0 goes on when rank 1 is about to be stuck, not while that one still starts."""
+    """Rank 0 continues when rank 1 is about to be stuck, not while that one still starts."""
     ready = Path(train.get_context().get_trial_dir(), "ready")
     if train.get_context().get_world_rank() == 1:
         ready.touch()

@@ -1,4 +1,4 @@
-"""A failure says one cause, at once, and a run with attempts left goes on from where it was."""
+"""A failure says one cause, at once, and a run with attempts left continues from where it was."""
 
 from __future__ import annotations
 

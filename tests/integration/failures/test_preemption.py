@@ -1,4 +1,4 @@
-"""A SIGTERM, to the driver or to a worker: everyone hears of it, saves, and the run goes on."""
+"""A SIGTERM, to the driver or to a worker: everyone hears of it, saves, and the run continues."""
 
 from __future__ import annotations
 

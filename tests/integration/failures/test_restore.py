@@ -1,4 +1,4 @@
-"""A run that ended goes on: in its own directory, from its newest checkpoint."""
+"""A run that ended continues: in its own directory, from its newest checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bounded soak: about a hundred random faults. ``benchmarks/soak.py`` goes on for longer."""
+"""A bounded soak: about a hundred random faults. ``benchmarks/soak.py`` runs for longer."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def test_a_copy_beside_the_checkpoints_is_none_of_them(tmp_path: Path) -> None:
     shutil.copytree(result.checkpoint.path or "", half)
     (half / MANIFEST).write_bytes(b"")
     same(result, Result.from_path(result.path))
-    # Nor does it push out another one when the run goes on.
+    # Nor does it push out another one when the run continues.
     again = trainer(train_func).restore(
         result.path, train_loop_per_worker=lambda: train.report({"more": 1})
     )

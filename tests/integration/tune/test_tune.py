@@ -45,7 +45,7 @@ def count(config: dict[str, Any]) -> None:
 
 
 def counting(config: dict[str, Any]) -> None:
-    """Goes on from its checkpoint."""
+    """Continues from its checkpoint."""
     checkpoint = tune.get_checkpoint()
     start = checkpoint.to_dict()["i"] + 1 if checkpoint else 0
     for i in range(start, 4):
@@ -615,7 +615,7 @@ def test_exploiting_another_trials_checkpoint(tmp_path: Path) -> None:
     marker = tmp_path / "exploited"
 
     class CopyTheBest(TrialScheduler):
-        """Once the other has a checkpoint, the trial of x=1 goes on with that, as x=30."""
+        """Once the other has a checkpoint, the trial of x=1 continues with that, as x=30."""
 
         done = False
 
@@ -742,7 +742,7 @@ def test_a_paused_trial_has_one_end() -> None:
 
 def test_a_trial_that_is_ended_while_it_is_paused() -> None:
     class Halve(TrialScheduler):
-        """Pauses all trials at their second report; when all are there, one goes on."""
+        """Pauses all trials at their second report; when all are there, one continues."""
 
         def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> Any:
             return self.PAUSE if result["training_iteration"] == 2 else self.CONTINUE

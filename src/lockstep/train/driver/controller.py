@@ -418,7 +418,7 @@ class Controller:
                 self._held_since.setdefault(save.name, now)
 
     def _share_state(self, rank: int, message: m.StateDigests) -> None:
-        """When every rank has said what it has, tell each which ranks have the same."""
+        """When every rank has said what it has, send each which ranks have the same."""
         save = next((save for save in self.state.saves if save.name == message.name), None)
         if save is None:
             return

@@ -6,7 +6,7 @@ The driver reads ``/proc`` and appends one line to ``resources.jsonl``::
      "cpu": [12.3, 11.9],            seconds of CPU since the process started, a rank each
      "memory": [812646400, null],    bytes in memory; null: the process is gone, or elsewhere
      "gpu": [[97, 61203283968, 85899345920]]}    of this machine's: percent busy, bytes used, bytes;
-                                                 null: the GPU does not tell
+                                                 null: the GPU does not say
 
 Neither a worker nor the journal is involved. Workers on other machines are not sampled.
 """
@@ -106,7 +106,7 @@ _Gpu = tuple[int | None, int | None, int | None]
 def look_at_gpus(library: Any) -> list[_Gpu]:
     """Percent busy, bytes used and bytes of each GPU of this machine, by ``nvidia-smi``'s index.
 
-    None is what a GPU does not tell: its load where it is divided (MIG), its memory where that is
+    None is what a GPU does not say: its load where it is divided (MIG), its memory where that is
     the machine's own, anything of one that is lost.
     """
     count = ctypes.c_uint()
@@ -126,7 +126,7 @@ def look_at_gpus(library: Any) -> list[_Gpu]:
 
 
 class _GpuWatch:
-    """Looks at the GPUs in a thread: where one does not answer, the run goes on."""
+    """Looks at the GPUs in a thread: where one does not answer, the run continues."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None

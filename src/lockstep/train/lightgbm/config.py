@@ -1,4 +1,4 @@
-"""LightGBMConfig: tells the workers each other's addresses, for LightGBM's own sockets."""
+"""LightGBMConfig: gives the workers each other's addresses, for LightGBM's own sockets."""
 
 from __future__ import annotations
 

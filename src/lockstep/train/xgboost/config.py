@@ -87,6 +87,6 @@ class _XGBoostBackend(Backend):
             importlib.import_module("xgboost.collective").finalize()
             self._connected = False
         if self._tracker is not None:
-            self._tracker.wait_for()  # every rank tells the tracker that it leaves
+            self._tracker.wait_for()  # every rank notifies the tracker that it leaves
             self._tracker.free()
             self._tracker = None
