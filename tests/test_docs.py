@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.cli.program import COMMANDS
 from tests.repository import ROOT
 
 TEXTS = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".cfg", ".ipynb", ".sh"}
@@ -137,6 +138,16 @@ def test_the_other_spelling_is_recognised() -> None:
         "in lockstep.",
     ):
         assert not OTHER_PROJECT.search(text), text
+
+
+def test_every_command_is_documented() -> None:
+    """Each has a row on its page, and what it prints with ``--json`` is in ``AGENTS.md``."""
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    agents = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert re.search(rf"^\| \[?`{command.name}`", page, re.MULTILINE), command.name
+        row = re.search(rf"^\| `{command.name}[ `]", agents, re.MULTILINE)
+        assert row or not command.has_json, command.name
 
 
 def test_every_guarantee_names_tests_that_exist() -> None:
