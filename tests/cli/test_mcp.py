@@ -99,6 +99,7 @@ def test_the_tools_are_the_commands_that_only_read(ask: Ask) -> None:
     assert logs["required"] == ["run"]
     assert logs["properties"]["rank"]["type"] == "array"
     assert logs["properties"]["rank"]["items"] == {"type": "integer"}
+    assert "URI" not in json.dumps(tools)
     assert tools["plot"]["inputSchema"]["required"] == ["run", "metric"]
     listed = tools["ls"]["inputSchema"]["properties"]
     assert listed["failed"]["type"] == "boolean"

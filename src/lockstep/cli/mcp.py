@@ -123,7 +123,7 @@ def _schema(action: argparse.Action) -> dict[str, Any]:
             kind["enum"] = list(action.choices)
         if action.nargs == "+" or type(action).__name__ == "_AppendAction":
             kind = {"type": "array", "items": kind}
-    text = action.help or ""
+    text = (action.help or "").replace(" or URI", "").replace(" a URI,", "")
     if action.dest == "lines":
         text += f"; by default {_MAX_LINES}"
     return {**kind, "description": text}
