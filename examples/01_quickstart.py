@@ -1,8 +1,5 @@
 """Train a digit classifier on two workers. Data: the 1,797 digits that ship with scikit-learn."""
 
-import tempfile
-from pathlib import Path
-
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -10,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lockstep import train
 from lockstep.train import CheckpointConfig, RunConfig, ScalingConfig
-from lockstep.train.torch import TorchTrainer, prepare_data_loader, prepare_model, unwrap_model
+from lockstep.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 
 
 def train_func(config: dict) -> None:
@@ -23,8 +20,11 @@ def train_func(config: dict) -> None:
     model = prepare_model(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     loss_of = nn.CrossEntropyLoss()
+    state = train.State(model=model, optimizer=optimizer, epoch=0)
+    state.restore()  # after a failure: continue where the run was
 
-    for epoch in range(config["epochs"]):
+    for epoch in range(state.epoch, config["epochs"]):
+        loader.set_epoch(epoch)
         total = 0.0
         for x, y in loader:
             loss = loss_of(model(x), y)
@@ -35,12 +35,8 @@ def train_func(config: dict) -> None:
         with torch.no_grad():
             accuracy = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()
         metrics = {"epoch": epoch, "loss": total / len(loader), "accuracy": accuracy}
-        with tempfile.TemporaryDirectory() as directory:
-            checkpoint = None
-            if train.get_context().get_world_rank() == 0:
-                torch.save(unwrap_model(model).state_dict(), Path(directory, "model.pt"))
-                checkpoint = train.Checkpoint.from_directory(directory)
-            train.report(metrics, checkpoint=checkpoint, reduce={"loss": "mean"})
+        state.epoch = epoch + 1
+        train.report(metrics, checkpoint=state, reduce={"loss": "mean"})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import pyte
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "session.svg"
-COLUMNS, LINES = 104, 26
+COLUMNS, LINES = 112, 28
 CHARACTER, LINE = 8.4, 18
 LONGEST_WAIT = 0.7
 PAUSE_AT_END = 4.0
@@ -43,6 +43,7 @@ COLOURS = {
 
 SESSION = [
     "python train.py",
+    "lockstep why -1",
     "lockstep ls",
     "lockstep plot -1 accuracy",
 ]
@@ -71,6 +72,8 @@ def rows_of(screen: Any) -> list[Row]:
                 runs.append([cell.data, colour, cell.bold])
         while runs and not runs[-1][0].strip():
             runs.pop()
+        if runs:
+            runs[-1][0] = runs[-1][0].rstrip()
         rows.append(tuple((text, colour, bold) for text, colour, bold in runs))
     return rows
 
@@ -212,7 +215,7 @@ def main() -> None:
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "src"),
-            "LOCKSTEP_STORAGE": str(directory / "results"),
+            "LOCKSTEP_STORAGE": str(Path(folder, "runs")),
             "TERM": "xterm-256color",
         }
         for command in SESSION:
