@@ -19,18 +19,18 @@ from tests.repository import SRC
 Ask = Callable[..., dict[str, Any]]
 
 
+def losses(config: dict[str, int]) -> None:
+    for step in range(config["n"]):
+        print("step", step)
+        train.report({"loss": 1 / (step + 1)})
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs: ``short`` of 3 reports, ``long`` of 450."""
     root = tmp_path_factory.mktemp("results")
     for name, reports in ("short", 3), ("long", 450):
-
-        def function(reports: int = reports) -> None:
-            for step in range(reports):
-                print("step", step)
-                train.report({"loss": 1 / (step + 1)})
-
-        fit(function, run_config=train.RunConfig(name=name, storage_path=str(root), verbose=0))
+        fit(losses, workers=1, config={"n": reports}, name=name, storage_path=str(root))
     return root
 
 
