@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
@@ -229,19 +229,28 @@ def test_a_run_that_has_ended_has_no_stacks(capsys: pytest.CaptureFixture[str]) 
 
 
 def journal(
-    directory: Path, *, hostname: str, pid: int, when: float | None = None, **others: int
+    directory: Path,
+    *,
+    hostname: str,
+    pid: int,
+    when: float | None = None,
+    cluster: str = "",
+    others: Mapping[str, int] | None = None,
 ) -> str:
     """The books of a run that seems to be live."""
+    directory.mkdir(exist_ok=True)
     books = Journal(str(directory / "journal.jsonl"))
     books.append(
         "run", trial_id="abcde_00000", trainer="T", experiment_name="x", time=1.0, config={}
     )
-    pids = {hostname: pid, **others}
+    pids = {hostname: pid, **(others or {})}
     workers = [
         {"rank": rank, "pid": number, "hostname": name, "node_ip": ""}
         for rank, (name, number) in enumerate(pids.items())
     ]
-    books.append("attempt", attempt=1, workers=workers, time=time.time() if when is None else when)
+    attempt = {"cluster": cluster} if cluster else {}
+    began = time.time() if when is None else when
+    books.append("attempt", attempt=1, workers=workers, time=began, **attempt)
     books.close()
     return str(directory)
 
@@ -258,9 +267,26 @@ def test_workers_of_another_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_workers_of_several_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = {socket.gethostname(): os.getpid()}  # no worker either
-    run = journal(tmp_path, hostname="far.away", pid=os.getpid(), **here)
+    run = journal(tmp_path, hostname="far.away", pid=os.getpid(), others=here)
     assert cli.main(["stack", run]) == 1
     assert "it is on far.away; run this command there, too" in capsys.readouterr().err
+
+
+def test_workers_of_a_cluster_that_does_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    run = journal(tmp_path, hostname="far.away", pid=os.getpid(), cluster=address)
+    assert cli.main(["stack", run]) == 1
+    error = capsys.readouterr().err
+    assert "answers: it is on far.away, and " in error
+    # The second where Ray is not installed, or stands for lockstep.
+    assert f"the Ray cluster at {address} does not answer" in error or "this Python" in error
+    assert (
+        cli.main(["stack", journal(tmp_path / "x", hostname="far.away", pid=1, cluster="?")]) == 1
+    )
+    assert "it is on far.away, and " in capsys.readouterr().err
 
 
 def test_a_process_that_is_no_worker_is_left_alone(

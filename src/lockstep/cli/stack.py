@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 
@@ -9,7 +10,7 @@ from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean
 from lockstep.errors import LockstepError
-from lockstep.lookup import find_run, run_name
+from lockstep.lookup import find_run, is_own_directory, run_name
 from lockstep.observe.stacks import stacks_now
 from lockstep.observe.state import hosts_of, spool_of
 from lockstep.records import RunRecords, damage_named
@@ -24,8 +25,11 @@ def _stack(options: Namespace) -> int:
 
     storage = find_run(options.run, pieces=True)
     with damage_named(storage.path(JOURNAL_FILE)):
-        records = _driver_records(storage)
-        alike, problems, pids = stacks_now(records)
+        storage = _driver_storage(storage)
+        records = RunRecords(storage)
+        # Who joins a cluster trusts it: where it is must not be somebody else's word.
+        own = is_own_directory(os.path.realpath(storage.root))
+        alike, problems, pids = stacks_now(records, on_cluster=own)
     if options.json:
         groups = [
             {"ranks": ranks, "pids": [pids[rank] for rank in ranks], "stacks": list(lines)}
@@ -41,19 +45,23 @@ def _stack(options: Namespace) -> int:
     return 1 if problems else 0
 
 
-def _driver_records(storage: Storage) -> RunRecords:
-    """The journal that a run's driver writes, which is on this machine."""
+def _driver_storage(storage: Storage) -> Storage:
+    """Where a run's driver writes its journal, which is on this machine."""
+    if storage.is_local:
+        return storage
     records = RunRecords(storage)
-    if storage.is_local or records.end is not None:
-        return records
+    if records.end is not None:
+        raise LockstepError(
+            f"the run {run_name(records.run)} is not running: its state is {records.state!r}."
+        )
     # The journal on remote storage is an older copy.
     spool = spool_of(records)
     if spool is None:
         raise LockstepError(
             f"the driver of the run {run_name(records.run)} does not run on this machine; its "
-            f"workers were on {hosts_of(records)}."
+            f"workers were on {hosts_of(records)}. Run this command on the driver's machine."
         )
-    return RunRecords(open_storage(spool))
+    return open_storage(spool)
 
 
 COMMAND = Command(

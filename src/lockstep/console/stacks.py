@@ -17,6 +17,7 @@ __all__ = [
     "StackCollector",
     "ThreadStack",
     "first_dump",
+    "has_dump",
     "is_complete",
     "parse_stacks",
     "tidy_stacks",
@@ -85,6 +86,11 @@ def first_dump(lines: Sequence[str]) -> list[str]:
             if is_complete(dump):
                 break
     return dump
+
+
+def has_dump(lines: Sequence[str]) -> bool:
+    """Whether there is a complete dump among other output."""
+    return is_complete(first_dump(lines))
 
 
 def is_complete(lines: Sequence[str]) -> bool:

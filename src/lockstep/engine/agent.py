@@ -68,6 +68,8 @@ RETIRED_S = 10.0
 
 _COMPARED = ("torch", "tensorflow", "cloudpickle")
 _SET_BY_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+_NICENESS = b"RAY_worker_niceness"
+"""Where it is set, the node's owner wants it."""
 
 
 class Share(NamedTuple):
@@ -196,11 +198,18 @@ class Agent:
     Args:
         address, secret: where the driver waits for the lifeline.
         role: which of the driver's agents this is.
+        spec: what the first group is like. Its fork server begins to import while the driver
+            compares versions and routes.
     """
 
-    def __init__(self, address: tuple[str, int], secret: bytes, role: int) -> None:
-        _undo_ray_variables()
+    def __init__(
+        self, address: tuple[str, int], secret: bytes, role: int, spec: GroupSpec | None = None
+    ) -> None:
+        _undo_ray()
         self._pool = ServerPool()
+        if spec is not None:
+            with contextlib.suppress(EngineError):  # open_group says so
+                self._pool.release(self._pool.acquire(spec))
         self._retired = False
         self._ports = OpenPorts()
         self._loop = EventLoop()
@@ -440,13 +449,15 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _undo_ray_variables() -> None:
-    """Ray gives the agent no GPU, one thread and Ray's debugger. The workers are no part of that.
+def _undo_ray() -> None:
+    """Ray gives the agent no GPU, one thread, Ray's debugger and a low priority.
 
-    The parent is the node's raylet, with the environment that the node's owner has given it.
+    The workers are no part of that. The parent is the node's raylet, with the environment that the
+    node's owner has given it.
     """
+    raylet = os.getppid()
     try:
-        raw = Path("/proc", str(os.getppid()), "environ").read_bytes()
+        raw = Path("/proc", str(raylet), "environ").read_bytes()
     except OSError:
         return
     before = dict(item.split(b"=", 1) for item in raw.split(b"\0") if b"=" in item)
@@ -456,3 +467,12 @@ def _undo_ray_variables() -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = os.fsdecode(value)
+    if _NICENESS not in before:
+        _set_niceness(os.getpriority(os.PRIO_PROCESS, raylet))
+
+
+def _set_niceness(value: int) -> None:
+    """Of all threads: what one starts has that thread's. Only root may raise a priority."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, int(thread), value)

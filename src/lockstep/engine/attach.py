@@ -12,18 +12,29 @@ import fcntl
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 from lockstep.engine.titles import SERVER_TITLE
 from lockstep.errors import EngineError
 
-__all__ = ["ATTACH_SIGNAL", "StackRequest", "answer_requests", "is_worker", "start_ticks"]
+__all__ = [
+    "ATTACH_SIGNAL",
+    "StackRequest",
+    "answer_requests",
+    "ask_workers",
+    "is_worker",
+    "start_ticks",
+]
 
 ATTACH_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Makes a worker write its threads' stacks to its file in memory."""
 
 _FILE = "lockstep-stacks"
+_POLL_S = 0.005
 _MAX_BYTES = 1 << 20
 _SERVER = (SERVER_TITLE.encode(), b"lockstep.engine.forkserver")
 """In the command line of a fork server: its title, or its program where it has no title."""
@@ -96,6 +107,38 @@ class StackRequest:
         trace: TracebackType | None,
     ) -> None:
         os.close(self._fd)
+
+
+def ask_workers(
+    workers: Sequence[tuple[int, int]], is_complete: Callable[[list[str]], bool], seconds: float
+) -> list[list[str] | str]:
+    """Ask workers of this machine for their stacks, all at once.
+
+    Args:
+        workers: each one's pid, and when it started.
+        is_complete: whether these lines are all that a worker writes.
+        seconds: how long all of them together may take.
+
+    Returns:
+        For each worker the lines that it has written, or why it could not be asked.
+    """
+    answers: list[list[str] | str] = []
+    with ExitStack() as opened:
+        requests: list[StackRequest | str] = []
+        for pid, started in workers:
+            try:
+                requests.append(opened.enter_context(StackRequest(pid, started)))
+            except EngineError as error:
+                requests.append(str(error))
+        deadline = time.monotonic() + seconds
+        for request in requests:
+            if isinstance(request, str):
+                answers.append(request)
+                continue
+            while not is_complete(lines := request.lines()) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            answers.append(lines)
+    return answers
 
 
 def _open_file(pid: int) -> int:

@@ -237,6 +237,8 @@ class Engine(ABC):
     in_this_process: bool
     """The one worker runs on the driver's own thread. Ctrl-C then reaches the worker itself, its
     output is on the terminal already, and a debugger stops the driver as well."""
+    cluster: str = ""
+    """Where other processes reach the cluster of this engine; empty where there is none."""
 
     @abstractmethod
     def check(self, spec: GroupSpec) -> list[str]:

@@ -34,6 +34,7 @@ from lockstep.engine.agent import (
     version_difference,
     versions,
 )
+from lockstep.engine.attach import ask_workers
 from lockstep.engine.base import Engine, EngineEvent, GroupSpec, Node, OutputSink, WorkerGroup
 from lockstep.engine.cluster import (
     ClusterNode,
@@ -52,7 +53,7 @@ from lockstep.engine.remote_group import HeadGone, News, NodeGoing, NodeGone, Re
 from lockstep.errors import EngineError, InsufficientResourcesError
 from lockstep.jobs import JobThread
 
-__all__ = ["AgentActor", "RayEngine", "cluster_address", "join_cluster"]
+__all__ = ["AgentActor", "RayEngine", "ask_nodes", "cluster_address", "join_cluster"]
 
 LOOK_AGAIN_S = 1.0
 """How often the cluster's nodes are looked at."""
@@ -71,14 +72,16 @@ ROUTES_S = 60.0
 HEAD_MISSED = 3
 """After so many looks without an answer, the head is gone."""
 _AGENT_CALLS = 64
+_NAMESPACE = "lockstep"
+"""Ray's namespace of the agents. Each is named by its node, so that others can find it."""
 _NODE_ID_LABEL = "ray.io/node-id"
 
 
 class AgentActor:
     """The Ray actor around an agent. Its calls run on threads: each may wait for the driver."""
 
-    def __init__(self, address: tuple[str, int], secret: bytes, role: int) -> None:
-        self._agent = Agent(address, secret, role)
+    def __init__(self, address: tuple[str, int], secret: bytes, role: int, spec: GroupSpec) -> None:
+        self._agent = Agent(address, secret, role, spec)
 
     def open_group(self, share: Share, address: tuple[str, int], secret: bytes) -> None:
         """See :class:`Agent`."""
@@ -99,6 +102,15 @@ class AgentActor:
     def reaches(self, address: tuple[str, int]) -> str:
         """See :class:`Agent`."""
         return self._agent.reaches(address)
+
+    def stacks(
+        self,
+        workers: Sequence[tuple[int, int]],
+        is_complete: Callable[[list[str]], bool],
+        seconds: float,
+    ) -> list[list[str] | str]:
+        """See :func:`ask_workers`. Whoever may join the cluster may call this."""
+        return ask_workers(workers, is_complete, seconds)
 
     def answer(self) -> bool:
         """The second probe of a node that does not answer on its lifeline."""
@@ -147,6 +159,7 @@ class RayEngine(Engine):
         self._started_ray = False
         self._moved = False
         self.host = ""
+        self.cluster = ""
         self._releases = JobThread("lockstep-ray-release")
         atexit.register(self.close)
 
@@ -310,7 +323,7 @@ class RayEngine(Engine):
         try:
             waiting, notes = list(shares), list[str]()
             for attempt in range(2):
-                notes += self._start_missing([share.node for share in waiting])
+                notes += self._start_missing(waiting)
                 self._check_routes([share.node for share in shares])
                 waiting = self._open(waiting, address, secret, last=attempt == 1)
                 if not waiting:
@@ -461,17 +474,18 @@ class RayEngine(Engine):
 
     # ------------------------------------------------------------------------------------ agents
 
-    def _start_missing(self, nodes: Sequence[Node]) -> list[str]:
+    def _start_missing(self, shares: Sequence[Share]) -> list[str]:
         """Start the agents of these nodes where there is none yet; returns what differs there."""
         with self._starting:
-            missing = [node for node in dict.fromkeys(nodes) if node.id not in self._agents]
+            missing = [share for share in shares if share.node.id not in self._agents]
             return self._start_agents(missing) if missing else []
 
-    def _start_agents(self, nodes: Sequence[Node]) -> list[str]:
+    def _start_agents(self, shares: Sequence[Share]) -> list[str]:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         secret = secrets.token_bytes(32)
+        nodes = [share.node for share in shares]
         lifelines: dict[int, socket.socket] = {}
         mine = own_modules()
         with contextlib.closing(EventLoop()) as loop:
@@ -481,10 +495,12 @@ class RayEngine(Engine):
                 .options(
                     num_cpus=0,
                     max_concurrency=_AGENT_CALLS,
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+                    name=f"{share.node.id}-{secrets.token_hex(8)}",
+                    namespace=_NAMESPACE,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(share.node.id, soft=False),
                 )
-                .remote(listener.address, secret, index)
-                for index, node in enumerate(nodes)
+                .remote(listener.address, secret, index, share.spec)
+                for index, share in enumerate(shares)
             ]
             ready = [actor.installed.remote(list(mine)) for actor in actors]
             deadline = time.monotonic() + settings.start_timeout_seconds()
@@ -604,6 +620,7 @@ class RayEngine(Engine):
                     "late: this process has called ray.init() already; give it to ray.init()."
                 )
             self.host = ray.util.get_node_ip_address()
+            self.cluster = cluster_address()
             self._moved = "working_dir" in (ray.get_runtime_context().runtime_env or {})
 
 
@@ -635,6 +652,72 @@ def join_cluster(address: str) -> None:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
+
+
+def ask_nodes(
+    address: str,
+    workers: Mapping[str, Sequence[tuple[int, int]]],
+    is_complete: Callable[[list[str]], bool],
+    seconds: float,
+) -> dict[str, list[list[str] | str] | str]:
+    """Ask workers on other nodes for their stacks, through the agents there.
+
+    Args:
+        address: the cluster's.
+        workers: node → its workers, as in ``ask_workers``.
+        is_complete, seconds: as in ``ask_workers``.
+
+    Returns:
+        Node → the answers of its workers, or why there are none.
+    """
+    try:
+        ray_names.use_ray_itself()
+        import ray
+    except ImportError as error:
+        return dict.fromkeys(workers, f"this Python cannot ask its node ({error})")
+    joined = not ray.is_initialized()
+    try:
+        if not greets(_split(address), LOOK_S):
+            return dict.fromkeys(workers, f"the Ray cluster at {address} does not answer")
+        join_cluster(address)
+        names = [
+            one["name"]
+            for one in ray.util.list_named_actors(all_namespaces=True)
+            if one["namespace"] == _NAMESPACE
+        ]
+        # Drivers have agents of their own on a node. Each of these can ask any worker there.
+        calls = {
+            node: [
+                ray.get_actor(name, _NAMESPACE).stacks.remote(asked, is_complete, seconds)
+                for name in names
+                if name.startswith(f"{node}-")
+            ]
+            for node, asked in workers.items()
+        }
+        deadline = time.monotonic() + seconds + SHORT_WAIT_S
+        return {node: _first_answer(found, deadline) for node, found in calls.items()}
+    except Exception as error:  # whatever it is, the workers of this machine are shown
+        return dict.fromkeys(workers, f"the Ray cluster could not be asked: {_short(error)}")
+    finally:
+        if joined:
+            ray.shutdown()
+
+
+def _first_answer(calls: Sequence[Any], deadline: float) -> list[list[str] | str] | str:
+    import ray
+
+    problem = "no agent of lockstep is on its node any more"
+    for call in calls:
+        try:
+            answers: list[list[str] | str] = ray.get(
+                call, timeout=max(0.0, deadline - time.monotonic())
+            )
+            return answers
+        except ray.exceptions.GetTimeoutError:
+            problem = "its node does not answer"
+        except Exception as error:
+            problem = _short(error)
+    return problem
 
 
 class _Nodes:

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from lockstep.config import FailureConfig, RunConfig, ScalingConfig
 from lockstep.engine import Engine, GroupSpec
 from lockstep.errors import InsufficientResourcesError
 from lockstep.testing import EngineConformance
-from lockstep.train import Checkpoint
+from lockstep.train import Checkpoint, DataParallelTrainer
 from tests.engine.driving import driven, lives, wait_until
 from tests.engine.ray.conftest import lockstep_processes
 
@@ -182,6 +184,61 @@ def test_a_killed_worker_restarts_the_run_from_its_checkpoint(tmp_path: Path) ->
     assert result.metrics["start"] == 2
     assert result.checkpoint is not None
     assert result.checkpoint.to_dict()["step"] == 3
+
+
+def wait_until_asked(folder: Path) -> None:
+    while not (folder / "asked").exists():
+        time.sleep(0.01)
+
+
+def be_late(config: dict[str, Any]) -> None:
+    if train.get_context().get_world_rank() == 1:
+        wait_until_asked(Path(config["folder"]))
+    train.report({"loss": 0.5})
+
+
+# On another machine than all workers: it must ask the cluster.
+ELSEWHERE = """
+import socket, sys
+socket.gethostname = lambda: "elsewhere"
+from lockstep.cli import main
+sys.exit(main(["stack", sys.argv[1]]))
+"""
+
+
+def test_stacks_of_workers_on_other_machines(tmp_path: Path) -> None:
+    printed: list[subprocess.CompletedProcess[str]] = []
+
+    def ask() -> None:
+        # The hang is diagnosed first: the driver has asked rank 1, on its node.
+        def diagnosed() -> bool:
+            logs = list(tmp_path.glob("**/logs/rank_1.log"))
+            return bool(logs) and "in wait_until_asked" in logs[0].read_text()
+
+        wait_until(diagnosed, 120)
+        (run,) = tmp_path.glob("**/journal.jsonl")
+        command = [sys.executable, "-c", ELSEWHERE, str(run.parent)]
+        printed.append(subprocess.run(command, capture_output=True, text=True, check=False))
+        (tmp_path / "asked").touch()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    result = DataParallelTrainer(
+        be_late,
+        train_loop_config={"folder": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD"),
+        run_config=RunConfig(storage_path=str(tmp_path), verbose=0, hang_warning_s=0.5),
+    ).fit()
+    thread.join()
+    assert result.metrics["loss"] == 0.5
+    (done,) = printed
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split("\nRank ")
+    assert "Rank 0 (pid " in first
+    assert "in report" in first
+    assert second.startswith("1 (pid ")
+    assert "in wait_until_asked" in second
+    assert "time.sleep(0.01)" in second or "while not" in second
 
 
 DRIVER = """

@@ -291,8 +291,13 @@ class Run:
 
     # ------------------------------------------------------------------------------ attempts
 
-    def begin_attempt(self, attempt: int, workers: Sequence[WorkerInfo], warmup: float) -> None:
-        """Record that the workers of an attempt are up, ``warmup`` seconds after its start."""
+    def begin_attempt(
+        self, attempt: int, workers: Sequence[WorkerInfo], warmup: float, cluster: str = ""
+    ) -> None:
+        """Record that the workers of an attempt are up, ``warmup`` seconds after its start.
+
+        ``cluster``: where the cluster is reached that has them; empty without one.
+        """
         if attempt > 1:
             # The workers of the attempt before were killed, and could not clean up.
             clear_snapshots(self.directory, self.trial_id, self.storage.root)
@@ -313,6 +318,7 @@ class Run:
             iteration=self.iteration,
             time_before=self._total_before,
             time=time.time(),
+            **({"cluster": cluster} if cluster else {}),
         )
 
     def record_failure(
