@@ -284,6 +284,21 @@ def test_what_a_lost_attempt_uploaded_is_cleared_away(options: dict[str, Any], m
     ]
 
 
+def test_a_name_of_a_lost_attempt_is_not_used_again(options: dict[str, Any]) -> None:
+    """A lost worker may still write there: what cannot be renamed is written where it stays."""
+
+    def train_func() -> None:
+        context = train.get_context()
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, f"attempt_{context.attempt}").write_text("x")
+            kind = Broken if context.attempt == 1 and context.get_world_rank() == 1 else Checkpoint
+            train.report({}, checkpoint=kind(folder), checkpoint_dir_name="mine")
+
+    result = fit(train_func, max_failures=1, **options)
+    assert newest(result).files() == {"attempt_2": 1}
+    assert str(newest(result).path).endswith("/mine_attempt_2")
+
+
 def test_no_upload_of_what_is_there_or_here(tmp_path: Path, options: dict[str, Any]) -> None:
     filesystem = options["storage_filesystem"]
     (tmp_path / "here").mkdir()

@@ -193,6 +193,8 @@ class Controller:
             scaling=plan.scaling,
             capacity=plan.engine.capacity(plan.group),
             every=self._pace.reports,
+            # An object cannot be renamed: workers write it where it stays.
+            begun=None if run.storage.is_local else frozenset(),
             **past,
         )
 
@@ -473,7 +475,10 @@ class Controller:
         run = self._run
         self._workers = action.workers
         run.begin_attempt(
-            self.state.attempt, action.workers, time.perf_counter() - self._started_at
+            self.state.attempt,
+            action.workers,
+            time.perf_counter() - self._started_at,
+            self._engine.cluster,
         )
         if not run.storage.is_local:
             self._storage.sync_journal_soon()  # the attempt's number is used now
