@@ -19,12 +19,15 @@ class DataConfig:
     Args:
         datasets_to_split: ``"all"`` (the default), or the names of the datasets to divide; every
             worker gets all rows of the others.
-        execution_options: accepted for scripts written for Ray, and ignored.
-        enable_shard_locality: accepted for scripts written for Ray, and ignored.
+        execution_options: how Ray executes a dataset of Ray Data on a Ray cluster, or a dict from
+            names to that; ignored for all others.
+        enable_shard_locality: on a Ray cluster, a worker gets the rows of a dataset of Ray Data
+            that are on its own node first; ignored for all others.
         equal: every worker gets the same number of rows, so that no worker waits for another at the
             end; the remaining rows (fewer than there are workers) are left out of that epoch.
             False: every row is read exactly once, by some worker.
-        seed: for every ``random_shuffle()`` without a seed.
+        seed: for every ``random_shuffle()`` without a seed. Not for datasets that Ray Data streams,
+            which shuffle themselves.
         order: ``"local"``: each worker reads its own part. ``"global"``: the workers share each
             batch, and the sequence of batches is the same for any number of workers; every worker
             then reads all of the data.

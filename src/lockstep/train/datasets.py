@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import StorageError
 from lockstep.train.protocol import Report
 from lockstep.train.serialize import dump
-from lockstep.train.streams import RayDataset, StreamPlan, is_ray_dataset
+from lockstep.train.streams import (
+    RayDataset,
+    StreamPlan,
+    is_ray_dataset,
+    known_rows,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, Dataset, DatasetConfig, ShardPlan
@@ -241,7 +247,7 @@ def plan_datasets(
     tables = SharedTables()
     for name, given in datasets.items():
         if isinstance(given, RayDataset) and not shared:
-            plans[name], streams[name] = b"", _stream_plan(name, given.dataset, sharing)
+            plans[name], streams[name] = b"", _stream_plan(name, given.dataset, sharing, size)
             continue
         if not isinstance(given, Dataset):
             given = _as_dataset(name, given(), functions=False)
@@ -251,7 +257,7 @@ def plan_datasets(
     return plans, tables, streams
 
 
-def _stream_plan(name: str, dataset: Any, sharing: Sharing) -> StreamPlan:
+def _stream_plan(name: str, dataset: Any, sharing: Sharing, size: int) -> StreamPlan:
     from lockstep.data import DataConfig, DatasetConfig
 
     config = sharing if isinstance(sharing, DataConfig) else DataConfig()
@@ -259,6 +265,11 @@ def _stream_plan(name: str, dataset: Any, sharing: Sharing) -> StreamPlan:
         raise ValueError(
             f"DataConfig(order='global'): datasets[{name!r}] is of Ray Data, which divides its "
             "rows itself; leave order out, or read the files with lockstep.data."
+        )
+    if config.seed is not None:
+        raise ValueError(
+            f"DataConfig(seed={config.seed}): datasets[{name!r}] is of Ray Data, which shuffles "
+            f"its rows itself; leave seed out, and call its random_shuffle(seed={config.seed})."
         )
     split = config.splits(name)
     if isinstance(sharing, Mapping):
@@ -268,6 +279,16 @@ def _stream_plan(name: str, dataset: Any, sharing: Sharing) -> StreamPlan:
             dataset = dataset.random_shuffle()
         elif old.randomize_block_order:
             dataset = dataset.randomize_block_order()
+    options = config.execution_options
+    if isinstance(options, Mapping):
+        options = options.get(name)
+    if options is not None:
+        dataset = with_options(dataset, options)
+    title, rows = f"datasets[{name!r}]", known_rows(dataset)
+    if rows == 0:
+        raise ValueError(f"{title} is empty: {dataset!r} gives no rows to train on.")
+    if rows is not None and split and config.equal and rows < size:
+        raise ValueError(_too_few(title, rows, size))
     return StreamPlan(dataset, split, config.equal, config.enable_shard_locality)
 
 
@@ -295,11 +316,15 @@ def _plan(name: str, dataset: Dataset, sharing: Sharing, size: int) -> tuple[Sha
     if not plan.rows:
         raise ValueError(f"{title} is empty: {_described(dataset)} gives no rows to train on.")
     if config.equal and plan.rows < ranks:
-        raise ValueError(
-            f"{title} has {plan.rows} rows for {ranks} workers, so they cannot all get the "
-            "same number; use fewer workers or DataConfig(equal=False)."
-        )
+        raise ValueError(_too_few(title, plan.rows, ranks))
     return plan, split
+
+
+def _too_few(title: str, rows: int, workers: int) -> str:
+    return (
+        f"{title} has {rows} rows for {workers} workers, so they cannot all get the same number; "
+        "use fewer workers or DataConfig(equal=False)."
+    )
 
 
 def _described(dataset: Dataset) -> str:

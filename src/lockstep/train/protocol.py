@@ -206,6 +206,8 @@ class Stream(NamedTuple):
     """The cluster's."""
     shard: bytes
     """Ray's iterator, pickled. It loads only in a process that has joined the cluster."""
+    if_empty: str
+    """The error of an epoch without a row for this worker; empty: there may be none."""
 
 
 class MemoryPart(NamedTuple):

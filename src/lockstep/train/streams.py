@@ -7,8 +7,9 @@ RayDataset ─▶ Streams.split(workers) ───────────▶ op
 
 from __future__ import annotations
 
+import copy
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.engine.base import WorkerInfo
@@ -18,7 +19,18 @@ from lockstep.train.serialize import dump
 if TYPE_CHECKING:
     from lockstep.data import Dataset
 
-__all__ = ["RayDataset", "StreamPlan", "Streams", "is_ray_dataset", "open_stream"]
+__all__ = [
+    "RayDataset",
+    "StreamPlan",
+    "Streams",
+    "is_ray_dataset",
+    "known_rows",
+    "open_stream",
+    "with_options",
+]
+
+_OPTIONS = ("preserve_order", "verbose_progress", "label_selector")
+_RESOURCES = ("cpu", "gpu", "object_store_memory", "memory")
 
 
 def is_ray_dataset(value: Any) -> bool:
@@ -54,6 +66,40 @@ class RayDataset:
 
 def _made_again(kind: Any, lineage: bytes) -> RayDataset:
     return RayDataset(kind.deserialize_lineage(lineage))
+
+
+def known_rows(dataset: Any) -> int | None:
+    """How many rows it has, where Ray knows that without reading any."""
+    try:
+        rows: int | None = dataset._meta_count()
+    except Exception:  # not a part of Ray's public API
+        return None
+    return rows
+
+
+def with_options(dataset: Any, options: Any) -> Any:
+    """A copy that Ray executes with these ``ExecutionOptions``, of Ray or of lockstep.data.
+
+    Raises:
+        TypeError: they are no such options.
+    """
+    made = dataset.copy(dataset, _deep_copy=True)
+    own = made.context.execution_options
+    if isinstance(options, type(own)):
+        made.context.execution_options = copy.deepcopy(options)
+        return made
+    if not all(hasattr(options, name) for name in ("resource_limits", *_OPTIONS)):
+        raise TypeError(
+            f"DataConfig(execution_options={options!r}): give a ray.data.ExecutionOptions, or a "
+            "dict from names of datasets to those."
+        )
+    for name in _OPTIONS:
+        if (value := getattr(options, name)) is not None:
+            setattr(own, name, value)
+    if options.resource_limits is not None:
+        limits = {name: getattr(options.resource_limits, name) for name in _RESOURCES}
+        own.resource_limits = own.resource_limits.copy(**limits)
+    return made
 
 
 class StreamPlan(NamedTuple):
@@ -103,7 +149,11 @@ class Streams:
             # The process that divides the rows lives as long as these are referred to.
             self._current[name] = shards
             for streams, shard in zip(sent, shards, strict=True):
-                streams[name] = Stream(address, dump(shard, f"datasets[{name!r}]"))
+                streams[name] = Stream(
+                    address,
+                    dump(shard, f"datasets[{name!r}]"),
+                    "" if plan.split and not plan.equal else _no_rows(name, plan, len(workers)),
+                )
         return sent
 
     def close(self) -> None:
@@ -128,4 +178,38 @@ def open_stream(stream: Stream) -> Any:
     from lockstep.engine.ray import join_cluster
 
     join_cluster(stream.address)
-    return pickle.loads(stream.shard)
+    shard = pickle.loads(stream.shard)
+    if stream.if_empty:
+        _refuse_nothing(shard, stream.if_empty)
+    return shard
+
+
+def _no_rows(name: str, plan: StreamPlan, workers: int) -> str:
+    if not plan.split:
+        return f"datasets[{name!r}] is empty: Ray Data gave no rows of it to train on."
+    return (
+        f"datasets[{name!r}] is empty, or has fewer rows than there are workers, which are "
+        f"{workers}: Ray Data gave none to this one. Use fewer workers or DataConfig(equal=False)."
+    )
+
+
+def _refuse_nothing(shard: Any, text: str) -> None:
+    """Let an epoch without a row raise ``text``. Ray ends it without a word."""
+    bundles_of = getattr(shard, "_to_ref_bundle_iterator", None)
+    if bundles_of is None:  # not a part of Ray's public API
+        return
+
+    def checked() -> tuple[Any, ...]:
+        bundles, *others = bundles_of()
+        return _with_rows(bundles, text), *others
+
+    shard._to_ref_bundle_iterator = checked
+
+
+def _with_rows(bundles: Iterator[Any], text: str) -> Iterator[Any]:
+    found = False
+    for bundle in bundles:
+        found = found or bundle.num_rows() != 0
+        yield bundle
+    if not found:
+        raise ValueError(text)
