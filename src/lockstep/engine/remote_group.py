@@ -57,7 +57,9 @@ NEWS_S = 5.0
 
 
 SPARE_FILES = 512
-"""How many files a driver may have open besides its connections to workers."""
+"""How many files a driver may have open besides its connections, where the system allows that."""
+FEWEST_SPARE_FILES = 128
+"""With fewer a driver cannot work: Ray's own connections, logs, the journal."""
 
 
 class NodeGone(NamedTuple):
@@ -121,7 +123,7 @@ class RemoteGroup(ConnectedGroup):
         output: OutputSink,
         cluster: Cluster,
     ) -> None:
-        allow_files(spec.size)
+        allow_files(spec.size)  # before anything is reserved; nodes come on top
         super().__init__(spec.size, loop, emit)
         self._spec = spec
         self._cluster = cluster
@@ -221,6 +223,8 @@ class RemoteGroup(ConnectedGroup):
                     self._cluster.release(placement)
                     return
                 self._placement, self._shares = placement, shares
+            # One a worker; one a group and node; and the node's lifeline.
+            allow_files(self._spec.size + 2 * len(shares))
             notes = self._cluster.open_shares(shares, self._listener.address, self._secret)
             for note in notes:
                 self._loop.call_soon(partial(self._notify, note))
@@ -356,22 +360,26 @@ class RemoteGroup(ConnectedGroup):
         self._timers.append(self._loop.call_later(seconds, call))
 
 
-def allow_files(workers: int) -> None:
-    """Let this process open a connection to each worker.
+def allow_files(connections: int) -> None:
+    """Let this process open that many connections.
 
     Raises:
         EngineError: the system does not allow that many open files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = workers + SPARE_FILES
-    if soft == resource.RLIM_INFINITY or needed <= soft:
+    wanted = connections + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or wanted <= soft:
         return
-    if hard != resource.RLIM_INFINITY and needed > hard:
+    if hard != resource.RLIM_INFINITY and connections + FEWEST_SPARE_FILES > hard:
         raise EngineError(
-            f"{workers} workers need {needed} open files in the driver, and this system allows "
-            f"{hard}; raise the limit where the driver is started (ulimit -Hn, or LimitNOFILE)."
+            f"the driver needs {connections} connections to workers and nodes, and may open only "
+            f"{hard} files; allow {wanted} where the driver is started (as root: ulimit -Hn "
+            f"{wanted}; in a systemd unit: LimitNOFILE={wanted}; in Docker: --ulimit "
+            f"nofile={wanted}), or use fewer workers."
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def shares_of(spec: GroupSpec, placement: Placement) -> list[Share]:
