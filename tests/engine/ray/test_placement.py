@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -161,3 +162,34 @@ def test_a_working_directory_travels(cluster: str, tmp_path: Path) -> None:
     )
     # Ray may print of a node that another test has killed.
     assert done.stdout.split()[-2:] == ["hello", "you"], done.stderr
+
+
+JOB = """
+import os, sys
+from lockstep import train
+from lockstep.train import DataParallelTrainer, RunConfig, ScalingConfig
+
+def function():
+    train.report({"value": int(os.environ["VALUE_OF_THE_JOB"])})
+
+result = DataParallelTrainer(
+    function,
+    scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD"),
+    run_config=RunConfig(storage_path=sys.argv[1], verbose=0),
+).fit()
+print("value", result.metrics["value"])
+"""
+
+
+def test_from_inside_a_job(cluster: str, tmp_path: Path) -> None:
+    """``ray job submit`` starts a script with these variables, on a node of the cluster."""
+    job = {"runtime_env": {"env_vars": {"VALUE_OF_THE_JOB": "7"}}}
+    variables = {"RAY_ADDRESS": cluster, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+    done = subprocess.run(
+        [sys.executable, "-c", JOB, str(tmp_path)],
+        env={**os.environ, **variables, "LOCKSTEP_ENGINE": "ray"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "value 7" in done.stdout.splitlines(), done.stderr
