@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import select
 import struct
 import sys
@@ -249,11 +250,11 @@ def _drive(config: dict[str, Any], nodes: Any) -> None:
     loop = EventLoop()
     callbacks = CallbackDispatcher([], print, 5.0)
     times: list[float] = []
-    walls: list[float] = []
+    in_system: list[float] = []
 
     def decide(row: dict[str, Any]) -> bool:
         times.append(time.thread_time())
-        walls.append(time.monotonic())
+        in_system.append(resource.getrusage(resource.RUSAGE_THREAD).ru_stime)
         return False
 
     begun = time.thread_time()
@@ -281,6 +282,8 @@ def _drive(config: dict[str, Any], nodes: Any) -> None:
         size=size,
         start=start,
         row=common.median(rows),
+        # The kernel counts this by sampling: of all rows together.
+        system=(in_system[ROWS - 1] - in_system[0]) / (times[ROWS - 1] - times[0]),
         save=common.median(saves),
         # From the last row of an attempt to the start of the next one.
         failure=starts[1] - times[-2],
@@ -317,6 +320,9 @@ def measure(bench: Bench) -> list[Measurement]:
             samples = [record[key] for record in found[size]]
             text = f"{size:,} simulated workers, CPU of the driver: {what}"
             measured.append(Measurement(text, "s", samples, reach))
+        shares = [100 * record["system"] for record in found[size]]
+        text = f"{size:,} simulated workers: the part of a report that is system calls"
+        measured.append(Measurement(text, "%", shares))
     more = [
         large["peak_mb"] - small["peak_mb"]
         for large, small in zip(found[1_000], found[2], strict=True)
