@@ -77,6 +77,20 @@ def test_resetting_where_the_class_can() -> None:
     assert one.config == {"by": 7}
 
 
+def test_exporting_and_deleting(tmp_path: Path) -> None:
+    class Exports(Counter):
+        def _export_model(self, export_formats: list[str], export_dir: str) -> dict[str, str]:
+            return {name: f"{export_dir}/model.{name}" for name in export_formats}
+
+    one = Exports({})
+    assert one.export_model("onnx", "d") == {"onnx": "d/model.onnx"}
+    one.save(str(tmp_path / "saved"))
+    one.delete_checkpoint(str(tmp_path / "saved"))
+    assert not (tmp_path / "saved").exists()
+    with pytest.raises(NotImplementedError, match="Counter has to implement _export_model"):
+        Counter({}).export_model(["onnx"])
+
+
 @pytest.mark.parametrize("method", ["step", "save_checkpoint", "load_checkpoint"])
 def test_what_a_class_has_to_implement(method: str) -> None:
     one = tune.Trainable({})

@@ -75,11 +75,11 @@ class FunctionStopper(_TrialStopper):
         return bool(self._function(trial_id, result))
 
     @classmethod
-    def is_valid_function(cls, function: object) -> bool:
+    def is_valid_function(cls, fn: object) -> bool:
         """Whether the function can be called with a trial's id and a result."""
-        if not callable(function) or isinstance(function, (type, Stopper)):
+        if not callable(fn) or isinstance(fn, (type, Stopper)):
             return False
-        return takes(function, "trial", {})
+        return takes(fn, "trial", {})
 
 
 class MaximumIterationStopper(_TrialStopper):

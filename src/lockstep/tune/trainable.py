@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from lockstep.train import api
 from lockstep.train.worker import session
 from lockstep.tune.parameters import with_parameters, with_resources
 
-__all__ = ["Trainable", "TrainableFunction", "with_parameters", "with_resources"]
+__all__ = ["Trainable", "TrainableFunction", "stop_kept", "with_parameters", "with_resources"]
 
 
 class Trainable:
@@ -69,7 +70,10 @@ class Trainable:
         )
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another config without being recreated; False: that is not possible."""
+        """Take another config without being recreated; False: that is not possible.
+
+        ``TuneConfig(reuse_actors=True)`` calls it, between two trials in one process.
+        """
         return False
 
     def cleanup(self) -> None:
@@ -138,13 +142,27 @@ class Trainable:
             with checkpoint.as_directory() as directory:
                 self.load_checkpoint(directory)
 
-    def reset(self, new_config: dict[str, Any]) -> bool:
-        """Start over with another config, if ``reset_config`` can."""
+    def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
+        """Start over with another config, if ``reset_config`` can; ``storage`` is ignored."""
         if not self.reset_config(dict(new_config)):
             return False
         self.config = dict(new_config)
         self._iteration, self._time_total = 0, 0.0
         return True
+
+    def export_model(self, export_formats: Any, export_dir: str | None = None) -> dict[str, str]:
+        """What ``_export_model(formats, directory)`` of a subclass returns: format → file."""
+        formats = [export_formats] if isinstance(export_formats, str) else list(export_formats)
+        return self._export_model(formats, export_dir or self.logdir)
+
+    def _export_model(self, export_formats: list[str], export_dir: str) -> dict[str, str]:
+        raise NotImplementedError(
+            f"{type(self).__name__} has to implement _export_model(formats, directory) to export."
+        )
+
+    def delete_checkpoint(self, checkpoint_dir: str | os.PathLike[str]) -> None:
+        """Delete the directory that ``save`` made."""
+        shutil.rmtree(checkpoint_dir, ignore_errors=True)
 
     def stop(self) -> None:
         """Clean up: no other method is called afterwards."""
@@ -195,26 +213,41 @@ class TrainableFunction:
         cls: the class.
         checkpoint_frequency: save after every n-th step; 0: never.
         checkpoint_at_end: save when the trial is done, or stopped. Pausing always saves.
+        keeps: the process may run another trial, so keep the object for ``reset_config``.
     """
 
     def __init__(
-        self, cls: type[Trainable], checkpoint_frequency: int = 0, checkpoint_at_end: bool = False
+        self,
+        cls: type[Trainable],
+        checkpoint_frequency: int = 0,
+        checkpoint_at_end: bool = False,
+        *,
+        keeps: bool = False,
     ) -> None:
         self.cls = cls
         self.frequency = checkpoint_frequency
         self.at_end = checkpoint_at_end
+        self.keeps = keeps
         self.__name__ = cls.__name__
 
     def __call__(self, config: dict[str, Any]) -> None:
         """Step until the trial is done or stopped."""
-        trainable = self.cls(config)
+        trainable = _kept_with(config) or self.cls(config)
         try:
             checkpoint = api.get_checkpoint()
             if checkpoint is not None:
                 trainable.restore(checkpoint)
             while not self._step(trainable):
                 pass
-        finally:
+        except BaseException as error:
+            if not (self.keeps and isinstance(error, StopTraining)):
+                trainable.stop()
+                raise
+            _kept.append(trainable)
+            raise
+        if self.keeps:
+            _kept.append(trainable)
+        else:
             trainable.stop()
 
     def _step(self, trainable: Trainable) -> bool:
@@ -239,6 +272,28 @@ class TrainableFunction:
                     current.save_checkpoint(checkpoint, of_last_report=True)
             raise
         return done
+
+
+_kept: list[Trainable] = []
+"""With ``reuse_actors``: the object of the trial before, at most one."""
+
+
+def _kept_with(config: dict[str, Any]) -> Trainable | None:
+    """The object of the trial before with another config; None: there is none that takes it."""
+    if not _kept:
+        return None
+    trainable = _kept[-1]
+    # Not taken out before: if reset_config() raises, the object is cleaned up with the process.
+    if trainable.reset(config):
+        return _kept.pop()
+    stop_kept()
+    return None
+
+
+def stop_kept() -> None:
+    """Clean up what is kept for another trial."""
+    while _kept:
+        _kept.pop().stop()
 
 
 @contextmanager

@@ -34,8 +34,10 @@ class TuneConfig:
         max_concurrent_trials: at most this many at a time; by default as many as fit.
         time_budget_s: after this many seconds (or a ``timedelta``) no trial starts, and all trials
             stop at their next report or, if none comes, a moment later.
-        reuse_actors: accepted and without effect. Workers are forked from a warm server in
-            milliseconds and never reused, so nothing can leak from one trial into another.
+        reuse_actors: True: the trials of a ``Trainable`` class follow each other in one process,
+            and each object takes the next config by ``reset_config``; where that returns False, a
+            new object is made. By default, and for functions always, each trial has a process of
+            its own, forked in milliseconds, so nothing can leak from one trial into another.
         trial_name_creator: ``f(trial) -> str``, the name of a trial.
         trial_dirname_creator: ``f(trial) -> str``, the name of its directory.
         chdir_to_trial_dir: the old spelling of ``RunConfig(working_dir="run")``.
@@ -79,6 +81,8 @@ class TuneConfig:
             raise ValueError(
                 f"TuneConfig(time_budget_s={budget!r}): expected seconds, finite and above 0."
             )
+        if self.reuse_actors not in (None, True, False):
+            raise TypeError(f"TuneConfig(reuse_actors={self.reuse_actors!r}): give True or False.")
         for name in ("trial_name_creator", "trial_dirname_creator"):
             value = getattr(self, name)
             if value is not None and not callable(value):

@@ -140,7 +140,14 @@ class Tuner:
             sources = self._kept_sources
             if sources is None:
                 sources = sources_of(function)
-            launcher = Launcher(self._trainable, run_config, pool, scheduler, sources)
+            launcher = Launcher(
+                self._trainable,
+                run_config,
+                pool,
+                scheduler,
+                sources,
+                reuse_actors=bool(self._tune_config.reuse_actors),
+            )
             if not (launcher.over_trainer and "scaling_config" in self._space):
                 launcher.check()
             seed = random.getrandbits(63) if past is None else int(past.header["seed"])

@@ -17,6 +17,7 @@ from typing import Any
 from lockstep import settings
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.engine import Engine, GroupSpec
+from lockstep.engine.loop import EventLoop
 from lockstep.metrics import describable
 from lockstep.train.api import get_checkpoint, report
 from lockstep.train.context import TrainContext
@@ -27,7 +28,9 @@ from lockstep.train.function import takes_config
 from lockstep.train.record.run import Run, RunPlace
 from lockstep.train.serialize import dump
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer, TrainerPayload
+from lockstep.tune.execution import reused_worker
 from lockstep.tune.execution.resources import Allocation, ResourcePool, ResourceRequest
+from lockstep.tune.execution.reuse import ReusingEngine
 from lockstep.tune.parameters import resources_of, start_of
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search.sample import Categorical
@@ -178,6 +181,7 @@ class Launcher:
         pool: bounds the size of elastic trials.
         scheduler: says how often ``Trainable`` classes have to save for it.
         sources: the trainable's source code, for tracebacks.
+        reuse_actors: the trials of a ``Trainable`` class may follow each other in one process.
 
     Attributes:
         kind, name: as ``describe_trainable`` returns them.
@@ -190,6 +194,8 @@ class Launcher:
         pool: ResourcePool,
         scheduler: TrialScheduler,
         sources: Mapping[str, str] | None = None,
+        *,
+        reuse_actors: bool = False,
     ) -> None:
         check_trainable(trainable)
         self._trainable = trainable
@@ -209,6 +215,7 @@ class Launcher:
                         kept.checkpoint_frequency or scheduler.checkpoint_frequency
                     ),
                     checkpoint_at_end=bool(kept.checkpoint_at_end),
+                    keeps=reuse_actors,
                 )
                 kept = replace(kept, checkpoint_frequency=0, checkpoint_at_end=None)
                 run_config = replace(run_config, checkpoint_config=kept)
@@ -224,6 +231,8 @@ class Launcher:
             )
         self._template = self._template.with_changes(_kept_sources=sources)
         self._shared_payload: TrainerPayload | None = None
+        self._reuses = reuse_actors and self.kind == "class"
+        self._reusing: ReusingEngine | None = None
         self._preload = _libraries_in_use()
 
     @property
@@ -328,7 +337,23 @@ class Launcher:
         # Where the script's relative paths begin, for functions that run in the trial's directory.
         started_in = {"TUNE_ORIG_WORKING_DIR": os.getcwd()}
         group = replace(group, environment={**started_in, **group.environment})
-        return replace(plan, group=group, scaling=scaling), payload
+        engine = plan.engine
+        if self._reuses and not engine.in_this_process:
+            if self._reusing is None:
+                self._reusing = ReusingEngine(engine)
+            engine = self._reusing
+            group = replace(group, preload=(*group.preload, reused_worker.__name__))
+        return replace(plan, engine=engine, group=group, scaling=scaling), payload
+
+    def finish_reused(self, loop: EventLoop) -> None:
+        """No trial follows: let the workers that are kept for one clean up and exit."""
+        if self._reusing is not None:
+            self._reusing.finish(loop)
+
+    def close_reused(self) -> None:
+        """Kill the workers that are kept for another trial. Idempotent."""
+        if self._reusing is not None:
+            self._reusing.close()
 
     def _payload(self, trainer: DataParallelTrainer) -> TrainerPayload:
         """What is sent to workers; made once for trials that differ only in the function's config.

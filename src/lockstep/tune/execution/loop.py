@@ -182,6 +182,7 @@ class TuneLoop:
         with ExitStack() as cleanup:
             # Undone in reverse: first no worker is left, then the threads finish what was recorded.
             cleanup.callback(self._finisher.shutdown)
+            cleanup.callback(self._launcher.close_reused)
             cleanup.callback(self._running.close)
             self._set_timers()
             for trial in self._stopped_before_restore:
@@ -191,6 +192,7 @@ class TuneLoop:
                 for running in [each for each in self._running if each.ended]:
                     self._run_ended(running)
             if not self.ending.leave_unfinished:
+                self._launcher.finish_reused(self._loop)
                 for trial in self.get_live_trials():
                     self.stop_trial(trial)
             self._loop.run_until(lambda: not self._finisher.busy)

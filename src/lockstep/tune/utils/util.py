@@ -88,6 +88,7 @@ def wait_for_gpu(
     target_util: float = 0.01,
     retry: int = 20,
     delay_s: float = 5,
+    gpu_memory_limit: float | None = None,
 ) -> bool:
     """Wait until a GPU's memory is almost unused, at the start of a trial.
 
@@ -98,6 +99,7 @@ def wait_for_gpu(
         target_util: the share of the memory that may be in use, from 0 to 1.
         retry: how often to check.
         delay_s: the seconds between two checks.
+        gpu_memory_limit: the older name of ``target_util``.
 
     Returns:
         True.
@@ -105,6 +107,7 @@ def wait_for_gpu(
     Raises:
         RuntimeError: the GPU is still in use, or does not exist.
     """
+    target_util = target_util if gpu_memory_limit is None else gpu_memory_limit
     if gpu_id is None:
         gpu_id = (settings.cuda_visible_devices() or "0").split(",")[0].strip()
     in_use = 0.0
