@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.checks import check_seed
 from lockstep.data.compat import ExecutionOptions
 
+if TYPE_CHECKING:
+    from lockstep.data.dataset import Dataset
+
 __all__ = ["DataConfig", "DatasetConfig"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class DataConfig:
     """How the ``datasets`` of a trainer are divided among its workers.
+
+    A subclass may divide them itself: see ``configure``.
 
     Args:
         datasets_to_split: ``"all"`` (the default), or the names of the datasets to divide; every
@@ -56,12 +61,47 @@ class DataConfig:
             raise ValueError(f"DataConfig(order={self.order!r}): give 'local' or 'global'.")
         if not isinstance(self.equal, bool):
             raise TypeError(f"DataConfig(equal={self.equal!r}): give True or False.")
-        object.__setattr__(self, "seed", check_seed("DataConfig", self.seed))
+        self.seed = check_seed("DataConfig", self.seed)
 
     @staticmethod
     def default_ingest_options() -> ExecutionOptions:
         """Options that Ray's scripts change and pass as ``execution_options``."""
         return ExecutionOptions()
+
+    def configure(
+        self,
+        datasets: Mapping[str, Dataset],
+        world_size: int,
+        worker_handles: Sequence[Any] | None = None,
+        worker_node_ids: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        """Divide the datasets among workers, in the driver, before each attempt.
+
+        Where a subclass overrides it, each worker's ``get_dataset_shard(name)`` is what it returns
+        for that worker, and after a restart every epoch starts from its beginning. Otherwise it is
+        not called, and a run resumes in the middle of an epoch.
+
+        Args:
+            datasets: the trainer's.
+            world_size: the number of workers.
+            worker_handles: None: workers are processes, no actors.
+            worker_node_ids: the node of each worker; None: not known yet.
+            kwargs: none today.
+
+        Returns:
+            For each worker a dict of iterators: shards of ``streaming_split``, ``iterator()``, or
+            datasets.
+        """
+        output: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        for name, dataset in datasets.items():
+            if self.splits(name):
+                shards = dataset.streaming_split(world_size, equal=self.equal)
+            else:
+                shards = [dataset.iterator() for _ in range(world_size)]
+            for mine, shard in zip(output, shards, strict=True):
+                mine[name] = shard
+        return output
 
     def splits(self, name: str) -> bool:
         """Whether a dataset is divided among the workers; otherwise each worker gets all rows."""

@@ -19,6 +19,7 @@ from lockstep.errors import StorageError
 from lockstep.train.protocol import Report
 from lockstep.train.serialize import dump
 from lockstep.train.streams import (
+    ConfiguredPlan,
     RayDataset,
     StreamPlan,
     is_ray_dataset,
@@ -129,8 +130,7 @@ def check_dataset_config(given: Sharing, datasets: Mapping[str, Any]) -> Sharing
     """What a trainer was given as ``dataset_config``.
 
     Raises:
-        TypeError: it is neither a ``DataConfig`` nor a dict of ``DatasetConfig``, or a
-            ``DataConfig`` with a ``configure()`` of the user's, which nobody calls.
+        TypeError: it is neither a ``DataConfig`` nor a dict of ``DatasetConfig``.
         ValueError: it names or requires a dataset that there is not.
     """
     if given is None:
@@ -139,12 +139,6 @@ def check_dataset_config(given: Sharing, datasets: Mapping[str, Any]) -> Sharing
 
     there = ", ".join(map(repr, datasets)) or "none"
     if isinstance(given, DataConfig):
-        if hasattr(given, "configure"):
-            raise TypeError(
-                f"{type(given).__qualname__}.configure() is for Ray's workers, and lockstep does "
-                "not call it. Use DataConfig(datasets_to_split=…, equal=…, order=…), or divide the "
-                "rows in the training function, by train.get_context().get_world_rank()."
-            )
         split = () if given.datasets_to_split == "all" else given.datasets_to_split
         for name in split:
             if name not in datasets:
@@ -225,12 +219,13 @@ def plan_datasets(
     function: Callable[..., Any],
     *,
     shared: bool,
-) -> tuple[dict[str, bytes], SharedTables | None, dict[str, StreamPlan]]:
+) -> tuple[dict[str, bytes], SharedTables | None, dict[str, StreamPlan | ConfiguredPlan]]:
     """Each dataset's plan for up to ``size`` workers, pickled; what can be known is checked.
 
     Functions in it are sent as ``function`` is, the training function. With ``shared`` tables in
     memory are mapped by the workers, for as long as the second result is there. Without, datasets
-    of Ray Data are streamed: the third result says how, and their plans are empty.
+    of Ray Data are streamed: the third result says how, and their plans are empty. So it is with
+    all datasets where the user divides them, by a ``DataConfig.configure()`` of a subclass.
 
     Raises:
         ValueError: a dataset has no rows, or too few; names it.
@@ -239,12 +234,18 @@ def plan_datasets(
     """
     if not datasets:
         return {}, None, {}
-    from lockstep.data import Dataset
+    from lockstep.data import DataConfig, Dataset
     from lockstep.data.sources.shared_tables import SharedTables
 
     plans = {}
-    streams = {}
+    streams: dict[str, StreamPlan | ConfiguredPlan] = {}
     tables = SharedTables()
+    if isinstance(sharing, DataConfig) and type(sharing).configure is not DataConfig.configure:
+        made = {
+            name: _for_configure(name, given, sharing, shared) for name, given in datasets.items()
+        }
+        configured = ConfiguredPlan(sharing, made, function, tables if shared else None)
+        return dict.fromkeys(made, b""), tables, dict.fromkeys(made, configured)
     for name, given in datasets.items():
         if isinstance(given, RayDataset) and not shared:
             plans[name], streams[name] = b"", _stream_plan(name, given.dataset, sharing, size)
@@ -255,6 +256,20 @@ def plan_datasets(
         with tables.active() if shared else nullcontext():
             plans[name] = dump((plan, split), f"datasets[{name!r}]", by_value=True, like=function)
     return plans, tables, streams
+
+
+def _for_configure(name: str, given: Any, sharing: DataConfig, shared: bool) -> Dataset:
+    from lockstep.data import Dataset
+
+    if isinstance(given, RayDataset) and not shared:
+        raise TypeError(
+            f"{type(sharing).__qualname__}.configure(): datasets[{name!r}] is of Ray Data, which a "
+            "cluster streams; leave configure() out, or read the files with lockstep.data."
+        )
+    made: Dataset = (
+        given if isinstance(given, Dataset) else _as_dataset(name, given(), functions=False)
+    )
+    return made
 
 
 def _stream_plan(name: str, dataset: Any, sharing: Sharing, size: int) -> StreamPlan:

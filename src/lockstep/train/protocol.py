@@ -200,13 +200,13 @@ class Committed(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """What one worker needs to read its part of a dataset that a cluster streams."""
+    """One worker's part of a dataset that is divided again for each attempt."""
 
     address: str
-    """The cluster's."""
+    """The cluster's that streams it; empty: the user's ``configure()`` has divided it."""
     shard: bytes
-    """Ray's iterator, pickled. It loads only in a process that has joined the cluster."""
-    if_empty: str
+    """The iterator, pickled. Ray's loads only in a process that has joined the cluster."""
+    if_empty: str = ""
     """The error of an epoch without a row for this worker; empty: there may be none."""
 
 

@@ -1,25 +1,30 @@
-"""Datasets of Ray Data in training: on a cluster Ray streams their rows to the workers.
+"""Datasets that are divided again for each attempt: of Ray Data, or by a user's ``configure()``.
 
 driver                                            worker
 RayDataset ─▶ Streams.split(workers) ───────────▶ open_stream() ─▶ Ray's own DataIterator
               once an attempt, of the size it has  the worker joins the cluster as a client of it
+DataConfig.configure() ─▶ Streams.configure(size) ─▶ open_stream() ─▶ what it returned for the rank
 """
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lockstep.console.text import shorten
 from lockstep.engine.base import WorkerInfo
 from lockstep.train.protocol import Stream
 from lockstep.train.serialize import dump
 
 if TYPE_CHECKING:
-    from lockstep.data import Dataset
+    from lockstep.data import DataConfig, Dataset
+    from lockstep.data.sources.shared_tables import SharedTables
 
 __all__ = [
+    "ConfiguredPlan",
     "RayDataset",
     "StreamPlan",
     "Streams",
@@ -114,28 +119,96 @@ class StreamPlan(NamedTuple):
     """A worker gets rows that are on its own node first."""
 
 
+class ConfiguredPlan(NamedTuple):
+    """All datasets of a run, which the user's ``DataConfig.configure()`` divides."""
+
+    config: DataConfig
+    datasets: Mapping[str, Dataset]
+    function: Callable[..., Any]
+    """The training function: what is in the shards is sent as it is."""
+    tables: SharedTables | None
+    """Workers of this machine map the tables from here."""
+
+    def shards(self, size: int) -> list[dict[str, Stream]]:
+        """What ``configure()`` returns for each of the workers.
+
+        Raises:
+            TypeError, ValueError: it is not a dict of iterators for each worker.
+        """
+        doing = f"{type(self.config).__qualname__}.configure()"
+        returned = self.config.configure(
+            dict(self.datasets), size, worker_handles=None, worker_node_ids=None
+        )
+        if not isinstance(returned, (list, tuple)) or len(returned) != size:
+            raise ValueError(
+                f"{doing} returned {shorten(repr(returned), 200)}; return a list with one dict for "
+                f"each of the {size} workers."
+            )
+        with self.tables.active() if self.tables is not None else nullcontext():
+            return [self._sent(doing, rank, mine) for rank, mine in enumerate(returned)]
+
+    def _sent(self, doing: str, rank: int, given: Any) -> dict[str, Stream]:
+        from lockstep.data import DataIterator, Dataset
+
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"{doing} returned {shorten(repr(given), 200)} for rank {rank}; return a dict from "
+                "the datasets' names to iterators."
+            )
+        sent = {}
+        for name, shard in given.items():
+            if isinstance(shard, Dataset):
+                shard = shard.iterator()
+            if not isinstance(shard, DataIterator):
+                raise TypeError(
+                    f"{doing} returned {shorten(repr(shard), 200)} for dataset {name!r} of rank "
+                    f"{rank}; return a shard of dataset.streaming_split(n), dataset.iterator(), or "
+                    "a dataset."
+                )
+            what = f"datasets[{name!r}] of {doing}"
+            sent[name] = Stream("", dump(shard, what, by_value=True, like=self.function))
+        return sent
+
+
 class Streams:
-    """The streamed datasets of a run.
+    """The datasets of a run that are divided again for each attempt.
 
     Args:
         plans: by the datasets' names.
     """
 
-    def __init__(self, plans: Mapping[str, StreamPlan]) -> None:
-        self._plans = plans
+    def __init__(self, plans: Mapping[str, StreamPlan | ConfiguredPlan]) -> None:
+        self._plans = {n: plan for n, plan in plans.items() if isinstance(plan, StreamPlan)}
+        configured = [plan for plan in plans.values() if isinstance(plan, ConfiguredPlan)]
+        self._configured = configured[0] if configured else None
+        self._divided: list[dict[str, Stream]] = []
         self._current: dict[str, Sequence[Any]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._plans)
+        return bool(self._plans) or self._configured is not None
 
     @property
-    def names(self) -> list[str]:
-        """The datasets' names."""
-        return list(self._plans)
+    def why_not_resumed(self) -> str:
+        """Why their rows start again with an epoch after a restart, as a part of a sentence."""
+        if self._configured is not None:
+            return f"The datasets are divided by {type(self._configured.config).__qualname__}"
+        names = ", ".join(map(repr, self._plans))
+        return f"The dataset(s) {names} are of Ray Data"
+
+    def configure(self, size: int) -> None:
+        """Call the user's ``configure()`` for an attempt of this size, if there is one.
+
+        Raises:
+            Exception: the user's, or what is wrong with what it returned.
+        """
+        if self._configured is not None:
+            self._divided = self._configured.shards(size)
 
     def split(self, workers: Sequence[WorkerInfo]) -> list[dict[str, Stream]]:
         """For each worker of a new attempt, its streams by name. Those of the last attempt end."""
         self.close()
+        if self._configured is not None:
+            return self._divided
         sent: list[dict[str, Stream]] = [{} for _ in workers]
         if not self._plans:
             return sent
@@ -170,14 +243,15 @@ def _split(plan: StreamPlan, workers: Sequence[WorkerInfo]) -> list[Any]:
 
 
 def open_stream(stream: Stream) -> Any:
-    """In a worker: its part of a dataset, Ray's own ``DataIterator``.
+    """In a worker: its part of a dataset; of a cluster's, it is Ray's own ``DataIterator``.
 
     Raises:
         EngineError: the cluster cannot be joined from here.
     """
-    from lockstep.engine.ray import join_cluster
+    if stream.address:
+        from lockstep.engine.ray import join_cluster
 
-    join_cluster(stream.address)
+        join_cluster(stream.address)
     shard = pickle.loads(stream.shard)
     if stream.if_empty:
         _refuse_nothing(shard, stream.if_empty)

@@ -81,7 +81,7 @@ from lockstep.train.record.saved_trainer import (
 )
 from lockstep.train.serialize import LARGE_CAPTURE, dump, dump_function, large_captures
 from lockstep.train.sources import changed_note, differing_sources, name_of, sources_of
-from lockstep.train.streams import RayDataset, StreamPlan, Streams
+from lockstep.train.streams import ConfiguredPlan, RayDataset, StreamPlan, Streams
 from lockstep.train.training_loop import (
     SHARED_ARGUMENTS,
     TrainingLoop,
@@ -120,8 +120,8 @@ class TrainerPayload:
     validation: ValidationPlan | None = None
     tables: SharedTables | None = None
     """The datasets' tables in memory. Workers can map them while this object exists."""
-    streams: Mapping[str, StreamPlan] = field(default_factory=dict)
-    """The datasets that a cluster streams."""
+    streams: Mapping[str, StreamPlan | ConfiguredPlan] = field(default_factory=dict)
+    """The datasets that are divided again for each attempt."""
 
 
 class BaseTrainer:

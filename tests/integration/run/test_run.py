@@ -28,7 +28,6 @@ from lockstep.train import (
     BackendConfig,
     Checkpoint,
     CheckpointConfig,
-    DataConfig,
     DataParallelTrainer,
     FailureConfig,
     RunConfig,
@@ -262,13 +261,6 @@ def test_hooks_of_ray_that_nobody_calls_are_refused() -> None:
     mixed = DataParallelTrainer(lambda: None, backend_config=MixedConfig())
     with pytest.raises(TypeError, match=r"RayShapedBackend\.on_start .*setup\(wiring\)"):
         mixed.fit()
-
-    class OwnSplit(DataConfig):
-        def configure(self, datasets: Any, world_size: int, **kwargs: Any) -> Any:
-            raise AssertionError("nobody calls this")
-
-    with pytest.raises(TypeError, match=r"OwnSplit\.configure\(\) .*datasets_to_split"):
-        DataParallelTrainer(lambda: None, dataset_config=OwnSplit())
 
 
 def test_a_function_given_to_restore_by_position_raises_with_its_name(tmp_path: Path) -> None:

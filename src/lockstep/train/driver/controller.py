@@ -464,6 +464,12 @@ class Controller:
             return
         self._output = output
         try:
+            self._streams.configure(self._group_spec.size)
+        except Exception as error:  # the user's own
+            output.close()
+            self._feed(e.Closed(pack_error(error)))
+            return
+        try:
             self._group = self._engine.start(
                 self._group_spec, self._loop, self._engine_event, output
             )
@@ -534,11 +540,10 @@ class Controller:
         if not self._streams:
             return []
         if resumes:
-            names = ", ".join(map(repr, self._streams.names))
             self._notifier.warn_once(
                 "streams",
-                f"The dataset(s) {names} are of Ray Data, which cannot resume within an epoch: "
-                "their rows start again with an epoch.",
+                f"{self._streams.why_not_resumed}, which cannot resume within an epoch: their rows "
+                "start again with an epoch.",
             )
         return self._streams.split(self._workers)
 

@@ -31,5 +31,5 @@ class RunPlan:
     all_announcements: bool
     """Every worker gets the announcements of all ranks. Else: those of rank 0 and its machine."""
     streams: Streams
-    """The datasets that a cluster streams."""
+    """The datasets that are divided again for each attempt."""
     validation: ValidationPlan | None = None

@@ -23,7 +23,7 @@ class Shards:
         rank, world_size: which worker this is.
         positions: dataset → where to resume; None: at the beginning.
         device: returns this worker's device, for ``iter_torch_batches(device="auto")``.
-        streams: the datasets that a cluster streams; their plans are empty.
+        streams: the datasets that are divided again for each attempt; their plans are empty.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Shards:
         self._device = device
         self._shards: dict[str, DataShard] = {}
         self._streams = streams or {}
+        self._planned = [name for name, plan in plans.items() if plan]
         self._opened: dict[str, Any] = {}
         self._waited_s = 0.0
 
@@ -53,7 +54,7 @@ class Shards:
         """
         if name is None and len(self._plans) == 1:
             (name,) = self._plans
-        if name is None or name not in self._plans:
+        if name is None or (name not in self._plans and name not in self._streams):
             there = ", ".join(map(repr, self._plans)) or "none"
             raise KeyError(
                 f"get_dataset_shard({name!r}): the trainer's datasets are {there}; "
@@ -61,8 +62,16 @@ class Shards:
             )
         if name in self._streams:
             if name not in self._opened:
-                self._opened[name] = open_stream(self._streams[name])
+                self._opened[name] = opened = open_stream(self._streams[name])
+                if hasattr(opened, "auto_device"):
+                    opened.auto_device = self._device
             return self._opened[name]
+        if name not in self._planned:
+            there = ", ".join(map(repr, self._streams)) or "none"
+            raise KeyError(
+                f"get_dataset_shard({name!r}): DataConfig.configure() gave rank {self._rank} "
+                f"{there}; let it return an iterator of {name!r} for this rank."
+            )
         if name not in self._shards:
             plan, split = pickle.loads(self._plans[name])
             # A dataset that is not split is complete on every rank: each is rank 0 of 1 there.
@@ -89,16 +98,16 @@ class Shards:
 
         ``begin``: also of those that were not asked for yet.
         """
-        for name in self._plans.keys() - self._streams.keys() if begin else ():
+        for name in self._planned if begin else ():
             self.get(name)
         return {name: shard.state_dict()["consumed"] or 0 for name, shard in self._shards.items()}
 
     def progress(self, seconds: float) -> DataReport:
         """Every dataset's position, and the share of these ``seconds`` waited for batches."""
-        if len(self._shards) + len(self._streams) < len(self._plans):
+        if len(self._shards) < len(self._planned):
             # Other ranks may have used such a dataset. Their positions can be merged only with
             # this rank's, also if this rank has read nothing.
-            for name in self._plans.keys() - self._streams.keys():
+            for name in self._planned:
                 self.get(name)
         positions, waited = {}, 0.0
         for name, shard in self._shards.items():
