@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lockstep.checks import check_int
 from lockstep.data.arrow.columns import to_numpy, to_values
 from lockstep.data.arrow.tensors import is_tensor
 
@@ -19,6 +20,7 @@ __all__ = [
     "AggregateFn",
     "AggregateFnV2",
     "ApproximateQuantile",
+    "ApproximateTopK",
     "AsList",
     "Count",
     "CountDistinct",
@@ -470,7 +472,8 @@ class Unique(_Distinct):
         import pyarrow.types as types
 
         last = columns[-1]
-        if types.is_list(last.type) or types.is_large_list(last.type):
+        lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        if any(is_list(last.type) for is_list in lists):
             if not self.encode_lists:
                 raise TypeError(
                     f"Unique({self.on!r}): the values are lists; give encode_lists=True for the "
@@ -557,6 +560,48 @@ class ApproximateQuantile(_Values):
         if not len(column):
             return [None] * len(self.quantiles)
         return list(pc.quantile(column, self.quantiles).to_pylist())
+
+
+class ApproximateTopK(_Values):
+    """The ``k`` most frequent values, as dicts ``{column: value, "count": n}``; exact here.
+
+    So ``log_capacity`` changes nothing. ``encode_lists`` counts the values inside lists.
+    """
+
+    kind = "approx_topk"
+
+    def __init__(
+        self,
+        on: str,
+        k: int,
+        log_capacity: int = 15,
+        alias_name: str | None = None,
+        encode_lists: bool = False,
+    ) -> None:
+        super().__init__(on, True, alias_name)
+        self.k = check_int(f"ApproximateTopK(k={k!r})", k, 1)
+        self.encode_lists = encode_lists
+
+    def _of(self, column: pa.ChunkedArray) -> list[dict[str, Any]]:
+        import pyarrow.compute as pc
+        import pyarrow.types as types
+
+        lists = types.is_list(column.type) or types.is_large_list(column.type)
+        if lists and self.encode_lists:
+            column = pc.list_flatten(column).drop_null()
+        if (lists and not self.encode_lists) or types.is_struct(column.type):
+            counts: dict[str, int] = {}  # Arrow counts neither lists nor structs
+            first: dict[str, Any] = {}
+            for value in column.to_pylist():
+                counts[repr(value)] = counts.get(repr(value), 0) + 1
+                first.setdefault(repr(value), value)
+            found = [(first[text], count) for text, count in counts.items()]
+        else:
+            pairs = pc.value_counts(column)
+            values, numbers = pairs.field(0).to_pylist(), pairs.field(1).to_pylist()
+            found = list(zip(values, numbers, strict=True))
+        found.sort(key=lambda pair: -pair[1])
+        return [{str(self.on): value, "count": count} for value, count in found[: self.k]]
 
 
 class _Percentage(_OfColumn):

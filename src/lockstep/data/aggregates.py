@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.data.aggregate import AggregateFn, Max, Mean, Min, Std, Sum, Unique
 from lockstep.data.base import DatasetBase
 from lockstep.data.grouped import check_aggregates, needed
+from lockstep.data.plan.operations import check_columns
 from lockstep.data.plan.schema import schema_of
+from lockstep.data.summary import DatasetSummary, summary_aggregates, summary_of
 
 __all__ = ["Aggregates"]
 
@@ -61,6 +63,32 @@ class Aggregates(DatasetBase):
         """
         check_aggregates(aggs)
         return self._of_all("aggregate", aggs)
+
+    def summary(
+        self,
+        columns: Sequence[str] | None = None,
+        override_dtype_agg_mapping: Mapping[Any, Callable[[str], Sequence[AggregateFn]]]
+        | None = None,
+    ) -> DatasetSummary:
+        """Statistics of each column, in one pass: the count, and by the kind of its values more.
+
+        Numbers have mean, min, max, std, median, and how many percent are missing or zero; times
+        min and max; text the ten most frequent values.
+
+        Args:
+            columns: of these columns; None: of all.
+            override_dtype_agg_mapping: other aggregates for columns of a type: a dict from
+                ``DataType`` (or an Arrow type) to a function of the column's name.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        schema = schema_of(self._groups())
+        names = check_columns(schema.names if columns is None else columns, schema.names, "summary")
+        chosen = summary_aggregates(schema, names, override_dtype_agg_mapping or {})
+        every = [aggregate for found in chosen.values() for aggregate in found]
+        check_aggregates(every)
+        return summary_of(schema, chosen, self._of_all("summary", every))
 
     def _of_all(self, doing: str, aggs: Sequence[AggregateFn]) -> dict[str, Any]:
         values = [agg.init(None) for agg in aggs]

@@ -12,7 +12,9 @@ __all__ = [
     "ExecutionOptions",
     "ExecutionResources",
     "FileShuffleConfig",
+    "RandomSeedConfig",
     "check_hints",
+    "plain_seed",
 ]
 
 _HINTS = {
@@ -50,6 +52,31 @@ class FileShuffleConfig:
                 "epoch has its own order here, the same in each run with a seed; leave it out, or "
                 "shuffle the list of paths for one order in all epochs."
             )
+
+
+@dataclass(frozen=True)
+class RandomSeedConfig:
+    """A seed for ``random_shuffle`` and the like, as an object."""
+
+    seed: int | None = None
+    reseed_after_execution: bool = True
+    use_timestamp_as_default: bool = False
+
+
+def plain_seed(doing: str, seed: Any) -> Any:
+    """The seed itself, where it was given as a ``RandomSeedConfig``.
+
+    Raises:
+        ValueError: each pass should have the same order.
+    """
+    if not isinstance(seed, RandomSeedConfig):
+        return seed
+    if seed.seed is not None and not seed.reseed_after_execution:
+        raise ValueError(
+            f"{doing}(seed={seed!r}): each epoch has its own order here, the same in each run with "
+            "a seed; leave reseed_after_execution out, or call materialize() for one order."
+        )
+    return seed.seed
 
 
 @dataclass

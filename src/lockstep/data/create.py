@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep import core
@@ -33,6 +33,7 @@ __all__ = [
     "from_torch",
     "range",
     "range_tensor",
+    "read_sql",
 ]
 
 
@@ -209,6 +210,40 @@ def range_tensor(
     blocks = _blocks(override_num_blocks, parallelism)
     rows = check_int(f"range_tensor({n!r})", n)
     return from_source(RangeSource(rows, "data", tuple(shape), blocks))
+
+
+def read_sql(
+    sql: str,
+    connection_factory: Callable[[], Any],
+    *,
+    sql_params: Any = None,
+    shard_keys: Sequence[str] | None = None,
+    shard_hash_fn: str | None = None,
+    **hints: Any,
+) -> Dataset:
+    """The rows of a query, read now.
+
+    Args:
+        sql: the query.
+        connection_factory: opens a connection, of any database with Python's DB API.
+        sql_params: for ``cursor.execute``.
+        shard_keys, shard_hash_fn: for Ray's scheduler; accepted and ignored, as are ``hints``
+            (``concurrency``, …).
+    """
+    check_hints("read_sql", hints)
+    connection = connection_factory()
+    try:
+        cursor = connection.cursor()
+        cursor.execute(sql, *(() if sql_params is None else (sql_params,)))
+        names = [column[0] for column in cursor.description]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    finally:
+        connection.close()
+    if not rows:
+        import pyarrow as pa
+
+        return from_table(pa.table({name: pa.nulls(0) for name in names}))
+    return from_table(from_rows(rows, None, "read_sql"))
 
 
 def from_pandas_refs(dfs: Any) -> Dataset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import check_int, check_seed
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "from_source", "from_table"]
 
 _SHOWN_COLUMNS = 20
+_KEPT_BLOCKS = 1000
+"""``materialize`` keeps the blocks if there are not more: many small ones are slow to read."""
 
 
 class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
@@ -144,13 +146,44 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
         """The dataset itself (or ``ds``): a dataset never changes."""
         return self if ds is None else ds
 
+    def get_dataset_id(self) -> str:
+        """A name for this dataset, unique in this process."""
+        return f"{self._name or 'dataset'}_{id(self):x}"
+
+    def has_serializable_lineage(self) -> bool:
+        """Whether it can be pickled: always, if its functions can."""
+        return True
+
+    def serialize_lineage(self) -> bytes:
+        """How the dataset is made, as a pickle; rows in memory are in it."""
+        import cloudpickle
+
+        return bytes(cloudpickle.dumps(self))
+
+    @staticmethod
+    def deserialize_lineage(serialized_ds: bytes) -> Dataset:
+        """What ``serialize_lineage`` has packed. This executes it: load only what you trust."""
+        import pickle
+
+        made: Dataset = pickle.loads(serialized_ds)
+        return made
+
     def lazy(self) -> Dataset:
         """The dataset itself: every dataset is lazy."""
         return self
 
     def materialize(self) -> Dataset:
         """Read and transform all rows now; the result holds them in memory."""
-        made = from_table(self.to_arrow())
+        # Only where the rows are known: counting would call the user's functions once more.
+        rows = [unit.rows for unit in self._units()]
+        table = self.to_arrow()
+        ends = None
+        if 1 < len(rows) <= _KEPT_BLOCKS and None not in rows:
+            ends = list(accumulate(count or 0 for count in rows))
+        if ends is not None and ends[-1] == table.num_rows:
+            made = from_source(MemorySource(without_views(table), ends=ends))
+        else:
+            made = from_table(table)
         made._step = Step("materialize()", (self._step,))
         return made
 

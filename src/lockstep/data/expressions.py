@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Expr", "col", "lit", "udf"]
+__all__ = ["Expr", "col", "download", "lit", "pyarrow_udf", "random", "udf", "uuid"]
 
 
 class Expr(ABC):
@@ -555,3 +555,98 @@ def udf(return_dtype: Any = None) -> Callable[[Any], Callable[..., Any]]:
         return construct
 
     return decorate
+
+
+def pyarrow_udf(return_dtype: Any = None) -> Callable[[Any], Callable[..., Any]]:
+    """Another name for ``udf``, whose functions get Arrow arrays anyway."""
+    return udf(return_dtype)
+
+
+class _PerRow(Expr):
+    """A value for each row that does not depend on the row's columns."""
+
+    runs_user_code = True
+
+    def __init__(self, name: str, make: Callable[[int], Any]) -> None:
+        self.call, self.make = name, make
+
+    def evaluate(self, table: pa.Table) -> Any:
+        import pyarrow as pa
+
+        return pa.array(self.make(table.num_rows))
+
+    def to_pyarrow(self) -> Any:
+        raise TypeError(f"{self!r} is computed in Python, which an Arrow expression cannot.")
+
+    def __repr__(self) -> str:
+        return f"{self.call}()"
+
+
+def random(*, seed: int | None = None, reseed_after_execution: bool = True) -> Expr:
+    """A random number from 0 to 1 for each row, another one in each pass.
+
+    Args:
+        seed: must be None: rows of a block may be read in parts, by other workers after a restart,
+            so numbers of a seed would not be the same again.
+        reseed_after_execution: must be True.
+
+    Raises:
+        ValueError: a seed was given.
+    """
+    if seed is not None or not reseed_after_execution:
+        raise ValueError(
+            f"random(seed={seed!r}): numbers of a seed would depend on which rows are read "
+            "together; hash a column in map_batches instead, or call random_shuffle(seed=…)."
+        )
+    return _PerRow("RANDOM", _random_numbers)
+
+
+def _random_numbers(rows: int) -> Any:
+    import numpy as np
+
+    return np.random.default_rng().random(rows)
+
+
+def uuid() -> Expr:
+    """A random UUID for each row, as text, another one in each pass."""
+    return _PerRow("UUID", _uuids)
+
+
+def _uuids(rows: int) -> Any:
+    from uuid import uuid4
+
+    return [f"{uuid4()}" for _ in range(rows)]
+
+
+def download(uri_column_name: str, *, filesystem: Any = None) -> Expr:
+    """The bytes of the files that a column names, on any filesystem.
+
+    Args:
+        uri_column_name: the column with paths or URIs; null where it is null.
+        filesystem: the Arrow or fsspec filesystem of the paths.
+    """
+    from functools import partial
+
+    return _Udf(partial(_downloaded, filesystem=filesystem), None, (col(uri_column_name),), {})
+
+
+def _downloaded(uris: Any, filesystem: Any) -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import pyarrow as pa
+
+    from lockstep.storage import open_storage
+
+    def content(uri: str | None) -> bytes | None:
+        if uri is None:
+            return None
+        place = open_storage(uri, filesystem)
+        with place.filesystem.open_input_stream(place.root, compression=None) as source:
+            return bytes(source.read())
+
+    with ThreadPoolExecutor(_DOWNLOADS, "lockstep-download") as pool:
+        return pa.array(list(pool.map(content, uris.to_pylist())), pa.binary())
+
+
+_DOWNLOADS = 16
+"""How many files are read at once."""

@@ -18,6 +18,8 @@ from lockstep.data.arrow.columns import as_written, to_numpy, to_values
 from lockstep.data.arrow.formats import to_format, to_pandas
 from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase
+from lockstep.data.compat import check_hints
+from lockstep.data.filenames import FilenameProvider, file_name
 from lockstep.data.iterate.batching import cut_tables
 from lockstep.data.plan.operations import check_columns
 from lockstep.data.plan.schema import schema_of
@@ -33,7 +35,7 @@ __all__ = ["Outputs"]
 
 _ROWS_PER_FILE = 1 << 20
 _FILE = re.compile(
-    r"part-(\d+)(-[0-9a-f]{8})?\.(parquet|csv|json|npy|png|jpe?g|bmp|tiff?|gif|webp)"
+    r"part-(\d+)(-[0-9a-f]{8})?\.(parquet|orc|csv|json|npy|tar|tfrecords|png|jpe?g|bmp|tiff?|gif|webp)"
 )
 _HAVE_TENSORS = ("parquet", "npy", "tar", "png", "jpeg", "jpg", "bmp", "tiff", "tif", "gif", "webp")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -99,6 +101,9 @@ class Outputs(DatasetBase):
         min_rows_per_file: int | None = None,
         max_rows_per_file: int | None = None,
         mode: Any = "append",
+        filename_provider: FilenameProvider | None = None,
+        try_create_dir: bool = True,
+        arrow_open_stream_args: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
         **arrow_parquet_args: Any,
@@ -117,6 +122,9 @@ class Outputs(DatasetBase):
                 and numbers the new files after them, ``"overwrite"`` removes them once the new
                 files are written, ``"ignore"`` writes nothing if there are such files, ``"error"``
                 (or ``"create"``) raises.
+            filename_provider: chooses the files' names; see ``FilenameProvider``.
+            try_create_dir, arrow_open_stream_args: accepted and ignored; the directory is always
+                created.
             concurrency, ray_remote_args: for Ray's scheduler; accepted and ignored.
             arrow_parquet_args: for ``pyarrow.parquet.write_table``.
 
@@ -134,7 +142,7 @@ class Outputs(DatasetBase):
             rows = most if rows is None else min(rows, most)
         write = partial(pq.write_table, **arrow_parquet_args)
         keys = list(partition_cols or ())
-        return self._write(path, filesystem, "parquet", rows, mode, write, keys)
+        return self._write(path, filesystem, "parquet", rows, mode, write, filename_provider, keys)
 
     def write_numpy(
         self,
@@ -145,14 +153,18 @@ class Outputs(DatasetBase):
         num_rows_per_file: int | None = None,
         min_rows_per_file: int | None = None,
         mode: Any = "append",
+        filename_provider: FilenameProvider | None = None,
+        try_create_dir: bool = True,
+        arrow_open_stream_args: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Write a column as ``.npy`` files, whose first dimension counts the rows.
 
         Args:
-            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
-                ray_remote_args: as in ``write_parquet``.
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, filename_provider,
+                try_create_dir, arrow_open_stream_args, concurrency, ray_remote_args: as in
+                ``write_parquet``.
             column: the column.
         """
         import numpy as np
@@ -162,7 +174,7 @@ class Outputs(DatasetBase):
             np.save(file, to_numpy(table[column]))
 
         rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
-        return self._write(path, filesystem, "npy", rows, mode, write)
+        return self._write(path, filesystem, "npy", rows, mode, write, filename_provider)
 
     def write_images(
         self,
@@ -172,13 +184,17 @@ class Outputs(DatasetBase):
         *,
         filesystem: pyarrow.fs.FileSystem | None = None,
         mode: Any = "append",
+        filename_provider: FilenameProvider | None = None,
+        try_create_dir: bool = True,
+        arrow_open_stream_args: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Write each row's image, an array of height, width and channels; needs Pillow.
 
         Args:
-            path, filesystem, mode, concurrency, ray_remote_args: as in ``write_parquet``.
+            path, filesystem, mode, filename_provider, try_create_dir, arrow_open_stream_args,
+                concurrency, ray_remote_args: as in ``write_parquet``.
             column: the images.
             file_format: the format and the files' ending, such as ``"png"`` or ``"jpeg"``.
         """
@@ -190,7 +206,65 @@ class Outputs(DatasetBase):
             image = image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image
             Image.fromarray(image).save(file, format=file_format)
 
-        return self._write(path, filesystem, file_format, 1, mode, write)
+        return self._write(path, filesystem, file_format, 1, mode, write, filename_provider)
+
+    def write_orc(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        num_rows_per_file: int | None = None,
+        min_rows_per_file: int | None = None,
+        mode: Any = "append",
+        filename_provider: FilenameProvider | None = None,
+        try_create_dir: bool = True,
+        arrow_open_stream_args: Mapping[str, Any] | None = None,
+        concurrency: int | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+        **arrow_orc_args: Any,
+    ) -> list[str]:
+        """Write ORC files; arrays become lists, which lose their shape.
+
+        Args:
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, filename_provider,
+                try_create_dir, arrow_open_stream_args, concurrency, ray_remote_args: as in
+                ``write_parquet``.
+            arrow_orc_args: for ``pyarrow.orc.write_table``.
+        """
+        import pyarrow as pa
+        import pyarrow.types as types
+        from pyarrow import orc
+
+        def write(table: pa.Table, file: str) -> None:
+            for place, field in enumerate(table.schema):
+                if types.is_fixed_size_list(field.type) or types.is_large_list(field.type):
+                    lists = table.column(place).cast(pa.list_(field.type.value_type))
+                    table = table.set_column(place, field.name, lists)
+            orc.write_table(table, file, **arrow_orc_args)
+
+        rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
+        return self._write(path, filesystem, "orc", rows, mode, write, filename_provider)
+
+    def write_sql(self, sql: str, connection_factory: Callable[[], Any], **hints: Any) -> None:
+        """Insert the rows: ``write_sql("INSERT INTO t VALUES(?, ?)", connect)``.
+
+        All rows are one transaction: an error leaves the table as it was.
+
+        Args:
+            sql: the statement, with a place for each column.
+            connection_factory: opens a connection, of any database with Python's DB API.
+            hints: for Ray's scheduler; accepted and ignored.
+        """
+        check_hints("write_sql", hints)
+        connection = connection_factory()
+        try:
+            cursor = connection.cursor()
+            for table in self._tables():
+                rows = list(zip(*(to_values(column) for column in table.columns), strict=True))
+                cursor.executemany(sql, rows)
+            connection.commit()
+        finally:
+            connection.close()
 
     def write_csv(
         self,
@@ -200,6 +274,9 @@ class Outputs(DatasetBase):
         num_rows_per_file: int | None = None,
         min_rows_per_file: int | None = None,
         mode: Any = "append",
+        filename_provider: FilenameProvider | None = None,
+        try_create_dir: bool = True,
+        arrow_open_stream_args: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
         **arrow_csv_args: Any,
@@ -207,15 +284,16 @@ class Outputs(DatasetBase):
         """Write CSV files with headers.
 
         Args:
-            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
-                ray_remote_args: as in ``write_parquet``.
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, filename_provider,
+                try_create_dir, arrow_open_stream_args, concurrency, ray_remote_args: as in
+                ``write_parquet``.
             arrow_csv_args: for ``pyarrow.csv.write_csv``.
         """
         import pyarrow.csv
 
         rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
         write = partial(pyarrow.csv.write_csv, **arrow_csv_args)
-        return self._write(path, filesystem, "csv", rows, mode, write)
+        return self._write(path, filesystem, "csv", rows, mode, write, filename_provider)
 
     def write_json(
         self,
@@ -225,6 +303,9 @@ class Outputs(DatasetBase):
         num_rows_per_file: int | None = None,
         min_rows_per_file: int | None = None,
         mode: Any = "append",
+        filename_provider: FilenameProvider | None = None,
+        try_create_dir: bool = True,
+        arrow_open_stream_args: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
         **pandas_json_args: Any,
@@ -232,8 +313,9 @@ class Outputs(DatasetBase):
         """Write JSON files, one row per line.
 
         Args:
-            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
-                ray_remote_args: as in ``write_parquet``.
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, filename_provider,
+                try_create_dir, arrow_open_stream_args, concurrency, ray_remote_args: as in
+                ``write_parquet``.
             pandas_json_args: for ``DataFrame.to_json``.
         """
         options = {
@@ -247,7 +329,7 @@ class Outputs(DatasetBase):
             to_pandas(table).to_json(file, **options)
 
         rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
-        return self._write(path, filesystem, "json", rows, mode, write)
+        return self._write(path, filesystem, "json", rows, mode, write, filename_provider)
 
     def write_tfrecords(
         self,
@@ -257,6 +339,9 @@ class Outputs(DatasetBase):
         num_rows_per_file: int | None = None,
         min_rows_per_file: int | None = None,
         mode: Any = "append",
+        filename_provider: FilenameProvider | None = None,
+        try_create_dir: bool = True,
+        arrow_open_stream_args: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
     ) -> list[str]:
@@ -266,8 +351,9 @@ class Outputs(DatasetBase):
         and bytes ``bytes_list``; arrays lose their shape.
 
         Args:
-            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
-                ray_remote_args: as in ``write_parquet``.
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, filename_provider,
+                try_create_dir, arrow_open_stream_args, concurrency, ray_remote_args: as in
+                ``write_parquet``.
         """
         from lockstep.data.arrow.tfrecords import encode_example, pack_record
 
@@ -277,7 +363,7 @@ class Outputs(DatasetBase):
                     out.write(pack_record(encode_example(row)))
 
         rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
-        return self._write(path, filesystem, "tfrecords", rows, mode, write)
+        return self._write(path, filesystem, "tfrecords", rows, mode, write, filename_provider)
 
     def write_webdataset(
         self,
@@ -288,14 +374,18 @@ class Outputs(DatasetBase):
         min_rows_per_file: int | None = None,
         mode: Any = "append",
         encoder: bool | Callable[[str, Any], bytes] = True,
+        filename_provider: FilenameProvider | None = None,
+        try_create_dir: bool = True,
+        arrow_open_stream_args: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Write WebDataset's tar files: a row's columns are files with the same name.
 
         Args:
-            path, filesystem, num_rows_per_file, min_rows_per_file, mode, concurrency,
-                ray_remote_args: as in ``write_parquet``.
+            path, filesystem, num_rows_per_file, min_rows_per_file, mode, filename_provider,
+                try_create_dir, arrow_open_stream_args, concurrency, ray_remote_args: as in
+                ``write_parquet``.
             encoder: how values become bytes: True by the column's name, which is the file's ending
                 (``txt``, ``cls``, ``json``, ``npy``, ``png``, …); or a function of the column and
                 the value.
@@ -312,7 +402,7 @@ class Outputs(DatasetBase):
             write_samples(file, (dict(zip(names, row, strict=True)) for row in values), encode)
 
         rows = min_rows_per_file if num_rows_per_file is None else num_rows_per_file
-        return self._write(path, filesystem, "tar", rows, mode, write)
+        return self._write(path, filesystem, "tar", rows, mode, write, filename_provider)
 
     def _write(
         self,
@@ -322,6 +412,7 @@ class Outputs(DatasetBase):
         rows: int | None,
         mode: Any,
         write: Callable[[pa.Table, str], None],
+        provider: FilenameProvider | None,
         keys: Sequence[str] = (),
     ) -> list[str]:
         """Write the files; ``write`` writes a table to a local path."""
@@ -364,6 +455,8 @@ class Outputs(DatasetBase):
             )
             for number, directory, table in parts:
                 short = f"part-{number:05d}-{token}.{ending}"
+                if provider is not None:
+                    short = file_name(provider, table, token, number)
                 file = os.path.join(scratch, short)
                 write(_as_written(table, tensors=ending in _HAVE_TENSORS), file)
                 # Readers of a local directory see a file only once it is complete. An object store
@@ -398,7 +491,7 @@ def _partitioned(table: pa.Table, keys: Sequence[str]) -> Iterator[tuple[str, pa
 def _as_written(table: pa.Table, tensors: bool) -> pa.Table:
     """The table as a file format can hold it; ``tensors`` says whether it has tensors."""
     for place, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
-        written = as_written(column, tensors)
+        written = as_written(name, column, tensors)
         if written is not column:
             table = table.set_column(place, name, written)
     return table

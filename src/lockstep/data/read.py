@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from lockstep.checks import check_int
 from lockstep.data.compat import FileShuffleConfig, check_hints
 from lockstep.data.dataset import Dataset, from_source
+from lockstep.data.plan.hashing import hash_range
 from lockstep.data.plan.operations import ConformColumns, check_columns
 from lockstep.data.sources.base import Source
 from lockstep.data.sources.partitions import (
@@ -18,6 +20,7 @@ from lockstep.data.sources.partitions import (
     pruned,
 )
 from lockstep.data.sources.paths import File, Paths, list_files
+from lockstep.data.sources.row_hash import ROW_HASH, RowHashSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,14 +29,18 @@ if TYPE_CHECKING:
     import pyarrow.json
 
 __all__ = [
+    "read_audio",
+    "read_avro",
     "read_binary_files",
     "read_csv",
     "read_images",
     "read_json",
     "read_numpy",
+    "read_orc",
     "read_parquet",
     "read_text",
     "read_tfrecords",
+    "read_videos",
     "read_webdataset",
 ]
 
@@ -51,6 +58,7 @@ def read_parquet(
     filter: Any = None,
     file_extensions: Sequence[str] | None = ("parquet", "pq"),
     include_paths: bool = False,
+    include_row_hash: bool = False,
     ignore_missing_paths: bool = False,
     shuffle: FileShuffle = None,
     partitioning: Partitioning | None = _HIVE,
@@ -73,6 +81,8 @@ def read_parquet(
         file_extensions: which files of a directory are read; None reads all.
         include_paths: add a column ``"path"`` with the file of each row; it is an error if the
             files have such a column.
+        include_row_hash: add a column ``"row_hash"`` with a number of 64 bits for each row, from
+            its file's path and its place there; it replaces a column of the files.
         ignore_missing_paths: skip paths that do not exist instead of raising.
         shuffle: ``"files"``, or a ``FileShuffleConfig`` with a seed: the blocks (row groups) in a
             random order, a different order in each epoch; see ``Dataset.randomize_block_order``.
@@ -84,6 +94,8 @@ def read_parquet(
         hints: for Ray's scheduler (``override_num_blocks``, ``concurrency``, ``num_cpus``, …);
             accepted and ignored: the files decide the blocks.
     """
+    import pyarrow as pa
+
     from lockstep.data.sources.parquet import ParquetSource
 
     given = _given_schema(schema, columns)
@@ -100,7 +112,17 @@ def read_parquet(
         partition_filter,
     )
     expression = _expression(filter if filters is None else filters)
-    if include_paths or partitions_of(files, partitioning) is not None:
+    if include_row_hash:
+        dataset = _read(
+            files,
+            lambda files: RowHashSource(make(files), hash_range),
+            None if columns is None else list(dict.fromkeys([*columns, ROW_HASH])),
+            expression,
+            include_paths,
+            partitioning,
+        )
+        given = None if given is None else given.append(pa.field(ROW_HASH, pa.uint64()))
+    elif include_paths or partitions_of(files, partitioning) is not None:
         dataset = _read(files, make, columns, expression, include_paths, partitioning)
     elif expression is None:
         source = make(files, columns)
@@ -429,6 +451,144 @@ def read_webdataset(
     decode = decoded if decoder is True else decoder or None
     source = WebDatasetSource(files, decode, suffixes, expand_json, include_paths)
     return _shuffled(from_source(source), shuffle)
+
+
+def read_orc(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    columns: Sequence[str] | None = None,
+    include_paths: bool = False,
+    file_extensions: Sequence[str] | None = ("orc",),
+    ignore_missing_paths: bool = False,
+    shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = _HIVE,
+    partition_filter: PartitionFilter = None,
+    **hints: Any,
+) -> Dataset:
+    """Rows of ORC files; each file is a block.
+
+    Args:
+        paths, filesystem, columns, include_paths, file_extensions, ignore_missing_paths, shuffle,
+            partitioning, partition_filter, hints: as in ``read_parquet``.
+    """
+    from lockstep.data.sources.media import OrcSource
+
+    files = _files(
+        "read_orc",
+        paths,
+        filesystem,
+        file_extensions,
+        ignore_missing_paths,
+        hints,
+        partition_filter,
+    )
+    return _shuffled(_read(files, OrcSource, columns, None, include_paths, partitioning), shuffle)
+
+
+def read_avro(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    include_paths: bool = False,
+    file_extensions: Sequence[str] | None = None,
+    ignore_missing_paths: bool = False,
+    shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = None,
+    partition_filter: PartitionFilter = None,
+    **hints: Any,
+) -> Dataset:
+    """Records of Avro files; each file is a block. Needs ``pip install fastavro``.
+
+    Args:
+        paths, filesystem, include_paths, file_extensions, ignore_missing_paths, shuffle,
+            partitioning, partition_filter, hints: as in ``read_parquet``.
+    """
+    from lockstep.data.sources.media import AvroSource, library_for
+
+    doing = "read_avro"
+    library_for(doing, "fastavro", "fastavro")
+    files = _files(
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
+    )
+    return _shuffled(_read(files, AvroSource, None, None, include_paths, partitioning), shuffle)
+
+
+_AUDIO = ("mp3", "wav", "flac", "ogg", "opus", "aiff", "au", "caf")
+_VIDEO = ("mp4", "mkv", "mov", "avi", "wmv", "flv", "webm", "m4v", "3gp", "mpeg", "mpg", "ts")
+
+
+def read_audio(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    include_paths: bool = False,
+    file_extensions: Sequence[str] | None = _AUDIO,
+    ignore_missing_paths: bool = False,
+    shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = None,
+    partition_filter: PartitionFilter = None,
+    **hints: Any,
+) -> Dataset:
+    """A row for each audio file: ``"amplitude"``, an array of channels and samples (32-bit floats),
+    and ``"sample_rate"``. Needs ``pip install soundfile``.
+
+    Args:
+        paths, filesystem, include_paths, file_extensions, ignore_missing_paths, shuffle,
+            partitioning, partition_filter, hints: as in ``read_parquet``.
+    """
+    from lockstep.data.sources.media import AudioSource, library_for
+
+    doing = "read_audio"
+    library_for(doing, "soundfile", "soundfile")
+    files = _files(
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
+    )
+    return _shuffled(_read(files, AudioSource, None, None, include_paths, partitioning), shuffle)
+
+
+def read_videos(
+    paths: Paths,
+    *,
+    filesystem: pyarrow.fs.FileSystem | None = None,
+    include_paths: bool = False,
+    include_timestamps: bool = False,
+    fps: int | None = None,
+    resize: tuple[int, int] | None = None,
+    file_extensions: Sequence[str] | None = _VIDEO,
+    ignore_missing_paths: bool = False,
+    shuffle: FileShuffle = None,
+    partitioning: Partitioning | None = None,
+    partition_filter: PartitionFilter = None,
+    **hints: Any,
+) -> Dataset:
+    """A row for each frame: ``"frame"``, an array of height, width and 3 colours, and
+    ``"frame_index"``. Each file is a block. Needs ``pip install av``.
+
+    Args:
+        paths, filesystem, include_paths, file_extensions, ignore_missing_paths, shuffle,
+            partitioning, partition_filter, hints: as in ``read_parquet``.
+        include_timestamps: add ``"frame_timestamp"``: when the frame begins and ends, in seconds.
+        fps: keep about this many frames of each second; None keeps all.
+        resize: (height, width) to scale each frame to.
+    """
+    from lockstep.data.sources.media import VideoSource, library_for
+
+    doing = "read_videos"
+    if fps is not None:
+        fps = check_int(f"read_videos(fps={fps!r})", fps, 1)
+    if resize is not None:
+        height, width = resize
+        resize = (
+            check_int(f"read_videos(resize={resize!r})", height, 1),
+            check_int(f"read_videos(resize={resize!r})", width, 1),
+        )
+    library_for(doing, "av", "av")
+    files = _files(
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
+    )
+    make = partial(VideoSource, timestamps=include_timestamps, fps=fps, size=resize)
+    return _shuffled(_read(files, make, None, None, include_paths, partitioning), shuffle)
 
 
 def _files(

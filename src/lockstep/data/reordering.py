@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -13,7 +15,7 @@ from lockstep.checks import check_int, check_seed, is_number
 from lockstep.data.arrow.join import join_tables
 from lockstep.data.arrow.unify import concatenated
 from lockstep.data.base import DatasetBase, with_operation
-from lockstep.data.compat import check_hints
+from lockstep.data.compat import RandomSeedConfig, check_hints, plain_seed
 from lockstep.data.plan.hashing import draw_seed, hash_range, key_of
 from lockstep.data.plan.operations import (
     ConformColumns,
@@ -37,7 +39,21 @@ if TYPE_CHECKING:
 
     from lockstep.data.dataset import Dataset
 
-__all__ = ["Reordering", "sorted_groups", "source_groups", "table_groups", "to_one_table"]
+__all__ = [
+    "MixStoppingCondition",
+    "Reordering",
+    "sorted_groups",
+    "source_groups",
+    "table_groups",
+    "to_one_table",
+]
+
+
+class MixStoppingCondition(enum.Enum):
+    """When a dataset of ``Dataset.mix`` ends: with the first, or with the last of its parts."""
+
+    STOP_ON_SHORTEST = "stop_on_shortest"
+    STOP_ON_LONGEST_DROP = "stop_on_longest_drop"
 
 
 class Reordering(DatasetBase):
@@ -70,6 +86,42 @@ class Reordering(DatasetBase):
             parts,
             lambda: _union([part._groups() for part in parts]),
             lambda: all(part._is_free() for part in parts),
+        )
+
+    def mix(
+        self,
+        *other: Dataset,
+        weights: Sequence[float] | None = None,
+        stopping_condition: MixStoppingCondition | str = MixStoppingCondition.STOP_ON_LONGEST_DROP,
+    ) -> Dataset:
+        """The blocks of several datasets in turns, so that their rows come in given proportions.
+
+        The next block is always of the dataset that is furthest behind its share. With smaller
+        blocks (``repartition``) the proportions hold for shorter parts.
+
+        Args:
+            other: the datasets to mix with this one.
+            weights: how many rows of each, as proportions, this dataset first; by default equal.
+            stopping_condition: ``STOP_ON_LONGEST_DROP``: all rows of all; a dataset that has ended
+                drops out. ``STOP_ON_SHORTEST``: until the first of them has ended.
+
+        Raises:
+            ValueError: there is not one positive weight for each dataset, or a dataset is shuffled.
+        """
+        _check_datasets("mix", other)
+        parts: list[DatasetBase] = [self, *other]
+        shares = [1.0] * len(parts) if weights is None else list(weights)
+        if len(shares) != len(parts) or not all(is_number(w) and w > 0 for w in shares):
+            raise ValueError(
+                f"mix(weights={weights!r}): give one positive number for each of the "
+                f"{len(parts)} datasets."
+            )
+        shortest = MixStoppingCondition(stopping_condition) is MixStoppingCondition.STOP_ON_SHORTEST
+        return self._new(
+            "mix()",
+            parts,
+            lambda: _mixed([part._counted() for part in parts], shares, shortest),
+            lambda: all(part._is_counted() for part in parts),
         )
 
     def zip(self, *other: Dataset) -> Dataset:
@@ -265,7 +317,7 @@ class Reordering(DatasetBase):
     def random_shuffle(
         self,
         *,
-        seed: int | None = None,
+        seed: int | RandomSeedConfig | None = None,
         window: int | str | None = "auto",
         num_blocks: int | None = None,
         **hints: Any,
@@ -299,11 +351,13 @@ class Reordering(DatasetBase):
         else:
             rows = check_int(f"random_shuffle(window={window!r})", window, 1)
         dataset = self if num_blocks is None else self.repartition(num_blocks)
+        seed = plain_seed("random_shuffle", seed)
         number = _seed("random_shuffle", seed)
         return dataset._shuffled("random_shuffle", number, rows, True, seed is None)
 
-    def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
+    def randomize_block_order(self, *, seed: int | RandomSeedConfig | None = None) -> Dataset:
         """The blocks in a random order, a different one in each epoch; rows stay in their block."""
+        seed = plain_seed("randomize_block_order", seed)
         number = _seed("randomize_block_order", seed)
         return self._shuffled("randomize_block_order", number, None, False, seed is None)
 
@@ -316,11 +370,13 @@ class Reordering(DatasetBase):
             lambda groups: [Group([u for g in groups for u in g.units], shuffle)],
         )
 
-    def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:
+    def random_sample(
+        self, fraction: float, *, seed: int | RandomSeedConfig | None = None
+    ) -> Dataset:
         """About that fraction of the rows, chosen at random; the same rows in each epoch."""
         if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
             raise ValueError(f"random_sample({fraction!r}): give a fraction from 0 to 1.")
-        key = key_of(_seed("random_sample", seed))
+        key = key_of(_seed("random_sample", getattr(seed, "seed", seed)))
         return self._derive_counted(
             f"random_sample({fraction})",
             lambda groups: _sampled(groups, key, 0, int(fraction * 2**64)),
@@ -496,7 +552,7 @@ def _names(given: str, names: Any) -> list[str]:
     return list(found)
 
 
-def _seed(doing: str, seed: int | None) -> int:
+def _seed(doing: str, seed: Any) -> int:
     number = check_seed(doing, seed)
     return draw_seed() if number is None else number
 
@@ -551,6 +607,12 @@ def to_one_table(dataset: DatasetBase) -> pa.Table:
 
 def _union(parts: Sequence[list[Group]]) -> list[Group]:
     """The groups of all parts, in order; all get the columns of all, where these are known."""
+    alike = _with_same_columns(parts)
+    return _join_unshuffled([group for groups in alike for group in groups])
+
+
+def _with_same_columns(parts: Sequence[list[Group]]) -> Sequence[list[Group]]:
+    """The parts that have columns, each with the columns of all, where these are known."""
     found = [(groups, known_schema(groups)) for groups in parts]
     # A part without columns has no rows, so it need not have the columns of the others.
     found = [(groups, schema) for groups, schema in found if schema is None or schema.names]
@@ -562,7 +624,33 @@ def _union(parts: Sequence[list[Group]]) -> list[Group]:
             groups if schema.equals(union) else with_operation(groups, ConformColumns(union))
             for groups, schema in zip(parts, schemas, strict=True)
         ]
-    return _join_unshuffled([group for groups in parts for group in groups])
+    return parts
+
+
+def _mixed(parts: Sequence[list[Group]], weights: Sequence[float], shortest: bool) -> list[Group]:
+    """The units of all parts, each time one of the part that is furthest behind its weight."""
+    if any(group.shuffle is not None for groups in parts for group in groups):
+        raise ValueError(
+            "mix() of a shuffled dataset: a shuffle chooses the order of its own blocks; call "
+            "random_shuffle() on the mixed dataset."
+        )
+    there = [place for place, groups in enumerate(parts) if total_rows(groups)]
+    if not there or (shortest and len(there) < len(parts)):
+        return [Group(_empty_like(parts[0]))]
+    alike = _with_same_columns([parts[place] for place in there])
+    waiting = [deque(unit for group in groups for unit in group.units) for groups in alike]
+    given = [0.0] * len(waiting)
+    mixed: list[Unit] = []
+
+    def share(place: int) -> float:
+        return given[place] / weights[there[place]]
+
+    while all(waiting) if shortest else any(waiting):
+        behind = min((place for place, units in enumerate(waiting) if units), key=share)
+        unit = waiting[behind].popleft()
+        given[behind] += unit.rows or 0
+        mixed.append(unit)
+    return [Group(mixed)]
 
 
 def _join_unshuffled(groups: list[Group]) -> list[Group]:

@@ -47,6 +47,8 @@ def open_storage(
     if match is None:
         return LocalStorage(os.path.expanduser(text))
     scheme = match.group(1).lower()
+    if scheme == "local":  # Ray's own for paths of this machine
+        return LocalStorage(text[match.end() :])
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.arrow.objects import from_objects, is_object, object_values
 from lockstep.data.arrow.tensors import as_ragged, from_arrays, from_dense, is_ragged, is_tensor
 from lockstep.data.arrow.unify import concatenated
 
@@ -45,7 +46,12 @@ def to_arrow(values: Any) -> pa.Array | pa.ChunkedArray:
     if hasattr(values, "detach") and hasattr(values, "cpu"):
         values = values.detach().cpu().numpy()
     if hasattr(values, "iloc"):
-        return pa.Array.from_pandas(values)
+        try:
+            return pa.Array.from_pandas(values)
+        except pa.ArrowException as error:
+            if not _has_no_type(error):
+                raise
+            return from_objects(list(values))
     if isinstance(values, np.ndarray) or hasattr(values, "__array__"):
         array = np.asarray(values)
         if array.ndim == 0:
@@ -63,7 +69,17 @@ def to_arrow(values: Any) -> pa.Array | pa.ChunkedArray:
         # Among other values, numpy takes numbers for times; Arrow says what does not fit.
         if all(isinstance(value, np.datetime64) for value in known):
             return pa.array(_times(values))
-    return pa.array(values)
+    try:
+        return pa.array(values)
+    except pa.ArrowException as error:
+        if not _has_no_type(error):
+            raise
+        return from_objects(values)
+
+
+def _has_no_type(error: Exception) -> bool:
+    """Whether Arrow has no type for a value, rather than no one type for all values."""
+    return "did not recognize Python value type" in str(error)
 
 
 def _times(values: list[Any]) -> np.ndarray[Any, Any]:
@@ -112,6 +128,8 @@ def to_numpy(column: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, Any]:
         if array.null_count == 0:
             return _flat(array.storage).reshape(len(array), *kind.shape)
         return _objects(to_values(array))
+    if is_object(kind):
+        return _objects(object_values(array))
     if isinstance(kind, pa.BaseExtensionType):
         return to_numpy(array.storage)
     if types.is_fixed_size_list(kind) and array.null_count == 0:
@@ -196,6 +214,10 @@ def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
         return [r if r is None else np.array(r, dtype).reshape(kind.shape) for r in rows]
     if types.is_fixed_size_list(kind) and array.null_count == 0:
         return list(writable(to_numpy(array), owned=False))
+    if is_object(kind):
+        return object_values(array)
+    if types.is_large_list(kind) and types.is_primitive(kind.value_type):
+        return [None if v is None else v.copy() for v in _list_values(array)]
     if is_ragged(kind):
         numbers, shapes = array.flatten()
         dtype = kind.field(0).type.value_type.to_pandas_dtype()
@@ -296,15 +318,23 @@ def writable(array: np.ndarray[Any, Any], owned: bool) -> np.ndarray[Any, Any]:
     return array.copy()
 
 
-def as_written(column: pa.ChunkedArray, tensors: bool) -> pa.ChunkedArray:
+def as_written(name: str, column: pa.ChunkedArray, tensors: bool) -> pa.ChunkedArray:
     """A column for a file: ``tensors`` says whether the format has them; otherwise as lists.
 
     Arrow writes lists of the fixed size 0 to Parquet, but cannot read them.
+
+    Raises:
+        TypeError: the column has Python objects, which no format has.
     """
     import pyarrow as pa
     import pyarrow.types as types
 
     kind = column.type
+    if is_object(kind):
+        raise TypeError(
+            f"Column {name!r} has Python objects, which files cannot hold; turn them into numbers, "
+            "text or dicts with map, or leave the column out with drop_columns."
+        )
     if is_tensor(kind) and tensors and 0 in kind.shape:
         return pa.chunked_array([as_ragged(c, kind.value_type) for c in column.chunks])
     if isinstance(kind, pa.BaseExtensionType) and not tensors:

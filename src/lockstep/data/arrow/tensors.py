@@ -1,7 +1,8 @@
 """Arrays in rows, as Arrow stores them: of one shape in one buffer, of several with their shapes.
 
 One dimension a row is a fixed-size list, more are a fixed-shape tensor. Rows of different shapes
-are a struct of each row's numbers and its shape.
+are a struct of each row's numbers and its shape, or with one dimension a large list: a list that a
+user gives is an ordinary one, so each comes back as what it was.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def from_arrays(values: Sequence[Any]) -> pa.Array:
     if len(present) == len(arrays) and len({(a.shape, a.dtype) for a in present}) == 1:
         return from_dense(np.stack(present))
     if all(array.ndim == 1 for array in present):
-        return pa.array(arrays)
+        lists = pa.array(arrays)
+        return lists.cast(pa.large_list(lists.type.value_type)) if present else lists
     numbers = pa.array([None if a is None else a.reshape(-1) for a in arrays])
     shapes = pa.array([None if a is None else a.shape for a in arrays], pa.list_(pa.int32()))
     return pa.StructArray.from_arrays([numbers, shapes], [_NUMBERS, _SHAPE])

@@ -63,6 +63,13 @@ def _common_type(name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType
         if is_tensor(one) and is_tensor(other) and one.shape == other.shape:
             return pa.fixed_shape_tensor(value, one.shape)
         return ragged_type(value)
+    kinds = (one, other)
+    if any(map(types.is_fixed_size_list, kinds)) and None not in map(_value_type, kinds):
+        # Arrays of different lengths, or arrays and lists.
+        value = _common_type(name, one.value_type, other.value_type)
+        if all(map(types.is_fixed_size_list, kinds)) and one.list_size == other.list_size:
+            return pa.list_(value, one.list_size)
+        return pa.list_(value) if any(map(types.is_list, kinds)) else pa.large_list(value)
     try:
         schemas = [pa.schema([("", one)]), pa.schema([("", other)])]
         return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -119,6 +126,8 @@ def _conformed(
             chunks = [getattr(c, "storage", c).cast(kind.storage_type) for c in column.chunks]
             chunks = [pa.ExtensionArray.from_storage(kind, c) for c in chunks]
             return pa.chunked_array(chunks, kind)
+        if types.is_fixed_size_list(column.type) and types.is_large_list(kind):
+            column = column.cast(pa.list_(kind.value_type))
         return column.cast(kind)
     # A number that is too large for floats, say; a user's schema may name any type.
     except (pa.ArrowException, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Ray's place of the names that say which columns directories add."""
+"""Ray's place of the names that say which columns directories add, and how files are called."""
 
 from __future__ import annotations
 
@@ -7,5 +7,6 @@ from lockstep.data.datasource.partitioning import (
     PartitionStyle,
     PathPartitionFilter,
 )
+from lockstep.data.filenames import FilenameProvider
 
-__all__ = ["PartitionStyle", "Partitioning", "PathPartitionFilter"]
+__all__ = ["FilenameProvider", "PartitionStyle", "Partitioning", "PathPartitionFilter"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lockstep.checks import check_int, check_seed
 from lockstep.data.arrow.formats import check_format, to_rows
+from lockstep.data.compat import DataContext
 from lockstep.data.iterate.batching import Batch, cut_arrays, cut_tables
 from lockstep.data.iterate.prefetch import Prefetcher
 from lockstep.data.iterate.stats import DataStats, StatsText
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     import torch.utils.data
 
+    from lockstep.data.dataset import Dataset
     from lockstep.data.plan.position import LocalShuffle
 
 __all__ = ["DataIterator", "Pass", "Request", "Rows"]
@@ -250,6 +252,14 @@ class DataIterator(ABC):
     def schema(self) -> Schema:
         """The columns and their types."""
 
+    @abstractmethod
+    def materialize(self) -> Dataset:
+        """All rows as a dataset in memory."""
+
+    def get_context(self) -> DataContext:
+        """Ray's settings, which have no effect here."""
+        return DataContext.get_current()
+
     def stats(self) -> StatsText:
         """The rows handed out, and the share of time spent waiting for them, as text.
 
@@ -452,15 +462,25 @@ class DataIterator(ABC):
         drop_last: bool = False,
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
+        synchronize_batches: bool = False,
+        paddings: Any = None,
     ) -> Rows[Any]:
         """Batches of rows as dicts of JAX arrays on this process's default device.
 
-        Arguments as in ``iter_batches``; ``dtypes`` is a type of JAX for all columns, or by column.
+        Args:
+            prefetch_batches, batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed:
+                as in ``iter_batches``.
+            dtypes: a type of JAX for all columns, or by column.
+            synchronize_batches: accepted and ignored: shards of workers have the same number of
+                rows, so the batches have the same sizes.
+            paddings: fill the last batch up to ``batch_size`` with this value, or by column.
         """
         import jax.numpy as jnp
 
         def convert(batches: Iterator[Batch]) -> Iterator[Batch]:
             for arrays, rows in batches:
+                if paddings is not None and batch_size is not None:
+                    arrays = _padded(arrays, batch_size, paddings)
                 yield (
                     {
                         name: jnp.asarray(
@@ -507,3 +527,19 @@ class DataIterator(ABC):
             batch_size, drop_last, prefetch, local_shuffle_buffer_size, local_shuffle_seed
         )
         return Rows(self, request, _Work(partial(cut_arrays, write=False), convert))
+
+
+def _padded(arrays: Mapping[str, Any], size: int, paddings: Any) -> dict[str, Any]:
+    """The arrays with ``size`` rows, the added ones filled with a value, or a value by column."""
+    import numpy as np
+
+    padded = {}
+    for name, array in arrays.items():
+        value = paddings.get(name) if isinstance(paddings, Mapping) else paddings
+        missing = size - len(array)
+        if missing <= 0 or value is None:
+            padded[name] = array
+        else:
+            added = np.full((missing, *array.shape[1:]), value, dtype=array.dtype)
+            padded[name] = np.concatenate([array, added])
+    return padded

@@ -281,7 +281,8 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "pairs" in value:
-        return {_decoded(key): _decoded(item) for key, item in value["pairs"]}
+        pairs = [(_decoded(key), _decoded(item)) for key, item in value["pairs"]]
+        return {tuple(k) if isinstance(k, list) else k: item for k, item in pairs}
     if "preprocessor" in value:
         return Preprocessor.deserialize(value["preprocessor"])
     if "array" in value:

@@ -81,12 +81,26 @@ def _numbered(values: Sequence[Any]) -> dict[Any, int]:
     return {value: number for number, value in enumerate(present(values))}
 
 
+def _distinct_values(name: str) -> AggregateFn:
+    """The distinct values of a column; a list is one value, as a tuple."""
+
+    def accumulate(seen: dict[Any, None], table: pa.Table) -> dict[Any, None]:
+        for value in table[name].to_pylist():
+            seen[tuple(value) if isinstance(value, list) else value] = None
+        return seen
+
+    return AggregateFn(
+        lambda key: {}, lambda a, b: {**a, **b}, name, accumulate_block=accumulate, finalize=list
+    )
+
+
 class OrdinalEncoder(Encoder):
     """Each value replaced by its place among the sorted distinct values; null if it is unknown.
 
     Args:
         columns, output_columns: as of the scalers.
-        encode_lists: of lists, replace the values inside them.
+        encode_lists: of lists and arrays, replace the values inside them. False: each list is one
+            value.
     """
 
     def __init__(
@@ -99,14 +113,26 @@ class OrdinalEncoder(Encoder):
         super().__init__(columns, output_columns)
         self.encode_lists = encode_lists
 
+    def _aggregates(self) -> list[AggregateFn]:
+        if self.encode_lists:
+            return super()._aggregates()
+        return [_distinct_values(name) for name in self.columns]
+
     def _changed(self, column: pa.ChunkedArray, name: str) -> Any:
         import pyarrow as pa
         import pyarrow.types as types
 
-        if not types.is_list(column.type):
+        kind = column.type
+        lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if not lists:
             return self._numbers(column, name).cast(pa.int64())
         known = self.stats_[f"unique_values({name})"]
-        return pa.array([r and [known.get(v) for v in r] for r in column.to_pylist()])
+        rows = column.to_pylist()
+        if not self.encode_lists:
+            places = [None if row is None else known.get(tuple(row)) for row in rows]
+            return pa.array(places, pa.int64())
+        numbers = pa.list_(pa.int64())
+        return pa.array([r if r is None else [known.get(v) for v in r] for r in rows], numbers)
 
 
 class LabelEncoder(Encoder):

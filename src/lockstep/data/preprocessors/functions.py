@@ -119,6 +119,11 @@ class TorchVisionPreprocessor(OfColumns):
         super().__init__(columns, output_columns)
         self.transform_fn, self.batched = transform, batched
 
+    @property
+    def torchvision_transform(self) -> Callable[..., Any]:
+        """The transform."""
+        return self.transform_fn
+
     def _arguments(self) -> dict[str, Any]:
         return {
             "columns": self.columns,

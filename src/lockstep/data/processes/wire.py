@@ -11,6 +11,8 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.arrow.objects import restored
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -51,7 +53,7 @@ def receive(sock: socket.socket) -> tuple[bytes, Any]:
     kind, size = _HEAD.unpack(_exactly(sock, _HEAD.size))
     body = _exactly(sock, size)
     if kind == TABLE:
-        return kind, pa.ipc.open_stream(pa.py_buffer(body)).read_all()
+        return kind, restored(pa.ipc.open_stream(pa.py_buffer(body)).read_all())
     return kind, pickle.loads(body)
 
 

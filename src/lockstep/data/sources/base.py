@@ -128,10 +128,7 @@ class MemorySource(Source):
                 for start, end in pairwise([0, *self.ends])
             ]
         step = self.block_rows or max(1, BLOCK_BYTES // width)
-        return [
-            Block((start, min(start + step, rows)), min(step, rows - start), width * step)
-            for start in range(0, rows, step)
-        ]
+        return _ranges(rows, step, width)
 
     @property
     def text(self) -> str:  # type: ignore[override]
@@ -155,6 +152,12 @@ class MemorySource(Source):
         start, stop = block.where
         table = self.table if columns is None else self.table.select(list(columns))
         return table.slice(start, stop - start)
+
+
+def _ranges(rows: int, step: int, width: int) -> list[Block]:
+    """Blocks of ``step`` rows, of ``width`` bytes each; the last one has what is left."""
+    ends = [(start, min(start + step, rows)) for start in range(0, rows, step)]
+    return [Block(where, where[1] - where[0], width * (where[1] - where[0])) for where in ends]
 
 
 def _mapped(path: str, block_rows: int | None, ends: Sequence[int] | None) -> MemorySource:
@@ -185,10 +188,7 @@ class RangeSource(Source):
         for side in self.shape or ():
             width *= max(side, 1)
         step = -(-self.n // self.blocks) if self.blocks else max(1, BLOCK_BYTES // width)
-        return [
-            Block((start, min(start + step, self.n)), min(step, self.n - start), width * step)
-            for start in range(0, self.n, max(step, 1))
-        ]
+        return _ranges(self.n, max(step, 1), width)
 
     def schema(self) -> pa.Schema:
         """One column."""

@@ -19,10 +19,10 @@ from lockstep.data.sources.paths import File, unreadable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TFRecordSource", "WebDatasetSource"]
+__all__ = ["RecordSource", "TFRecordSource", "WebDatasetSource"]
 
 
-class _RecordSource(FileSource):
+class RecordSource(FileSource):
     """Rows that are found by reading a file from its start. The first file shows the columns."""
 
     def _find_blocks(self) -> list[Block]:
@@ -81,7 +81,7 @@ def _columns(rows: Sequence[dict[str, Any]]) -> pa.Table:
     return pa.table({name: to_arrow([row.get(name) for row in rows]) for name in names})
 
 
-class TFRecordSource(_RecordSource):
+class TFRecordSource(RecordSource):
     """The Examples of TFRecord files, a column a feature.
 
     A feature that has at most one value in every row of a file is that value, otherwise a list.
@@ -113,7 +113,7 @@ class TFRecordSource(_RecordSource):
             raise unreadable(file, error) from error
 
 
-class WebDatasetSource(_RecordSource):
+class WebDatasetSource(RecordSource):
     """The samples of tar files, a column an ending, and ``"__key__"``.
 
     Args:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lockstep.data.arrow.objects import restored
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -72,4 +74,4 @@ def open_shared(path: str) -> pa.Table:
     """Map a table, without a copy."""
     import pyarrow as pa
 
-    return pa.ipc.open_file(pa.memory_map(path)).read_all()
+    return restored(pa.ipc.open_file(pa.memory_map(path)).read_all())
