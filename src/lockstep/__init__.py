@@ -169,8 +169,11 @@ def is_initialized() -> bool:
     return runtime.is_configured()
 
 
-def shutdown() -> None:
-    """Forget ``init()`` and end the warm processes; the next run starts new ones."""
+def shutdown(_exiting_interpreter: bool = False, wait_for_processes: bool = True) -> None:
+    """Forget ``init()`` and end the warm processes; the next run starts new ones.
+
+    The arguments are Ray's: the processes are always waited for.
+    """
     from lockstep import runtime
 
     runtime.reset()

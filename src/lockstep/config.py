@@ -318,9 +318,10 @@ class FailureConfig(_Changeable):
             raises the worker's own exception instead of a TrainingFailedError.
         max_preemption_failures: the same as ``max_failures`` for workers that were preempted
             (they got a SIGTERM), counted separately.
-        controller_failure_limit, preemption_grace_s: accepted for scripts that have them. They do
-            nothing, with a warning: the controller is this process, and how long workers have after
-            a SIGTERM is the setting ``LOCKSTEP_PREEMPTION_GRACE_S``.
+        controller_failure_limit, preemption_grace_s, relax_collectives_on_preemption: accepted for
+            scripts that have them. They do nothing, with a warning: the controller is this process,
+            and how long workers have after a SIGTERM is the setting
+            ``LOCKSTEP_PREEMPTION_GRACE_S``.
     """
 
     max_failures: int = 0
@@ -328,8 +329,14 @@ class FailureConfig(_Changeable):
     max_preemption_failures: int = -1
     controller_failure_limit: InitVar[Any] = None
     preemption_grace_s: InitVar[Any] = None
+    relax_collectives_on_preemption: InitVar[Any] = None
 
-    def __post_init__(self, controller_failure_limit: Any, preemption_grace_s: Any) -> None:
+    def __post_init__(
+        self,
+        controller_failure_limit: Any,
+        preemption_grace_s: Any,
+        relax_collectives_on_preemption: Any,
+    ) -> None:
         for name, value, nothing, why in (
             (
                 "controller_failure_limit",
@@ -342,6 +349,12 @@ class FailureConfig(_Changeable):
                 preemption_grace_s,
                 None,
                 "set the environment variable LOCKSTEP_PREEMPTION_GRACE_S",
+            ),
+            (
+                "relax_collectives_on_preemption",
+                relax_collectives_on_preemption,
+                False,
+                "all ranks stop at the same report",
             ),
         ):
             if value not in (None, nothing):

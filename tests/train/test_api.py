@@ -192,6 +192,7 @@ def test_deleting_the_storage_under_a_run_is_an_error(tmp_path: Path) -> None:
         (ScalingConfig, {"elastic_resize_monitor_interval_s": 5.0}),
         (FailureConfig, {"controller_failure_limit": 3}),
         (FailureConfig, {"preemption_grace_s": 30}),
+        (FailureConfig, {"relax_collectives_on_preemption": True}),
         (RunConfig, {"logging_config": LoggingConfig("debug")}),
     ],
 )

@@ -17,6 +17,8 @@ from lockstep.train.worker import session
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from lockstep.data.preprocessor import Preprocessor
+
 __all__ = ["BoosterCheckpoint", "BoosterReporter", "Metrics", "MetricsChoice", "WithoutModel"]
 
 Metrics = str | Sequence[str] | Mapping[str, str]
@@ -119,12 +121,24 @@ class BoosterCheckpoint(Checkpoint):
     MODEL_FILENAME = BoosterReporter.default_filename
 
     @classmethod
-    def from_model(cls, booster: Any, *, path: str | os.PathLike[str] | None = None) -> Self:
-        """Write the booster to ``path``, a new directory by default, and return the checkpoint."""
+    def from_model(
+        cls,
+        booster: Any,
+        *,
+        preprocessor: Preprocessor | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Write the booster to ``path``, a new directory by default, and return the checkpoint.
+
+        ``get_preprocessor()`` returns the ``preprocessor``.
+        """
         directory = tempfile.mkdtemp(prefix="checkpoint-") if path is None else os.fspath(path)
         os.makedirs(directory, exist_ok=True)
         booster.save_model(os.path.join(directory, cls.MODEL_FILENAME))
-        return cls(directory)
+        checkpoint = cls(directory)
+        if preprocessor is not None:
+            checkpoint.set_preprocessor(preprocessor)
+        return checkpoint
 
 
 class WithoutModel(BoosterReporter):

@@ -138,6 +138,16 @@ class PreemptionInfo:
         """How much time is left to save."""
         return max(0.0, self.deadline - time.time())
 
+    @property
+    def deadline_ms(self) -> int:
+        """The deadline in milliseconds since the epoch."""
+        return int(self.deadline * 1000)
+
+    @property
+    def preempted_ranks(self) -> list[int]:
+        """The rank that received the SIGTERM, in a list; empty: the driver did."""
+        return [] if self.rank is None else [self.rank]
+
 
 class Ranks(NamedTuple):
     """A worker's place among all workers."""

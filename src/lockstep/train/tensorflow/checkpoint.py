@@ -8,11 +8,14 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError
 from lockstep.run_layout import scratch_prefix
+
+if TYPE_CHECKING:
+    from lockstep.data.preprocessor import Preprocessor
 
 __all__ = ["MODEL_FILE", "TensorflowCheckpoint"]
 
@@ -28,33 +31,42 @@ class TensorflowCheckpoint(Checkpoint):
     """A checkpoint with a complete Keras model, or a dict with weights at ``"model_weights"``."""
 
     @classmethod
-    def from_model(cls, model: Any) -> TensorflowCheckpoint:
-        """Return a checkpoint of the complete Keras model, with its optimizer."""
+    def from_model(
+        cls, model: Any, *, preprocessor: Preprocessor | None = None
+    ) -> TensorflowCheckpoint:
+        """Return a checkpoint of the complete Keras model, with its optimizer.
+
+        ``get_preprocessor()`` returns the ``preprocessor``.
+        """
         if not callable(getattr(model, "save", None)):
             raise TypeError(f"TensorflowCheckpoint.from_model({model!r}): expected a Keras model.")
         with tempfile.TemporaryDirectory(prefix=scratch_prefix("model")) as directory:
             model.save(os.path.join(directory, MODEL_FILE))
-            return cls._of_files(_read_files(directory), MODEL_FILE)
+            return cls._of_files(_read_files(directory), MODEL_FILE, preprocessor)
 
     @classmethod
-    def from_h5(cls, file_path: str | os.PathLike[str]) -> TensorflowCheckpoint:
+    def from_h5(
+        cls, file_path: str | os.PathLike[str], *, preprocessor: Preprocessor | None = None
+    ) -> TensorflowCheckpoint:
         """Return a checkpoint of a model from ``model.save("….h5")``."""
         path = Path(file_path)
         if path.suffix != ".h5" or not path.is_file():
             raise ValueError(
                 f"TensorflowCheckpoint.from_h5({str(path)!r}): expected the path of an .h5 file."
             )
-        return cls._of_files({path.name: path.read_bytes()}, path.name)
+        return cls._of_files({path.name: path.read_bytes()}, path.name, preprocessor)
 
     @classmethod
-    def from_saved_model(cls, dir_path: str | os.PathLike[str]) -> TensorflowCheckpoint:
+    def from_saved_model(
+        cls, dir_path: str | os.PathLike[str], *, preprocessor: Preprocessor | None = None
+    ) -> TensorflowCheckpoint:
         """Return a checkpoint of a model that was saved as a SavedModel directory."""
         if not Path(dir_path, _SAVED_MODEL).is_file():
             raise ValueError(
                 f"TensorflowCheckpoint.from_saved_model({os.fspath(dir_path)!r}): expected a "
                 f"directory with {_SAVED_MODEL}."
             )
-        return cls._of_files(_read_files(dir_path), ".")
+        return cls._of_files(_read_files(dir_path), ".", preprocessor)
 
     def get_model(self, model: Any = None) -> Any:
         """Load the model with the version of Keras that saved it.
@@ -107,10 +119,14 @@ class TensorflowCheckpoint(Checkpoint):
         return next((name for name in files if name.endswith((".keras", ".h5"))), None)
 
     @classmethod
-    def _of_files(cls, files: dict[str, bytes], model_name: str) -> TensorflowCheckpoint:
+    def _of_files(
+        cls, files: dict[str, bytes], model_name: str, preprocessor: Preprocessor | None
+    ) -> TensorflowCheckpoint:
         made = cls.__new__(cls)
         vars(made).update(_storage=None, _files=files, _numbers={})
         made.set_metadata({_NAME_KEY: model_name})
+        if preprocessor is not None:
+            made.set_preprocessor(preprocessor)
         return made
 
 

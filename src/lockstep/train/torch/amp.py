@@ -164,7 +164,7 @@ def prepare_optimizer(optimizer: _Optimizer) -> _Optimizer:
     return optimizer
 
 
-def backward(loss: torch.Tensor) -> None:
+def backward(tensor: torch.Tensor) -> None:
     """Call ``loss.backward()``, with a scaled loss where mixed precision needs it.
 
     With float16, the gradients are scaled until ``optimizer.step()``.
@@ -174,17 +174,17 @@ def backward(loss: torch.Tensor) -> None:
     """
     import torch
 
-    if not isinstance(loss, torch.Tensor):
-        raise TypeError(f"backward({loss!r}): expected the loss as a tensor.")
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"backward({tensor!r}): expected the loss as a tensor.")
     state = acceleration("backward")
     if state.scaler is None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        tensor.backward()  # type: ignore[no-untyped-call]
         return
     if state.stepped:
         # Updated here, not in step(): the step of a second optimizer needs the same scale.
         state.scaler.update()
         state.stepped = False
-    state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    state.scaler.scale(tensor).backward()  # type: ignore[no-untyped-call]
 
 
 def unscale(optimizer: torch.optim.Optimizer) -> None:
