@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections import Counter
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SURFACE = ROOT / "scripts" / "ray_surface"
 DIFFERENT = SURFACE / "different.md"
 """The one part of the page that is written by hand."""
+EXAMPLES = SURFACE / "examples.json"
 PAGE = ROOT / "docs" / "compatibility.md"
 PARTS = {"Train": "train", "AIR": "air", "Tune": "tune", "Data": "data"}
 
@@ -53,6 +55,15 @@ SEARCHERS = (
     "the library behind it does not install on a current Python: use `OptunaSearch` with any of "
     "Optuna's samplers"
 )
+FORMATS = (
+    "formats of other libraries are left out: read with the library, then `from_torch`, "
+    "`from_numpy` or `map_batches`"
+)
+ROWS = (
+    "rows of a block may be read in parts, and by other workers after a restart, so a number that "
+    "depends on what is read together would not be the same again"
+)
+SPACES = "a search space is given as `param_space`; each searcher converts it itself"
 MODELS = "inference engines are left out: call one in `map_batches`"
 RLLIB = "of RLlib"
 
@@ -68,10 +79,23 @@ LEFT_OUT = (
     (r"train\.(Trainer|TrainingCallback|TrainingIterator)\b", REMOVED),
     (r"(D|d)atasetPipeline|\.window\b|\.repeat\b|BlockWorker", PIPELINES),
     (r"_(bigquery|mongo|iceberg|delta|delta_sharing_tables|hudi|kafka|lance|clickhouse)", LAKES),
-    (r"(snowflake|databricks_tables|unity_catalog|mcap|sql|turbopuffer|delta)\b", LAKES),
+    (r"(snowflake|databricks_tables|unity_catalog|mcap|turbopuffer|delta)\b", LAKES),
     (r"Catalog|ClickHouse|Kafka|Iceberg|Delta|ResolvedSource|ReaderFormat|SinkMode", LAKES),
     (r"from_(dask|modin|mars|spark|daft)|to_(dask|modin|mars|spark|daft)|from_tf$", ENGINES),
     (r"(D|d)atasource|(D|d)atasink|ReadTask|Reader\b|FileMetadataProvider|\.SaveMode", SOURCES),
+    (r"read_(lerobot|zarr)", FORMATS),
+    (r"monotonically_increasing_id", ROWS),
+    (r"expressions\.(star|unnest)|Expr\(data_type|list_stats_summaries|TFXReadOptions", PLAN),
+    (r"read_parquet_bulk|range_table|set_progress_bars|experimental_lazy|legacy_m", REMOVED),
+    (r"iter_epochs|CheckpointStrategy|block_path_provider|set_filetype|runner_data", REMOVED),
+    (r"convert_search_space|register_analysis|repeat_float_precision", SPACES),
+    (r"output_field|stat_computation_plan|safe_get|storage_context|normalize_pandas", INTERNAL),
+    (
+        r"(ControllerError|NCCLHangError|PreemptionError|WorkerGroupError|PreemptionInfo)\(",
+        INTERNAL,
+    ),
+    (r"train_func_context|preferred_batch_format|set_train_total|start_timeout|mpi_init", INTERNAL),
+    (r"head_bundle_is_empty|ExperimentAnalysis\.stats|transform_stats|\(trial_runner", INTERNAL),
     (r"\.llm|vllm|\(model|TextEmbed", MODELS),
     (r"register_env|RLlib", RLLIB),
     (r"tune\.logger\.(Logger|CSVLogger|JsonLogger|TBXLogger|NoopLogger|Unified|Legacy)", LOGGERS),
@@ -193,7 +217,8 @@ def resolve(path: str) -> Any:
             value = find(".".join(parts[:cut]), parts[cut])
         except Missing:
             continue
-        if value is None and parts[0] == "data":  # made on first use, and needs no framework
+        lazy = parts[0] == "data" or parts[cut] in ("DataConfig", "Result")
+        if value is None and lazy:  # made on first use, and needs no framework
             with suppress(ImportError, AttributeError):
                 value = getattr(find_module(".".join(parts[:cut])), parts[cut])
         for member in parts[cut + 1 :]:
@@ -218,9 +243,10 @@ def _is_data(value: Any) -> bool:
 
 
 def _attributes(cls: type) -> set[str]:
-    """What is annotated, and what the constructor sets."""
-    code = getattr(vars(cls).get("__init__"), "__code__", None)
-    return {*vars(cls).get("__annotations__", {}), *(code.co_names if code else ())}
+    """What is annotated, and what the constructor sets, or what it reads a run with."""
+    methods = [vars(cls).get(name) for name in ("__init__", "_read")]
+    codes = [code for method in methods if (code := getattr(method, "__code__", None))]
+    return {*vars(cls).get("__annotations__", {}), *(n for code in codes for n in code.co_names)}
 
 
 def takes(value: Any, argument: str) -> bool:
@@ -253,6 +279,7 @@ def page() -> str:
         lines.append(f"| {part}: names | " + " | ".join(cells) + " |")
         cells = [f"{m.arguments_there[part]} of {m.arguments[part]}" for m in found.values()]
         lines.append(f"| {part}: arguments | " + " | ".join(cells) + " |")
+    lines += ["", *_examples()]
     lines += ["", *DIFFERENT.read_text(encoding="utf-8").splitlines(), "", "## Missing", ""]
     where: dict[str, list[str]] = {}
     for name, versions_of in _by_version(found, lambda gap: not gap.reason):
@@ -268,6 +295,42 @@ def page() -> str:
         lines += _wrapped(", ".join(f"`{name.removeprefix('ray.')}`" for name, _ in left_out))
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _examples() -> list[str]:
+    """What ``scripts/ray_examples.py`` has found in its last run."""
+    found = json.loads(EXAMPLES.read_text(encoding="utf-8"))
+    rows = []
+    for part, counts in found["counts"].items():
+        passed, failed = counts.get("passed", 0), counts.get("failed", 0)
+        rows.append(
+            f"| `ray.{part}` | {passed} of {passed + failed} | {counts.get('left out', 0)} |"
+        )
+    reasons = ", ".join(f"{why} ({count})" for why, count in found["left_out"].items())
+    return [
+        "## Ray's own examples",
+        "",
+        f"`scripts/ray_examples.py` runs the examples in the package of Ray {found['version']} "
+        "unmodified under",
+        "`lockstep run`: those in its docstrings, which must print what the docstring shows, and",
+        "the scripts of `ray.tune.examples` and `ray.train.examples`, which must end without an",
+        "error.",
+        "",
+        "| | pass | left out |",
+        "|---|---|---|",
+        *rows,
+        "",
+        *_wrapped(f"Left out: {reasons}."),
+        "",
+        "| fails | why |",
+        "|---|---|",
+        *(f"| `{name}` | {_cell(why)} |" for name, why in found["failed"].items()),
+    ]
+
+
+def _cell(text: str) -> str:
+    """Text in a table: no column ends in it, and nothing in it is Markdown."""
+    return f"`{text.replace('|', '/').replace('`', chr(39))}`"
 
 
 def _by_version(found: dict[str, Measured], wanted: Any) -> list[tuple[str, str]]:
