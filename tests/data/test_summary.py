@@ -278,7 +278,7 @@ def test_types() -> None:
         DataType.temporal("x")
     assert DataType.infer_dtype(5) == DataType.int64()
     assert DataType.infer_dtype(np.int32(4)) == DataType.from_numpy("int32")
-    assert DataType.infer_dtype({1}).is_python_type()
+    assert DataType.infer_dtype(object()).is_python_type()
     assert DataType.null().is_null_type()
     assert DataType.bool().is_boolean_type()
     assert DataType.int8().is_integer_type()
