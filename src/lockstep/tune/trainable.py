@@ -282,10 +282,13 @@ def _kept_with(config: dict[str, Any]) -> Trainable | None:
     """The object of the trial before with another config; None: there is none that takes it."""
     if not _kept:
         return None
-    trainable = _kept[-1]
-    # Not taken out before: if reset_config() raises, the object is cleaned up with the process.
-    if trainable.reset(config):
-        return _kept.pop()
+    try:
+        if _kept[-1].reset(config):
+            return _kept.pop()
+    # Here, before the failure is reported: the driver ends this process then.
+    except BaseException:
+        stop_kept()
+        raise
     stop_kept()
     return None
 
