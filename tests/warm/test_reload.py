@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.result import Result
+from lockstep.run_layout import MANIFEST
 from lockstep.warm.reload import imported_files
 from tests.warm.warm_runs import LIMIT_S, Warm
 
@@ -142,6 +143,47 @@ def test_new_code_continues_from_the_last_state(running: Warm, tmp_path: Path) -
     said = script.said()
     assert "code_of_the_user.py has changed: the run stops at the next report." in said
     assert "code_of_the_user.py has changed: the run continues from checkpoint_" in said
+
+
+LEFT = """
+import time
+
+from lockstep.storage import local
+from lockstep.train.worker import session
+
+write = local.LocalStorage.put_stream
+
+
+def late(storage, path, chunks):
+    # The state that the run stops with is never written here: the driver has it.
+    while not session.current()._leaves_state:
+        time.sleep(0.01)
+    write(storage, path, chunks)
+
+
+local.LocalStorage.put_stream = late
+VERSION, STEPS = {}, {}
+"""
+
+
+def test_the_state_continues_in_memory(running: Warm, tmp_path: Path) -> None:
+    with reloading(running, tmp_path, LEFT.format(1, None)) as script:
+        script.wait_for_version(1)
+        script.save(LEFT.format(2, None))
+        script.wait_for_version(2)
+        assert "the run continues from checkpoint_000000, from memory." in script.said()
+        # No driver takes the next one: it is written before anything else can happen to it.
+        (tmp_path / "train.py").write_text("import no_such_module")
+        script.wait_until(lambda: "paused" in script.said())
+        (run,) = (tmp_path / "runs" / "second").glob("DataParallelTrainer_*")
+        assert (run / "checkpoint_000001" / MANIFEST).exists()
+        script.save("VERSION, STEPS = 3, 3")
+        (tmp_path / "train.py").write_text(SCRIPT)
+        assert script.process.wait(LIMIT_S) == 0, script.said()
+        log = script.log()
+    assert log[-1] == "end 3"
+    rows = Result.from_path(run).metrics_dataframe
+    assert rows["step"].tolist() == list(range(1, len(rows) + 1)), "no step is lost or run twice"
 
 
 def test_signals_end_it(running: Warm, tmp_path: Path) -> None:

@@ -83,8 +83,9 @@ WORKER_ENTRY = "lockstep.train.worker.main:main"
 VALIDATION_ENTRY = "lockstep.train.worker.validate:main"
 """What an engine runs in the process that validates a checkpoint."""
 
-Stop = bool | Literal["pause"]
-"""Whether ranks stop at a report; ``"pause"``: the run is resumed from its newest checkpoint."""
+Stop = bool | Literal["pause", "memory"]
+"""Whether ranks stop at a report; ``"pause"``: the run is resumed from its newest checkpoint;
+``"memory"``: the driver keeps their copies of the state, so that no rank has to write its own."""
 
 Faults = Callable[[int, int, int], None]
 """Injected by tests: called with rank, report number and attempt before each report is sent."""

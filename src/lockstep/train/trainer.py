@@ -64,6 +64,7 @@ from lockstep.train.driver.drive import (
     resume_advice,
 )
 from lockstep.train.driver.events import Phase
+from lockstep.train.driver.reloading import Reloading
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import RunState
@@ -443,6 +444,7 @@ class DataParallelTrainer(BaseTrainer):
         with closing(run):
             if run.restored:
                 complete_tables(run.directory, RunRecords(run.storage))
+            reload = None if reloading is None else Reloading(reloading, number, run)
             try:
                 if self._fork is not None:
                     self._copy_fork(self._fork, run)
@@ -464,8 +466,9 @@ class DataParallelTrainer(BaseTrainer):
                 if changed is not None and run.restored:
                     newest = run.newest_checkpoint()
                     where = newest.name if newest else "the beginning: the run has no checkpoint"
+                    where += ", from memory" if run.pending is not None else ""
                     display.message(f"{changed} has changed: the run continues from {where}.")
-            state = drive(plan, run, callbacks, display, reloading)
+            state = drive(plan, run, callbacks, display, reload)
             if state.phase is Phase.PREEMPTED and reloading is not None and reloading.stopping:
                 reloading.stopped()
                 raise TrainingPreempted(f"{reloading.stopping} has changed.", run.result())

@@ -3,9 +3,12 @@
     this process                    the script, started as without --reload
     start ────────────────────────▶ fit() ── its run's path ─────▶ noted
     a file is saved ── stop ──────▶ the run stops at its next report; the script ends
-    start ── the runs so far ─────▶ fit() continues the run from its last state
+    kept ◀── its state in memory ──
+    start ── the runs so far, ────▶ fit() continues the run from its last state
+             and the memory
 
-A script that ends with an error leaves everything as it is until a file is saved again.
+Where no script takes the memory, it is written to the run's directory. A script that ends with an
+error leaves everything as it is until a file is saved again.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from importlib.util import cache_from_source
 from typing import Any
 
 from lockstep import settings
-from lockstep.warm.reload_session import MESSAGE_SIZE, is_own
+from lockstep.warm.reload_session import MAX_DESCRIPTORS, MESSAGE_SIZE, is_own
 
 __all__ = ["imported_files", "supervise"]
 
@@ -36,6 +39,7 @@ _SETTLE_S = 0.02
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _FROM_KERNEL = 0x80  # SI_KERNEL: typed on the terminal, so the script has got it, too
 _MAX_FILES = 2000
+_WRITE = "from lockstep.train.driver.reloading import main; main()"
 
 
 def supervise(kind: str, target: str, command: Sequence[str]) -> int:
@@ -127,6 +131,8 @@ class _Supervisor:
         self._signals = signals
         self._mask = set(mask)
         self._runs: list[tuple[str, bool] | None] = []
+        self._memory: tuple[int | None, list[int]] = None, []
+        """The call of fit() whose state is in memory only, and the descriptors of that."""
         self._changed: str | None = None
         self._stopped = False
         """The script has ended because of the change."""
@@ -135,8 +141,10 @@ class _Supervisor:
         while True:
             code, ended = self._run_once()
             if ended or (code == 0 and not self._stopped):
+                self._write_memory()
                 return _end(code)
             if not self._stopped and self._changed is None:
+                self._write_memory()
                 print(
                     "lockstep run: paused, because the script has failed. Save a changed file to "
                     "try again; Ctrl-C ends it.",
@@ -149,17 +157,17 @@ class _Supervisor:
         """Run the script until it ends: how, and whether a signal has ended it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
-            first = {"runs": self._runs, "changed": self._changed}
-            ours.send(json.dumps(first).encode())
+            number, files = self._memory
+            first = {"runs": self._runs, "changed": self._changed, "memory": number}
+            socket.send_fds(ours, [json.dumps(first).encode()], files)
             ours.setblocking(False)
             self._changed, self._stopped = None, False
-            mask = self._mask
             child = subprocess.Popen(
                 self._command,
                 env=settings.environment() | settings.reload_environment(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 # Nothing runs beside this thread that a fork could catch in the middle.
-                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+                preexec_fn=self._unblock,
             )
             theirs.close()
             ended = False
@@ -173,6 +181,34 @@ class _Supervisor:
             self._read(ours)
         return code, ended
 
+    def _unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _write_memory(self) -> None:
+        """No script has taken the last state: write it, so that it outlives this process."""
+        number, files = self._memory
+        run = None if number is None else self._runs[number]
+        if run is None:
+            return
+        done = subprocess.run(
+            [sys.executable, "-c", _WRITE, run[0], *map(str, files)],
+            pass_fds=files,
+            preexec_fn=self._unblock,  # Ctrl-C ends it
+        )
+        if done.returncode:
+            print(
+                f"lockstep run: the last state could not be written to {run[0]}; it is still in "
+                "memory, for the next start.",
+                file=sys.stderr,
+            )
+        else:
+            self._keep(None, [])
+
+    def _keep(self, number: int | None, files: list[int]) -> None:
+        for file in self._memory[1]:
+            os.close(file)
+        self._memory = number, files
+
     def _take_signal(self, child: subprocess.Popen[bytes]) -> bool:
         found = signal.sigtimedwait(self._signals, _LOOK_S)
         if found is None or found.si_signo == signal.SIGCHLD:
@@ -184,8 +220,13 @@ class _Supervisor:
 
     def _read(self, sock: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            while data := sock.recv(MESSAGE_SIZE):
+            while True:
+                data, files, _, _ = socket.recv_fds(sock, MESSAGE_SIZE, MAX_DESCRIPTORS)
+                if not data:
+                    return
                 message = json.loads(data)
+                if "memory" in message:
+                    self._keep(message["memory"], files)
                 self._watch.add(message.get("files", ()))
                 self._stopped |= "stopped" in message
                 if "fit" in message:

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 from lockstep import settings
 from lockstep.warm.modules import library_directories
 
-__all__ = ["MESSAGE_SIZE", "EarlierRun", "ReloadSession", "current", "is_own"]
+__all__ = ["MAX_DESCRIPTORS", "MESSAGE_SIZE", "EarlierRun", "ReloadSession", "current", "is_own"]
 
 MESSAGE_SIZE = 1 << 16
+MAX_DESCRIPTORS = 250
+"""How many descriptors one message has, at most; the kernel allows three more."""
 _FILES = 200
 """How many paths one message has: a message has a greatest size."""
 
@@ -45,9 +47,11 @@ class ReloadSession:
         self.stopping: str | None = None
         """The file that has changed since this script was started."""
         self._runs: list[EarlierRun | None] = []
+        self._memory: tuple[int | None, list[int]] = None, []
         sock.setblocking(True)
-        first = self._receive()
+        first, files = self._receive()
         if first is not None:
+            self._memory = first["memory"], files
             self._runs = [EarlierRun(*run) if run else None for run in first["runs"]]
             self._changed = first["changed"]
 
@@ -74,7 +78,7 @@ class ReloadSession:
         """The file that has changed since this script was started; None if none has."""
         self._sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
-            message = self._receive()
+            message, _ = self._receive()
             if message is None:
                 self._sock.close()  # the process above is gone: the script runs to its end
             else:
@@ -85,6 +89,28 @@ class ReloadSession:
         """The run of this call is open. Returns the file whose change it continues after."""
         self._tell(fit=number, run=uri)
         return self._changed
+
+    def take(self, number: int) -> list[int]:
+        """The descriptors that this call's driver has handed over before, once; else empty."""
+        wanted, files = self._memory
+        if wanted != number:
+            return []
+        self._memory = None, []
+        return files
+
+    def hand_over(self, number: int, files: list[int]) -> None:
+        """Let the process above keep what these descriptors are of, for the next script.
+
+        Raises:
+            OSError: the process above is gone.
+        """
+        self._sock.setblocking(True)
+        message = json.dumps({"fit": number, "memory": number}).encode()
+        socket.send_fds(self._sock, [message], files)
+
+    def stored(self, number: int) -> None:
+        """What was handed over is on storage."""
+        self._tell(fit=number, memory=None)
 
     def finished(self, number: int) -> None:
         """The run of this call needs nothing any more."""
@@ -99,10 +125,11 @@ class ReloadSession:
         with contextlib.suppress(OSError):  # the process above is gone
             self._sock.send(json.dumps(message).encode())
 
-    def _receive(self) -> dict[str, Any] | None:
-        data = self._sock.recv(MESSAGE_SIZE)
-        found: dict[str, Any] | None = json.loads(data) if data else None
-        return found
+    def _receive(self) -> tuple[dict[str, Any] | None, list[int]]:
+        data, files, _, _ = socket.recv_fds(self._sock, MESSAGE_SIZE, MAX_DESCRIPTORS)
+        for file in files:
+            os.set_inheritable(file, False)
+        return json.loads(data) if data else None, files
 
 
 _session: ReloadSession | None = None

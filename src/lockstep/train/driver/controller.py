@@ -64,6 +64,7 @@ from lockstep.train.driver.notes import (
 )
 from lockstep.train.driver.notifier import RunNotifier
 from lockstep.train.driver.pace import Pace
+from lockstep.train.driver.reloading import Reloading
 from lockstep.train.driver.resources import FIRST_S, append_sample, sample_interval
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.save_plan import differing_files, has_part, share_groups
@@ -108,6 +109,7 @@ class Controller:
             for good or (``"pause"``) to be resumed.
             It may raise StopConditionError, which fails the run; anything else is a bug.
         shares_loop: other runs use the loop, too, so its thread must not wait for a flush.
+        reloading: the connection to ``lockstep run --reload``, where that has started the script.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Controller:
         display: Display,
         decide: Callable[[dict[str, Any]], m.Stop] | None = None,
         shares_loop: bool = False,
+        reloading: Reloading | None = None,
     ) -> None:
         config = plan.run_config
         self._engine = plan.engine
@@ -170,6 +173,7 @@ class Controller:
         self._known_to: list[int] = []
         self._reduced: dict[str, Any] | None = None
         self._memory = StateMemory()
+        self._reloading = reloading
         self._digests: dict[str, dict[int, Any]] = {}
         """Of states that are being saved: what each rank has in common with others."""
         self._held_since: dict[str, float] = {}
@@ -186,6 +190,10 @@ class Controller:
         if not run.restored and plan.start_from is not None:
             # Numbers continue those of the checkpoint that the run starts from.
             past["next_checkpoint_id"] = plan.start_from.current_id or 0
+        handed = None if reloading is None else reloading.taken
+        if handed is not None:
+            past["saves"] = (handed.save(),)
+            self._memory.take(handed.record.name, handed.record.id, handed.parts)
         failures = config.failure_config
         self.state, self._first_actions = RunState.new(
             plan.group.size,
@@ -197,6 +205,7 @@ class Controller:
             begun=None if run.storage.is_local else frozenset(),
             **past,
         )
+        self._first_actions[:0] = [e.Adopt(save) for save in self.state.saves]
 
     def start(self) -> None:
         """Begin; the loop does the rest until ``ended``."""
@@ -641,6 +650,11 @@ class Controller:
                 save.name, save.id, save.report_number, save.reports
             )
         self._run.pending = record
+        if self._reloading is not None and self._stops_for_reload():
+            parts = self._memory.parts(save.name)
+            if self._reloading.give(record, parts, self._run.metadata):
+                self._feed(e.Committed(save.name))  # as safe as this driver can make it
+                return
 
         directory = self._run.stage(save.name)
         abandoned = self._storage.abandoned
@@ -686,6 +700,8 @@ class Controller:
             return
         run = self._run
         self._memory.drop_until(save.id)
+        if self._reloading is not None:
+            self._reloading.stored()
         if save.is_state:
             self._pace.wrote(time.monotonic())
         # The new checkpoint is journaled before old ones are deleted: there is always one left.
@@ -759,7 +775,10 @@ class Controller:
         known = len(self._reported)
         answer = _CONTINUE
         if action.stop or action.notice is not None:
-            answer = m.Answer(action.stop, [], action.notice)
+            stop: m.Stop = action.stop
+            if stop is True and self._keeps_state():
+                stop = "memory"
+            answer = m.Answer(stop, [], action.notice)
         if self._reduced is not None:  # every rank waits at this report: the answer is for all
             answer, self._reduced = answer._replace(reduced=self._reduced), None
         for rank in action.ranks:
@@ -769,6 +788,19 @@ class Controller:
                 self._send(rank, answer._replace(committed=news))
             else:
                 self._send(rank, answer)
+
+    def _stops_for_reload(self) -> bool:
+        notice = self.state.notice
+        return notice is not None and notice.kind == "reload" and self.state.stops_on_notice
+
+    def _keeps_state(self) -> bool:
+        """Whether ranks that stop for new code may leave their state in memory, unwritten."""
+        if self._reloading is None or not self._reloading.gives or not self._stops_for_reload():
+            return False
+        states = [save for save in self.state.saves if save.is_state and not save.dropped]
+        return bool(states) and len(self._memory.parts(states[-1].name)) == sum(
+            map(has_part, states[-1].reports)
+        )
 
     def _share_value(self, action: e.ShareValue) -> None:
         shared = m.Shared(action.value)

@@ -29,6 +29,7 @@ from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.failure import describe, fails_again, first_cause
 from lockstep.train.driver.notes import missing_stop_note, repeats_note, unanswered_note
+from lockstep.train.driver.reloading import Reloading
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.state import RunState
 from lockstep.train.driver.stop_condition import reaches
@@ -56,7 +57,7 @@ def drive(
     run: Run,
     callbacks: CallbackDispatcher,
     display: Display,
-    reloading: ReloadSession | None = None,
+    reloading: Reloading | None = None,
 ) -> RunState:
     """Drive a run to its end in this thread, and release everything whatever happens."""
     stop = plan.run_config.stop
@@ -85,11 +86,12 @@ def drive(
             callbacks=callbacks,
             display=display,
             decide=None if stop is None else decide,
+            reloading=reloading,
         )
         cleanup.callback(lambda: display.finish(controller.status()))
         cleanup.callback(controller.close)
         if reloading is not None:
-            _follow_code(reloading, loop, controller, display)
+            _follow_code(reloading.session, loop, controller, display)
         # In this process Ctrl-C must reach the function itself, so Python's handlers stay.
         signals: Any = nullcontext()
         if not plan.engine.in_this_process:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -41,6 +41,10 @@ class StateMemory:
         """A save with this name and number begins: the ranks write over what they had."""
         self.close()
         self._snapshots[name] = _Snapshot(number, {})
+
+    def take(self, name: str, number: int, parts: Iterable[MemoryPart]) -> None:
+        """Keep a complete snapshot, whose memory this process has opened already."""
+        self._snapshots[name] = _Snapshot(number, {part.rank: part for part in parts})
 
     def add(self, name: str, part: MemoryPart) -> None:
         """Keep a rank's memory. Where it cannot be opened, on another machine, it is not kept."""

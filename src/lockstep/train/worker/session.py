@@ -126,6 +126,8 @@ class Session:
         self._pid = os.getpid()
         self._end_hooks: list[Callable[[Outcome], None]] = []
         self._memory = SnapshotMemory()
+        self._leaves_state = False
+        """The driver has this rank's copy of the state: writing it is not this rank's work."""
         self._unsaved: StateBase | None = None
         """The state that was reported last, if the driver did not want it then."""
         self._unsaved_validation: dict[str, Any] | None = None
@@ -590,6 +592,7 @@ class Session:
         if answer.stop:
             self._stopped = True
             self.pausing = answer.stop == "pause"
+            self._leaves_state = answer.stop == "memory"
             raise StopTraining("the driver has asked this run to stop")
         return answer.reduced
 
@@ -658,15 +661,25 @@ class Session:
         seal.start()
         try:
             data = f"{order.directory}/{file or state_data(rank)}"
-            self._storage.put_stream(data, taken.chunks())
+            self._storage.put_stream(data, self._unless_left(taken.chunks()))
             if file is None:
                 self._storage.put_bytes(f"{order.directory}/{state_index(rank)}", taken.structure)
+        except _Left:
+            seal.join()
         except StorageError as error:
             seal.join()
             self._channel.send(NotSaved(order.name, pack_error(error)))
         else:
             seal.join()  # the memory is written again after the next message
             self._channel.send(Saved(order.name, {}))
+
+    def _unless_left(self, chunks: Iterator[memoryview]) -> Iterator[memoryview]:
+        for chunk in chunks:
+            if self._leaves_state:
+                raise _Left
+            yield chunk
+        if self._leaves_state:  # flushing would take the longest
+            raise _Left
 
     def _seal(self, name: str, taken: Snapshot) -> None:
         self._channel.send(Sealed(name, taken.checksum()))
@@ -735,6 +748,10 @@ class Session:
 
     def _upload_failed(self, error: BaseException) -> None:
         self._channel.send(Failed(pack_error(error)))
+
+
+class _Left(Exception):
+    """The state is not written here after all."""
 
 
 def _open_parts(parts: Sequence[MemoryPart]) -> list[tuple[MemoryPart, int]]:
