@@ -130,6 +130,8 @@ class RunRecords:
         self.end: dict[str, Any] | None = None
         self.guard: list[dict[str, Any]] = []
         """What the guard has found: report, rank, kind and text."""
+        self.broken: dict[str, Any] | None = None
+        """The step at which the guard has ended an attempt, if another attempt was to follow."""
         self.timeline: list[tuple[str, dict[str, Any]]] = []
         """The events that begin or end an attempt or a driver's work, in order."""
         self.last_report: bytes | None = None
@@ -216,6 +218,8 @@ class RunRecords:
             self.guard.append(record)
         elif event == "failure":
             self.failure = record
+            if "broken" in record:
+                self.broken = record["broken"] if record["retry"] else None
         elif event == "restore":
             # The run continues: its earlier end does not count any more.
             self.run = {**self.run, **record}

@@ -146,9 +146,13 @@ class Broken(NamedTuple):
     """What was found there, in a sentence."""
     rollbacks: int = 0
     """How often the guard has rolled the run back."""
+    new_code: bool = False
+    """The code has changed since (``lockstep run --reload``)."""
 
     def gone(self) -> str:
         """What it means that it is not there any more."""
+        if self.new_code:
+            return f"Step {self.step}: {self.text} It is gone with the code that was saved since."
         if len(self.ranks) == self.world_size:
             who = "on every rank" if self.world_size > 1 else "there"
             why = (

@@ -851,6 +851,13 @@ class TestReload:
         assert machine.phase() is Phase.FAILED
         assert machine.feed(e.Reload()) == []
 
+    def test_the_next_attempt_stops_for_it(self) -> None:
+        machine = Machine(1, max_failures=1).run()
+        machine.feed(e.Reload(), e.Raised(0, ERROR))
+        assert machine.gone(0)[-1] == e.StartWorkers(2, 1)
+        machine.run()
+        assert machine.row(1, SYNC)[-1] == e.Answer((0,), True)
+
     def test_while_the_next_attempt_waits(self) -> None:
         machine = Machine(1, max_failures=-1)
         for _ in range(2):

@@ -139,9 +139,11 @@ class Controller:
         self._waits_for_storage = run.storage.is_local and not shares_loop
         self._verbose = config.verbose
         self._has_guard = config.guard is not None
-        self._broken: m.Broken | None = None
+        self._broken = run.broken
         """What the guard has found last."""
-        self._rollbacks = 0
+        if run.broken is not None and reloading is not None:
+            self._broken = run.broken._replace(new_code=True)
+        self._rollbacks = 0 if run.broken is None else run.broken.rollbacks
         self._notifier = RunNotifier(run, plan.run_context, callbacks, display, config.verbose)
         self._planned = planned(config.stop)
         self._storage = StorageQueue(run, config, loop, self._later, self._notifier.warn_once)
@@ -838,18 +840,19 @@ class Controller:
 
     def _record_failure(self, action: e.RecordFailure) -> None:
         failures, retry, repeats, delay_s = action
-        found = ranks_with_findings(failures)
+        found, broken = ranks_with_findings(failures), None
         if found:
             text = first_cause(failures).error["message"]
             step, size = self._run.iteration + 1, self._group_spec.size
-            self._broken = m.Broken(step, 0, found, size, text)
             self._rollbacks += not needs_verdict(first_cause(failures))
+            broken = m.Broken(step, 0, found, size, text, self._rollbacks)
+            self._broken = broken
         self._pace.failed()
         # The state counts the next attempt already, where there is one.
         attempt = self.state.attempt - 1 if retry else self.state.attempt
         # The size of the group that failed: the next attempt's may differ.
         text = describe(failures, 1, self._group_spec.size)
-        self._run.record_failure(attempt, error_records(failures), text, retry=retry)
+        self._run.record_failure(attempt, error_records(failures), text, retry=retry, broken=broken)
         self._notifier.failed(failures, retry=retry)
         if retry:
             note = retry_note(attempt, repeats, delay_s, self._origin())

@@ -274,7 +274,8 @@ def _fresh_attempt(state: RunState) -> RunState:
         failed=set_of((), size),
         cause_known=False,
         killed=False,
-        notice=None,
+        # New code is still to come after a failure. What else was announced has happened.
+        notice=state.notice if state.notice and state.notice.kind == "reload" else None,
         noticed_at=None,
         stops_on_notice=False,
     )

@@ -44,7 +44,7 @@ from lockstep.segments import segment_directory
 from lockstep.storage import Storage, open_storage
 from lockstep.storage.local import open_private
 from lockstep.train.datasets import merge_positions
-from lockstep.train.protocol import CheckpointReport, Report
+from lockstep.train.protocol import Broken, CheckpointReport, Report
 from lockstep.train.record.leftovers import clear_leftovers, clear_snapshots
 from lockstep.train.record.mirror import Mirror
 from lockstep.train.reduction import combine
@@ -77,6 +77,7 @@ class Run:
         checkpoints: those that exist, oldest first.
         pending: a checkpoint that the next attempt starts from, and that is not on storage yet.
         returned: what rank 0's function has returned, in the attempt that is the last so far.
+        broken: what the guard has found before this driver, and no attempt has run again yet.
         best: the best value of the metric that its panel follows, in what was delivered.
         is_protected: whether another trial will start from a checkpoint, so it must stay.
         metadata: what ``get_metadata()`` of the run's checkpoints has, JSON values by name.
@@ -91,6 +92,7 @@ class Run:
         self.metadata: Mapping[str, Any] = {}
         self.returned: Returned | None = None
         self.pending: CheckpointRecord | None = None
+        self.broken: Broken | None = None
         self.best: tuple[str, float, int] | None = None
         self._unfinished_stages: set[str] = set()
         self._stages: dict[str, int] = {}
@@ -170,6 +172,8 @@ class Run:
         for name in filter(is_numbered, sorted(self._unfinished_stages)):
             self._clear(name)
         self.rows = past.rows
+        if past.broken is not None:
+            self.broken = Broken(**{**past.broken, "ranks": tuple(past.broken["ranks"])})
         self._attempts = max(past.attempts, default=0)
         lost = self._mirror is not None and not self._mirror.found_spool
         if lost and past.state == "unfinished":
@@ -322,9 +326,18 @@ class Run:
         )
 
     def record_failure(
-        self, attempt: int, errors: Sequence[Mapping[str, Any]], message: str, *, retry: bool
+        self,
+        attempt: int,
+        errors: Sequence[Mapping[str, Any]],
+        message: str,
+        *,
+        retry: bool,
+        broken: Broken | None = None,
     ) -> None:
-        """Journal a failed attempt: one sentence, and each rank's error, the first cause first."""
+        """Journal a failed attempt: one sentence, and each rank's error, the first cause first.
+
+        ``broken``: what the guard has found, which the next attempt runs again.
+        """
         self._journal.append(
             "failure",
             attempt=attempt,
@@ -332,6 +345,7 @@ class Run:
             errors=[{**failed, "error": error_data(failed["error"])} for failed in errors],
             retry=retry,
             time=time.time(),
+            **({} if broken is None else {"broken": broken._asdict()}),
         )
         texts = (error_text(failed["error"]) for failed in errors)
         with suppress(OSError):  # the journal has the same

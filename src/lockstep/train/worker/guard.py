@@ -131,7 +131,7 @@ class GuardWatch:
             if action in ("stop", "rollback"):
                 raise (GuardRollbackError if action == "rollback" else GuardError)(text)
         elif again and broken is not None:
-            if action == "stop":
+            if action == "stop" and not broken.new_code:
                 raise GuardError(broken.gone())
             if self._rank == min(broken.ranks):
                 found["verdict"] = broken.gone()
