@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lockstep import data, train
-from lockstep.errors import GuardError, GuardRollbackError
+from lockstep.errors import GuardError, GuardRollbackError, TrainingInterrupted
 from lockstep.train import (
     Checkpoint,
     DataParallelTrainer,
@@ -22,6 +22,7 @@ from lockstep.train import (
     ScalingConfig,
     WorkerGroupError,
 )
+from lockstep.train.protocol import Broken
 from lockstep.train.torch import TorchTrainer, prepare_model
 from lockstep.train.worker.guard import GuardWatch, is_spike
 from lockstep.train.worker.steps import StepWatch
@@ -201,6 +202,30 @@ def test_a_stop_without_a_checkpoint_is_at_once(tmp_path: Path) -> None:
     assert len(error.result.attempts) == 1
 
 
+def test_the_verdict_outlives_the_driver(tmp_path: Path) -> None:
+    def function() -> None:
+        if train.get_context().get_attempt() == 2:
+            raise KeyboardInterrupt  # before the step is run again
+        diverge()
+
+    with pytest.raises(TrainingInterrupted) as interrupted:
+        fit(function, guard=Guard(action="stop"), storage_path=str(tmp_path))
+    assert interrupted.value.result is not None
+    path = interrupted.value.result.path
+    with pytest.raises(WorkerGroupError, match=r"is gone when run again\. Suspect the hardware"):
+        DataParallelTrainer.restore(path).fit()
+    # The verdict is there now: what follows is a run like any other.
+    assert DataParallelTrainer.restore(path).fit().metrics["step"] == 4
+
+
+def test_a_verdict_of_new_code_stops_nothing() -> None:
+    broken = Broken(7, 1, (1,), 2, "loss is nan on rank 1.", new_code=True)
+    guard = GuardWatch(Guard(action="stop"), 1, 2, list, lambda call, own: own, broken=broken)
+    text = "Step 7: loss is nan on rank 1. It is gone with the code that was saved since."
+    assert guard.check({"loss": 1.0}) == {"verdict": text}
+    assert guard.check({"loss": 1.0}) is None
+
+
 def test_a_rollback_says_whether_it_comes_again(tmp_path: Path) -> None:
     guard = Guard(action="rollback")
     result = fit(diverge, guard=guard, max_failures=1, storage_path=str(tmp_path))
@@ -327,6 +352,48 @@ def test_steps_that_are_skipped_are_told(tmp_path: Path) -> None:
         "Report 2 of attempt 1: a step was skipped on rank 0, because the gradient of weight is "
         "not finite."
     )
+
+
+def sharded() -> None:
+    """Rank 0's part of a gradient is broken at step 2, and rank 1's loss at step 4."""
+    rank = train.get_context().get_world_rank()
+    torch.manual_seed(0)
+    model: Any = prepare_model(nn.Linear(3, 1), parallel_strategy="fsdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1, 5):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        if step == 2 and rank == 0:
+            model.weight.grad.to_local().fill_(NAN)
+        optimizer.step()
+        weights = model.state_dict()["weight"].full_tensor()
+        train.report({"sum": weights.sum().item(), "loss": NAN if step == 4 == 3 + rank else 1.0})
+
+
+def test_ranks_with_shards_skip_a_step_together(tmp_path: Path) -> None:
+    result = TorchTrainer(
+        sharded,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(guard=Guard(action="skip"), storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    sums = list(result.metrics_dataframe["sum"])
+    assert sums[0] == sums[1] > sums[2] > sums[3]
+    texts = {found["rank"]: found["text"] for found in result.guard if found["report"] == 2}
+    assert "because the gradient of weight is not finite." in texts[0]
+    assert "because another rank's part of the gradients is not finite." in texts[1]
+    (last,) = (found for found in result.guard if found["report"] == 4)
+    assert last["text"].startswith("Report 4 of attempt 1: loss is nan on rank 1")
+
+
+def test_a_step_that_ranks_cannot_skip_together_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    vars(model.weight)["_fsdp_flattened"] = True
+    watch = StepWatch(skip=True)
+    try:
+        with pytest.raises(ValueError, match="cannot skip a step of FullyShardedDataParallel"):
+            steps_of(model, watch, 1.0)
+    finally:
+        watch.close()
 
 
 def test_a_rollback_is_another_attempt(tmp_path: Path) -> None:

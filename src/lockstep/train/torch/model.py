@@ -69,6 +69,7 @@ def prepare_model(
         _let_guard_see(model)
     elif api.world_size() > 1 and strategy == "fsdp":
         model = _fsdp(model, device or get_device(), options)
+        _let_guard_see(model)
     elif api.world_size() == 1:
         _let_guard_see(model)
     if not isinstance(model, torch.jit.ScriptModule):  # which refuses such hooks

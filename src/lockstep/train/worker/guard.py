@@ -13,7 +13,7 @@ from lockstep.config import Guard
 from lockstep.errors import GuardError, GuardRollbackError, GuardSuspicion
 from lockstep.metrics import look_up
 from lockstep.train.protocol import Broken
-from lockstep.train.worker.steps import StepWatch
+from lockstep.train.worker.steps import StepWatch, local_part
 
 __all__ = ["GuardWatch", "is_spike"]
 
@@ -163,11 +163,14 @@ class GuardWatch:
         named = (pair for model in self._models() for pair in model.named_parameters())
         names = {id(parameter): name for name, parameter in named}
         if skipped:
-            first = names.get(skipped[0], "a parameter of no known model")
             times = "a step was" if len(skipped) == 1 else f"{len(skipped)} steps were"
+            own = next((one for one in skipped if one is not None), None)
+            why = "another rank's part of the gradients is not finite"
+            if own is not None:
+                first = names.get(own, "a parameter of no known model")
+                why = f"the gradient of {first} is not finite"
             return {
-                "skipped": f"{self._when}: {times} skipped on rank {self._rank}, because the "
-                f"gradient of {first} is not finite."
+                "skipped": f"{self._when}: {times} skipped on rank {self._rank}, because {why}."
             }
         first = next((names[one] for one in broken if one in names), "no known model")
         return {
@@ -268,7 +271,8 @@ def _first_not_finite(model: Any) -> str | None:
         for kind, tensor in (("the gradient of ", parameter.grad), ("", parameter.detach())):
             if tensor is not None and tensor.is_floating_point():
                 names.append(f"{kind}{name}")
-                flags.append(torch.isfinite(tensor).all())
+                # Only this rank's part: the other ranks may not look at the same moment.
+                flags.append(torch.isfinite(local_part(tensor)).all())
     if not flags:
         return None
     # One transfer from the device for all of them.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["StepWatch"]
+__all__ = ["StepWatch", "local_part"]
+
+_FLATTENED = "_fsdp_flattened"
+"""What ``FullyShardedDataParallel`` sets on parameters of which a rank may have a part."""
 
 
 class StepWatch:
@@ -14,7 +17,8 @@ class StepWatch:
 
     Args:
         skip: let a step with a gradient that is not finite change nothing. This waits for the
-            device at each step.
+            device at each step and, where gradients are sharded, for the ranks that share them: a
+            step is skipped by all of them, or by none.
     """
 
     def __init__(self, *, skip: bool) -> None:
@@ -25,8 +29,9 @@ class StepWatch:
         """By optimizer and device: a number for each gradient, of the first step that is broken,
         or of the last step. A number is finite if its whole gradient is."""
         self._names: dict[Any, list[int]] = {}
-        self.skipped: list[int] = []
-        """The first parameter of each step that was skipped, by its id."""
+        self.skipped: list[int | None] = []
+        """Of each step that was skipped the first parameter with a gradient that is not finite, by
+        its id; None: another rank has it."""
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def close(self) -> None:
@@ -52,16 +57,29 @@ class StepWatch:
         if getattr(optimizer, "found_inf", None) is not None:
             return
         groups: dict[Any, list[tuple[Any, Any]]] = {}
+        meshes: dict[Any, None] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad
-                if gradient is not None and gradient.is_floating_point():
-                    groups.setdefault(gradient.device, []).append((parameter, _local(gradient)))
+                if gradient is None or not gradient.is_floating_point():
+                    continue
+                if (mesh := getattr(gradient, "device_mesh", None)) is not None:
+                    meshes[mesh] = None
+                elif self._skip and hasattr(parameter, _FLATTENED):
+                    raise ValueError(
+                        'Guard(action="skip") cannot skip a step of FullyShardedDataParallel: the '
+                        "ranks would not agree. Use prepare_model(model, parallel_strategy="
+                        '"fsdp") without arguments of that class, which is fully_shard, or '
+                        'Guard(action="warn").'
+                    )
+                part = local_part(gradient)
+                if part.numel():  # of a small parameter not every rank has a part
+                    groups.setdefault(part.device, []).append((parameter, part))
+        if self._skip:
+            self._look_now(optimizer, groups, list(meshes))
+            return
         for device, pairs in groups.items():
             numbers = _numbers([gradient for _, gradient in pairs], device)
-            if self._skip:
-                self._look_now(optimizer, pairs, numbers)
-                continue
             key = id(optimizer), device
             kept = self._kept.get(key)
             if kept is None or len(kept) != len(numbers):
@@ -70,22 +88,41 @@ class StepWatch:
             else:
                 self._kept[key] = torch.where(torch.isfinite(kept).all(), numbers, kept)
 
-    def _look_now(self, optimizer: Any, pairs: list[tuple[Any, Any]], numbers: Any) -> None:
+    def _look_now(
+        self, optimizer: Any, groups: dict[Any, list[tuple[Any, Any]]], meshes: list[Any]
+    ) -> None:
         import torch
 
-        finite = torch.isfinite(numbers).tolist()
-        if all(finite):
+        first = None
+        for device, pairs in groups.items():
+            finite = torch.isfinite(_numbers([part for _, part in pairs], device)).tolist()
+            if first is None and not all(finite):
+                first = id(pairs[finite.index(False)][0])
+        if not _anywhere(first is not None, meshes):
             return
-        self.skipped.append(id(pairs[finite.index(False)][0]))
+        self.skipped.append(first)
         # Optimizers pass over a parameter without a gradient: neither it nor its moments change.
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
 
-def _local(gradient: Any) -> Any:
-    """Of a sharded gradient this rank's part: looking at the whole would be a collective."""
-    part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+def _anywhere(found: bool, meshes: list[Any]) -> bool:
+    """Whether a rank has found something, of those that share a mesh; all of them ask."""
+    import torch
+    import torch.distributed as dist
+
+    for mesh in meshes:
+        flag = torch.tensor(float(found), device=mesh.device_type)
+        for group in mesh.get_all_groups():
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+        found = bool(flag)
+    return found
+
+
+def local_part(tensor: Any) -> Any:
+    """Of a sharded tensor this rank's part: looking at the whole would be a collective."""
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part.coalesce().values() if part.is_sparse else part
 
 
