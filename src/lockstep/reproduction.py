@@ -12,7 +12,8 @@ class Reproduction(NamedTuple):
 
     Attributes:
         path: the run.
-        step: the ``training_iteration`` of the checkpoint that it was run again from.
+        step: the ``training_iteration`` of the checkpoint that it was run again from; 0: it was run
+            again from its beginning.
         steps: how many reports were compared, of every rank, bit by bit.
         states: how many checkpoints were compared, entry by entry.
         difference: the first difference; None if there is none.
@@ -31,7 +32,8 @@ class Reproduction(NamedTuple):
 
     def __str__(self) -> str:
         """One sentence."""
-        after = f"{self.path}, run again from step {self.step}:"
+        start = f"step {self.step}" if self.step else "the beginning"
+        after = f"{self.path}, run again from {start}:"
         if self.difference is not None:
             return f"{after} {self.difference}"
         states = f" and {self.states} checkpoint(s)" if self.states else ""

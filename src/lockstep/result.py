@@ -255,7 +255,8 @@ class Result:
 
         Raises:
             FileNotFoundError: there is nothing to run it again with.
-            ValueError: the run has no such step or rank, or no checkpoint before it.
+            ValueError: the run has no such step or rank, or neither a checkpoint before it nor a
+                beginning of its own.
         """
         run_again: Any = pkgutil.resolve_name("lockstep.testing.reproduce:replay")
         there = None if self._storage.is_local else self._storage.filesystem

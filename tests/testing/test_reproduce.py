@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,8 +89,6 @@ def test_what_cannot_be_verified(run: Result, tmp_path: Path) -> None:
 
     keep = CheckpointConfig(num_to_keep=1)
     result = fit(end, workers=1, storage_path=str(tmp_path), checkpoint_config=keep)
-    with pytest.raises(ValueError, match="keeps no checkpoint with a report after it"):
-        verify_run(result.path)
     with pytest.raises(ValueError, match="no report after step 1"):
         verify_run(result.path, step=1)
 
@@ -139,8 +138,29 @@ def test_what_cannot_be_replayed(run: Result) -> None:
         replay(run.path, step=9, probe=print)
     with pytest.raises(ValueError, match=r"replay\(rank=2\): the step has ranks 0 to 1"):
         replay(run.path, step=5, rank=2, probe=print)
-    with pytest.raises(ValueError, match=r"keeps no checkpoint before step 3 .* it keeps 3, 6"):
-        replay(run.path, step=3, probe=print)
+    fork = DataParallelTrainer.fork(run.path, step=3).fit()
+    shutil.rmtree(Path(fork.path) / "checkpoint_000000")
+    with pytest.raises(ValueError, match=r"is a fork, .* of step 3 any more, .*walk/"):
+        replay(fork.path, step=4, probe=print)
+
+
+def test_a_run_is_replayed_from_its_beginning(run: Result, tmp_path: Path) -> None:
+    found = replay(run.path, step=2, ignore=["seconds"])
+    assert (found.ok, found.step, found.steps) == (True, 0, 2)
+    assert "run again from the beginning: 2 report(s) of every rank" in str(found)
+    assert verify_run(run.path, step=0, steps=4, ignore=["seconds"]).states == 1
+
+    def dice(config: dict[str, Any]) -> None:
+        if config["seed"] is not None:
+            random.seed(config["seed"])
+        train.report({"value": random.random()})
+
+    for seed in (7, None):
+        result = fit(dice, config={"seed": seed}, workers=1, storage_path=str(tmp_path))
+        found = verify_run(result.path)
+        assert (found.ok, found.step) == (seed is not None, 0)
+    assert "at step 1, value of rank 0 is" in str(found)
+    assert "the function has to set its seeds" in str(found)
 
 
 def test_the_command(run: Result, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ def _arguments(parser: ArgumentParser) -> None:
         "run",
         metavar="RUN[@STEP]",
         help="the run, as the other commands name it, and the training_iteration of one of its "
-        "checkpoints; by default the newest with a report after it",
+        "checkpoints (0: the beginning); by default the newest with a report after it",
     )
     parser.add_argument("--steps", type=int, default=10, help="how many reports; 10 by default")
     parser.add_argument(

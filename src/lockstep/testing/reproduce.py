@@ -12,6 +12,7 @@ from pdb import Pdb
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from lockstep.config import RunConfig
 from lockstep.console.text import shorten
 from lockstep.errors import TrainingFailedError, TrainingInterrupted
 from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
@@ -20,7 +21,7 @@ from lockstep.run_layout import scratch_prefix
 from lockstep.storage import Storage
 from lockstep.testing.compare import ABSENT, Comparison
 from lockstep.train.record.fork import choose_fork
-from lockstep.train.record.saved_trainer import run_storage
+from lockstep.train.record.saved_trainer import run_storage, saved_sources, saved_trainer
 from lockstep.train.trainer import DataParallelTrainer
 from lockstep.train.worker.debugger import Debugging, stop_in
 
@@ -32,6 +33,10 @@ __all__ = ["Reproduction", "replay", "verify_run"]
 _STEPS = 10
 _OWN = "lockstep."
 _MAX_VALUE = 60
+_AT_THE_BEGINNING = (
+    " If that is random: no checkpoint has the random numbers of the beginning, so the function "
+    "has to set its seeds, with enable_reproducibility() for example."
+)
 
 
 def verify_run(
@@ -44,6 +49,8 @@ def verify_run(
 ) -> Reproduction:
     """Run some reports of a run again from a checkpoint, and compare metrics and checkpoints.
 
+    From the beginning (``step=0``) if there is no checkpoint with a report after it.
+
     The run is only read; what is run again lies in a temporary directory. This executes code that
     is kept with the run. What the function does not get back from its checkpoint (random
     generators, an optimizer, its place in the data) is a difference: ``train.State`` and
@@ -53,7 +60,7 @@ def verify_run(
         path: the run's directory, or an experiment's (its newest run).
         storage_filesystem: a ``pyarrow.fs.FileSystem`` that ``path`` is a path on.
         step: the ``training_iteration`` of the checkpoint; by default the newest one with a report
-            after it.
+            after it. 0: from the beginning of the run.
         steps: how many reports to run again, at most.
         ignore: names of metrics and of entries of checkpoints that are not compared.
 
@@ -71,7 +78,8 @@ def verify_run(
         step = _newest_followed(storage, records, rows)
     wanted = [number for number in range(step + 1, step + steps + 1) if number in rows]
     if not wanted:
-        choose_fork(storage, step)  # names the steps there are, if this is none
+        if step:
+            choose_fork(storage, step)  # names the steps there are, if this is none
         raise ValueError(
             f"{storage.uri} has no report after step {step} to compare with; choose an earlier one."
         )
@@ -90,8 +98,9 @@ def replay(
 ) -> Reproduction:
     """Go back to a step of a run: run it again from the newest checkpoint before, and look.
 
-    As ``verify_run``, up to the report of this step, where it stops. A run of one rank is run again
-    in this process.
+    Where no checkpoint before it is kept, from the beginning of the run: what is random is the same
+    then if the function sets its seeds. As ``verify_run``, up to the report of this step, where it
+    stops. A run of one rank is run again in this process.
 
     Args:
         path, storage_filesystem, ignore: see ``verify_run``.
@@ -105,7 +114,8 @@ def replay(
 
     Raises:
         FileNotFoundError: there is no run, or nothing to run it again with.
-        ValueError: the run has no such step or rank, or no checkpoint before it.
+        ValueError: the run has no such step or rank, or neither a checkpoint before it nor a
+            beginning of its own.
     """
     storage = run_storage(path, storage_filesystem)
     records = RunRecords(storage)
@@ -117,13 +127,7 @@ def replay(
     if not 0 <= rank < size:
         raise ValueError(f"replay(rank={rank!r}): the step has ranks 0 to {size - 1}.")
     kept = existing_checkpoints(storage, records.checkpoints)
-    before = [record.iteration for record in kept if record.iteration < step]
-    if not before:
-        steps = ", ".join(str(record.iteration) for record in kept) or "none"
-        raise ValueError(
-            f"{storage.uri} keeps no checkpoint before step {step} to start from; it keeps {steps}."
-        )
-    start = max(before)
+    start = max((record.iteration for record in kept if record.iteration < step), default=0)
     wanted = [number for number in range(start + 1, step + 1) if number in rows]
     look = _Look(rank, step - start, probe, pdb=pdb)
     try:
@@ -177,8 +181,7 @@ def _run_again(
 ) -> Reproduction:
     """Run the reports ``wanted`` again from the checkpoint at ``step``, and compare."""
     rows = {report["iteration"]: report for report in records.reports()}
-    filesystem = None if storage.is_local else storage.filesystem
-    trainer = DataParallelTrainer.fork(storage.root, filesystem, step=step)
+    trainer = _from_beginning(storage, records) if step == 0 else _from_step(storage, step)
     size = len(rows[wanted[0]]["ranks"])
     trainer.fault_plan = look
     if look is not None and size == 1:
@@ -200,6 +203,8 @@ def _run_again(
         there = RunRecords(again)
         comparison = Comparison(0.0, ignore)
         difference = _first_difference(comparison, rows, wanted, there)
+        if difference is not None and step == 0:
+            difference += _AT_THE_BEGINNING
         states = 0
         if difference is None:
             states, difference = _compare_states(
@@ -208,15 +213,29 @@ def _run_again(
     return Reproduction(storage.uri, step, len(wanted), states, difference)
 
 
+def _from_step(storage: Storage, step: int) -> DataParallelTrainer:
+    filesystem = None if storage.is_local else storage.filesystem
+    return DataParallelTrainer.fork(storage.root, filesystem, step=step)
+
+
+def _from_beginning(storage: Storage, records: RunRecords) -> DataParallelTrainer:
+    """A trainer that does all of a run again."""
+    parent = records.run.get("parent")
+    if parent is not None:
+        raise ValueError(
+            f"{storage.uri} is a fork, and does not keep the checkpoint of step {parent['step']} "
+            f"any more, where it began; its parent may have it: {parent['path']}."
+        )
+    trainer = DataParallelTrainer(**{"run_config": RunConfig(), **saved_trainer(storage, {})})
+    trainer._kept_sources = saved_sources(storage)
+    trainer.run_config = replace(trainer.run_config, resume="never")
+    return trainer
+
+
 def _newest_followed(storage: Storage, records: RunRecords, rows: dict[int, dict[str, Any]]) -> int:
     steps = {record.iteration for record in existing_checkpoints(storage, records.checkpoints)}
     followed = [step for step in steps if step + 1 in rows]
-    if not followed:
-        raise ValueError(
-            f"{storage.uri} keeps no checkpoint with a report after it; keep more of them with "
-            "CheckpointConfig(num_to_keep=…)."
-        )
-    return max(followed)
+    return max(followed, default=0)
 
 
 def _first_difference(
