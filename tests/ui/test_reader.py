@@ -588,6 +588,36 @@ def test_every_message_is_json_that_a_browser_reads(tmp_path: Path, run: MadeRun
             json.dumps(message, allow_nan=False).encode()
 
 
+def test_the_chart_of_a_fork_begins_with_its_parents(tmp_path: Path) -> None:
+    first = MadeRun(tmp_path, "first", trial_id="first_00000")
+    first.rows_of([1.0, 2.0, 3.0, 4.0])
+    parent = {"path": "/gone", "trial_id": "first_00000", "step": 3, "reports": 3}
+    second = MadeRun(tmp_path, "second", trial_id="second_00000", parent=parent)
+    second.rows_of([30.0, 40.0, 50.0])
+    parent = {"path": "/gone", "trial_id": "second_00000", "step": 5, "reports": 2}
+    third = MadeRun(tmp_path, "third", parent=parent)
+    third.rows_of([500.0])
+    orphan = MadeRun(tmp_path, "orphan", parent={**parent, "trial_id": "gone_00000"})
+    orphan.rows_of([1.0])
+    library = Library([root_of(tmp_path)])
+    read_all(library)
+
+    def lines(run: MadeRun) -> tuple[Any, dict[str, Any]]:
+        page, charts = RunView(library, run.id).news()
+        found = {name: line["values"] for name, line in charts["lines"].items()}
+        found["steps"] = charts["lines"]["report:loss"]["steps"]
+        return page["details"]["parent"], found
+
+    about, shown = lines(third)
+    assert (about["id"], about["step"]) == (second.id, 5)
+    assert shown["parent:loss"] == [1.0, 2.0, 3.0, 30.0, 40.0]
+    assert (shown["steps"], shown["report:loss"]) == ([6.0], [500.0])
+    about, shown = lines(orphan)
+    assert about == {"id": None, "name": "gone_00000", "step": 5}
+    assert "parent:loss" not in shown
+    assert lines(first)[0] is None
+
+
 def test_zoom_and_ranks(tmp_path: Path) -> None:
     run = MadeRun(tmp_path, ranks=3)
     run.rows_of([float(n) for n in range(5000)])

@@ -129,6 +129,16 @@ class Library:
                 return search, search.by_directory[directory]
         return None, None
 
+    def parent(self, model: RunModel) -> tuple[str, RunModel] | None:
+        """The run that another was forked from, and its id; None if it is not below the roots."""
+        if model.parent is None:
+            return None
+        for run_id, other in self.runs.items():
+            is_it = other.run.get("trial_id") == model.parent.trial_id
+            if is_it and other.place != model.place and (found := self.full(run_id)) is not None:
+                return run_id, found
+        return None
+
     def full(self, run_id: str) -> RunModel | None:
         """The run's full model, which is read from now on; None if there is no such run."""
         with self.lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.config import CheckpointConfig, RunConfig
 from lockstep.errors import LockstepError
@@ -22,7 +22,7 @@ from lockstep.ui.follow import Follower
 from lockstep.ui.places import Place
 from lockstep.ui.series import Series, SeriesSet
 
-__all__ = ["RunModel"]
+__all__ = ["Parent", "RunModel"]
 
 LIGHT_POINTS = 64
 FULL_POINTS = 1 << 17
@@ -38,6 +38,14 @@ _LIGHT_KEPT = 4
 _FULL_KEPT = 500
 # json.loads() would look at the encoding of each of a million lines.
 _decode = json.JSONDecoder().decode
+
+
+class Parent(NamedTuple):
+    """Where a fork began: which run, at which step, after how many of that run's reports."""
+
+    trial_id: str
+    step: float
+    reports: float
 
 
 class RunModel:
@@ -56,6 +64,7 @@ class RunModel:
         self.version = 0
         """Changes whenever there is something new."""
         self.run: dict[str, Any] = {}
+        self.parent: Parent | None = None
         self.attempts: dict[int, dict[str, Any]] = {}
         """The newest ones. Only the last of them has its workers; the others, their number."""
         self.attempt_count = 0
@@ -88,6 +97,11 @@ class RunModel:
             else SeriesSet(LIGHT_POINTS, 16 * LIGHT_POINTS, 32)
         )
         self._rank_series = SeriesSet(RANK_POINTS, 2 * FULL_POINTS, 4096)
+
+    @property
+    def forked_at(self) -> float:
+        """The step at which a fork began, which its first report follows; 0 for other runs."""
+        return self.parent.step if self.parent else 0.0
 
     @property
     def state(self) -> str:
@@ -160,6 +174,9 @@ class RunModel:
             if self._only is None:  # nobody sees the accounts of a trial without its own page
                 self._ledger = FollowedLedger(float(record["time"]))
             self.run = record
+            if parent := record.get("parent"):
+                step, reports = _place(parent["step"], parent["reports"])
+                self.parent = Parent(str(parent["trial_id"]), step, reports)
         elif event == "attempt":
             record["workers"] = [
                 {
@@ -220,13 +237,14 @@ class RunModel:
 
     def _report(self, report: dict[str, Any]) -> None:
         index, when = _place(report["index"], report["time"])
+        step = index + self.forked_at
         metrics = reported_metrics(report)
-        self._add(self.metrics, metrics, index, when)
+        self._add(self.metrics, metrics, step, when)
         self.rows, self.last, self.last_time = int(index), metrics, when
         if self._best is not None:
             self._best.update(int(index), metrics)
         if waits := report.get("data_wait"):
-            self.data_wait.add(index, when, float(max(waits)))
+            self.data_wait.add(step, when, float(max(waits)))
         if self.full:
             busy = report.get("busy") or ()
             if len(busy) > 1:
@@ -236,7 +254,7 @@ class RunModel:
             ranks = report["ranks"]
             if len(ranks) > 1:
                 for rank, of_rank in enumerate(ranks[:MAX_RANKS]):
-                    self._add_rank(rank, of_rank, index, when)
+                    self._add_rank(rank, of_rank, step, when)
 
     def _log(self, batch: dict[str, Any]) -> None:
         rank = int(batch["rank"])

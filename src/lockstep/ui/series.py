@@ -54,6 +54,12 @@ class Series:
         while len(self.values) >= most:
             self._compact()
 
+    def extend(self, other: Series, last: float) -> None:
+        """Add the points of another series, up to a step."""
+        for step, time, value in zip(other.steps, other.times, other.values, strict=True):
+            if step <= last:
+                self.add(step, time, value)
+
     def since(self, count: int) -> tuple[array[float], array[float], array[float]] | None:
         """The points added after the first ``count`` ones; None if some of them are gone."""
         if count < self.compacted or count > self.count:

@@ -50,6 +50,7 @@ _SHOWN_FAILURES = 50
 _MAX_SHOWN_METRICS = 60
 _MAX_TEXT = 200
 _MAX_COMPARED = 12
+_MAX_PARENTS = 10
 
 
 def plain(value: Any) -> Any:
@@ -272,9 +273,10 @@ class RunView(View):
     def __init__(self, library: Library, run_id: str) -> None:
         super().__init__(library)
         self._id = run_id
-        self._mark: tuple[int, str] | None = None
+        self._mark: tuple[Any, ...] | None = None
         self._details: Any = None
         self._lines = _Lines()
+        self._before: tuple[Any, dict[str, Series]] = None, {}
 
     def _news(self) -> Iterator[dict[str, Any]]:
         model = self._library.full(self._id)
@@ -284,7 +286,8 @@ class RunView(View):
                 yield {"type": "missing"}
             return
         state = self._library.state_of(self._id, model)
-        mark = (model.version, state)
+        before = self._of_parents(model)
+        mark = (model.version, state, self._before[0])
         if mark == self._mark:
             return
         self._mark = mark
@@ -302,6 +305,7 @@ class RunView(View):
             "config": plain(model.run.get("config")),
             "score": plain(model.run.get("checkpoint_config", {})),
             "trial": self._trial(),
+            "parent": self._parent(model),
         }
         if details != self._details:
             self._details = details
@@ -309,8 +313,31 @@ class RunView(View):
             message["environment"] = environment_at(model.place)
         message["late"] = plain(_late(model))
         yield message
-        if lines := self._lines.news(_series(model)):
+        if lines := self._lines.news((*_series(model), *before)):
             yield {"type": "lines", "lines": lines}
+
+    def _parent(self, model: RunModel) -> dict[str, Any] | None:
+        if model.parent is None:
+            return None
+        found = self._library.parent(model)
+        name = run_name(found[1].run) if found else model.parent.trial_id
+        return {"id": found and found[0], "name": name, "step": model.parent.step}
+
+    def _of_parents(self, model: RunModel) -> list[tuple[str, Series]]:
+        """What the runs before a fork had reported when it began, by metric."""
+        parts: list[tuple[RunModel, float]] = []
+        while (found := self._library.parent(model)) is not None and len(parts) < _MAX_PARENTS:
+            assert model.parent is not None
+            reports, model = model.parent.reports, found[1]
+            parts.append((model, reports + model.forked_at))
+        mark = [(id(parent), min(parent.rows + parent.forked_at, end)) for parent, end in parts]
+        if self._before[0] != mark:
+            series: dict[str, Series] = {}
+            for parent, end in reversed(parts):
+                for key, whole in parent.metrics.items():
+                    series.setdefault(f"parent:{key}", Series(2 * CHART_POINTS)).extend(whole, end)
+            self._before = mark, series
+        return list(self._before[1].items())
 
     def _trial(self) -> dict[str, Any] | None:
         search, trial = self._library.trial(self._id)

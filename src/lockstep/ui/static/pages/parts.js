@@ -39,6 +39,7 @@ export function RunHead({ id, run, details, tab }) {
       <${Copy} kind="outline" label="Copy diagnosis" what="State, failures, stacks, logs and environment, as text" text=${async () => (await get("/api/diagnosis", { id })).text()} />
     </div>
     <p class="under muted">${run.name} · started ${date(run.started)} (${age(run.started)} ago) · ${running ? "running for" : "took"} ${duration(took)} · ${plural(run.reports, "report")} · ${plural(run.workers, "worker")}${run.attempts > 1 ? html` · <b class="warn-text">${plural(run.attempts, "attempt")}</b>` : ""}</p>
+    ${details?.parent && html`<p class="under muted">Forked from ${details.parent.id ? html`<a href=${to.run(details.parent.id)}>${details.parent.name}</a>` : details.parent.name} at step ${details.parent.step}.</p>`}
     ${run.note && html`<p class="note">${run.note}</p>`}
     ${run.diagnosis && html`<p class="problem" role="alert">${run.diagnosis}</p>`}
     <${Reading} share=${run.behind} />

@@ -24,12 +24,12 @@ export function Run({ id }) {
       ${many && html`<label class="choice"><input type="checkbox" checked=${ranks} onChange=${(e) => setRanks(e.target.checked)} /> All ranks</label>`}
       ${Object.keys(lines).length > 6 && html`<input type="search" placeholder="Filter metrics ( / )" aria-label="Filter metrics" value=${filter} onInput=${(e) => setFilter(e.target.value)} />`}
     </div>
-    ${names.length ? html`<div class="charts">${names.map((name) => html`<${MetricChart} key=${name} id=${id} name=${name} line=${lines[name]} ...${{ byTime, weight, log, ranks }} reports=${run.reports} />`)}</div>`
+    ${names.length ? html`<div class="charts">${names.map((name) => html`<${MetricChart} key=${name} id=${id} name=${name} line=${lines[name]} before=${lines[name.replace("report:", "parent:")]} parent=${details?.parent} ...${{ byTime, weight, log, ranks }} reports=${run.reports} />`)}</div>`
       : html`<p class="empty">${run.reports ? "No metric fits the filter." : "Nothing was reported yet. A metric appears with the first train.report()."}</p>`}</section>
     ${details && html`<${Records} id=${id} data=${data} />`}`;
 }
 
-function MetricChart({ id, name, line, byTime, weight, log, ranks, reports }) {
+function MetricChart({ id, name, line, before, parent, byTime, weight, log, ranks, reports }) {
   const [range, setRange] = useState(null);
   const [detail, setDetail] = useState(null);
   const kind = name.slice(0, name.indexOf(":"));
@@ -42,9 +42,13 @@ function MetricChart({ id, name, line, byTime, weight, log, ranks, reports }) {
     get("/api/series", values).then((r) => r.json()).then((found) => { if (!gone) setDetail(found.lines); }).catch(() => { if (!gone) setDetail(null); });
     return () => { gone = true; };
   }, [range, wantRanks, byTime, wantRanks || range ? reports : 0]);
-  const shown = useMemo(() => (detail ?? [{ rank: -1, ...line }]).map((l) => ({
-    label: l.rank < 0 ? metricOf(name) : `rank ${l.rank}`, x: byTime ? l.times : l.steps, y: l.values,
-  })), [detail, line, byTime]);
+  const shown = useMemo(() => {
+    const own = (detail ?? [{ rank: -1, ...line }]).map((l) => ({
+      label: l.rank < 0 ? metricOf(name) : `rank ${l.rank}`, x: byTime ? l.times : l.steps, y: l.values,
+    }));
+    // A fork's chart begins with its parent's points, up to where the two part.
+    return before && kind === "report" && !range ? [...own, { label: `parent, until ${parent?.step}`, x: byTime ? before.times : before.steps, y: before.values, colour: own.length }] : own;
+  }, [detail, line, before, range, byTime]);
   const usable = shown.length ? shown : [{ label: metricOf(name), x: [], y: [] }];
   return html`<${Chart} title=${metricOf(name)} sub=${kind === "log" ? "train.log" : kind === "data" ? "share of time" : ""} lines=${usable} byTime=${byTime} whole=${!byTime} log=${log} weight=${weight} range=${range} onZoom=${setRange} />`;
 }
