@@ -1,6 +1,6 @@
 """Draw what a terminal shows in the stories of the pages: a fault, and what one sees of it.
 
-    python -m scripts.stories       # renews guard.svg, replay.svg, verify.svg and fork.svg
+    python -m scripts.stories       # renews fork, guard, reload, replay and verify.svg
 
 The example ``23_going_back.py`` is run, and the commands after it, in a pseudo terminal; the end
 of each is drawn. Paths of this machine are shortened.
@@ -42,12 +42,43 @@ DataParallelTrainer(
 ).fit()
 """
 
+# A learning rate that is too large, which somebody corrects while the run is running.
+GROWING = """
+import time
+from lockstep import train
+from lockstep.train import CheckpointConfig, DataParallelTrainer, RunConfig
+
+LR = 1.05
+
+def train_func():
+    state = train.State(x=1.0, step=0)
+    state.restore()
+    while state.step < 60:
+        time.sleep(0.02)
+        state.x -= LR * 2 * state.x
+        state.step += 1
+        if state.step % 5 == 0:
+            print(f"step {state.step}: loss {state.x ** 2:.4f}", flush=True)
+        train.report({"loss": state.x ** 2}, checkpoint=state)
+
+config = RunConfig(name="growing", checkpoint_config=CheckpointConfig(every="10min"))
+DataParallelTrainer(train_func, run_config=config).fit()
+"""
+
+# Who edits: each change is saved when the terminal has shown a text.
+EDITOR = """
+until grep -q 'step 25' seen; do sleep 0.01; done; sed -i 's/LR = 1.05/LR = 0.1/' growing.py
+until grep -q 'step 40' seen; do sleep 0.01; done; sed -i 's/LR = 0.1/LR = = 0.1/' growing.py
+until grep -q 'paused' seen; do sleep 0.01; done; sed -i 's/LR = = 0.1/LR = 0.1/' growing.py
+"""
+
 STORIES = {
     "fork": (
         ["lockstep fork leaky@5 --set scale=2 --name doubled", "lockstep ls --tree results"],
         9,
     ),
     "guard": (["python train.py 2>&1 | grep -A3 '^Step'"], 8),
+    "reload": (["lockstep run --reload growing.py"], 33),
     "replay": (["lockstep replay broken --step 5"], 12),
     "verify": (["lockstep verify broken@2 --steps 3", "lockstep verify leaky@2 --steps 3"], 11),
 }
@@ -65,6 +96,8 @@ def main() -> None:
         # The run alone: what follows in the example is what the commands do.
         (directory / "train.py").write_text(example.partition("    def probe")[0])
         (directory / "leaky.py").write_text(LEAKY)
+        (directory / "growing.py").write_text(GROWING)
+        (directory / "edit.sh").write_text(EDITOR)
         (programs / "python").symlink_to(sys.executable)
         command = f'#!/bin/sh\nexec {sys.executable} -m lockstep "$@"\n'
         (programs / "lockstep").write_text(command)
@@ -80,10 +113,12 @@ def main() -> None:
         silent.run(f"{sys.executable} leaky.py", directory, environment)
         for name, (commands, lines) in STORIES.items():
             cast.LINES = lines
-            recorder = _Shortened(str(directory / "results") + "/")
+            recorder = _Shortened(f"{directory}/")
             for command in commands:
                 recorder.type(command)
                 real = command.replace("python", sys.executable, 1)
+                if "--reload" in real:
+                    real = f"touch seen; bash edit.sh & {real} 2>&1 | tee seen"
                 recorder.run(f"bash -c {_quoted(real)}", directory, environment)
             path = IMAGES / f"{name}.svg"
             path.write_text(cast.picture([(0.0, recorder.frames[-1][1])]), encoding="utf-8")
@@ -99,7 +134,7 @@ class _Shortened(cast.Recorder):
 
     def feed(self, data: bytes, waited: float) -> None:
         data = re.sub(rb"DataParallelTrainer_\w+?_00000_0_[-\w]+", b"run", data)
-        super().feed(data.replace(self._place, b"results/"), waited)
+        super().feed(data.replace(self._place, b""), waited)
 
 
 def _quoted(text: str) -> str:
