@@ -24,6 +24,7 @@ from lockstep.train import (
 )
 from lockstep.train.protocol import Broken
 from lockstep.train.torch import TorchTrainer, prepare_model
+from lockstep.train.worker import steps
 from lockstep.train.worker.guard import GuardWatch, is_spike
 from lockstep.train.worker.steps import StepWatch
 from tests.integration.runs import failure, fit
@@ -315,6 +316,22 @@ def test_gradients_of_every_step_are_seen() -> None:
         watch.close()
     steps_of(model, watch, NAN)
     assert watch.read() == []
+
+
+def test_the_first_broken_step_of_many_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_STEPS", 4)
+    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
+    watch = StepWatch(skip=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    try:
+        for broken in (None, None, None, None, model[1].bias, model[0].weight, None, None, None):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter) * (NAN if parameter is broken else 1)
+            optimizer.step()
+        assert watch.read() == [id(model[1].bias)]
+        assert watch.read() == []
+    finally:
+        watch.close()
 
 
 def test_a_skipped_step_changes_nothing() -> None:

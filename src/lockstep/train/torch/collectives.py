@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["CollectiveShare", "measure_collectives"]
 
 _PAUSE_S = 0.05
-"""Reading takes up to 0.1 ms. So often, that is 0.2 % of the time at most."""
+_PAUSES = 1000
+"""The pause between two readings, in seconds and in times of what a reading takes: 0.1 % of the
+time, however slow the machine is."""
 _SAMPLED_EVERY = 100
 
 
@@ -36,9 +38,10 @@ def measure_collectives(model: torch.nn.Module) -> None:
         nonlocal due
         now = time.perf_counter()
         if now >= due and (measured := reference()) is not None:
-            due = now + _PAUSE_S
             with suppress(Exception):  # what cannot be measured must not end a run
                 share.sample(measured())
+            took = time.perf_counter() - now
+            due = now + max(_PAUSE_S, min(_PAUSES * took, 1.0))
         if seconds := share.of(busy):
             session.waited("communication", seconds)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 __all__ = ["StepWatch", "local_part"]
 
+_STEPS = 64
+"""How many steps are kept until they are looked at."""
 _FLATTENED = "_fsdp_flattened"
 """What ``FullyShardedDataParallel`` sets on parameters of which a rank may have a part."""
 
@@ -25,9 +27,9 @@ class StepWatch:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self._skip = skip
-        self._kept: dict[Any, Any] = {}
-        """By optimizer and device: a number for each gradient, of the first step that is broken,
-        or of the last step. A number is finite if its whole gradient is."""
+        self._kept: dict[Any, list[Any]] = {}
+        """By optimizer and device, of each step: a number for each gradient, which is finite if the
+        whole gradient is. Of many steps the first that is broken stays."""
         self._names: dict[Any, list[int]] = {}
         self.skipped: list[int | None] = []
         """Of each step that was skipped the first parameter with a gradient that is not finite, by
@@ -44,8 +46,8 @@ class StepWatch:
         import torch
 
         found = []
-        for key, numbers in self._kept.items():
-            finite = torch.isfinite(numbers).tolist()  # one transfer, and the only one
+        for key, steps in self._kept.items():
+            finite = torch.isfinite(_first_broken(steps)).tolist()  # one transfer, the only one
             found += [one for one, good in zip(self._names[key], finite, strict=True) if not good]
         self._kept.clear()
         return found
@@ -60,11 +62,13 @@ class StepWatch:
         meshes: dict[Any, None] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                gradient = parameter.grad
+                part = gradient = parameter.grad
                 if gradient is None or not gradient.is_floating_point():
                     continue
-                if (mesh := getattr(gradient, "device_mesh", None)) is not None:
-                    meshes[mesh] = None
+                if type(gradient) is not torch.Tensor or gradient.is_sparse:
+                    part = local_part(gradient)
+                    if (mesh := getattr(gradient, "device_mesh", None)) is not None:
+                        meshes[mesh] = None
                 elif self._skip and hasattr(parameter, _FLATTENED):
                     raise ValueError(
                         'Guard(action="skip") cannot skip a step of FullyShardedDataParallel: the '
@@ -72,7 +76,6 @@ class StepWatch:
                         '"fsdp") without arguments of that class, which is fully_shard, or '
                         'Guard(action="warn").'
                     )
-                part = local_part(gradient)
                 if part.numel():  # of a small parameter not every rank has a part
                     groups.setdefault(part.device, []).append((parameter, part))
         if self._skip:
@@ -82,11 +85,14 @@ class StepWatch:
             numbers = _numbers([gradient for _, gradient in pairs], device)
             key = id(optimizer), device
             kept = self._kept.get(key)
-            if kept is None or len(kept) != len(numbers):
+            if kept is None or len(kept[0]) != len(numbers):
                 self._names[key] = [id(parameter) for parameter, _ in pairs]
-                self._kept[key] = numbers
+                self._kept[key] = [numbers]
             else:
-                self._kept[key] = torch.where(torch.isfinite(kept).all(), numbers, kept)
+                # Looked at later, many at once: each operation costs more than what it computes.
+                kept.append(numbers)
+                if len(kept) == _STEPS:
+                    self._kept[key] = [_first_broken(kept)]
 
     def _look_now(
         self, optimizer: Any, groups: dict[Any, list[tuple[Any, Any]]], meshes: list[Any]
@@ -105,6 +111,18 @@ class StepWatch:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+
+def _first_broken(steps: list[Any]) -> Any:
+    """The numbers of the first step with one that is not finite, on the device; or of another."""
+    import torch
+
+    if len(steps) == 1:
+        return steps[0]
+    table = torch.stack(steps)
+    # argmax() finds the first of the largest; a plain index would wait for the device.
+    first = torch.isfinite(table).all(1).logical_not_().to(torch.uint8).argmax()
+    return table.index_select(0, first.reshape(1))[0]
 
 
 def _anywhere(found: bool, meshes: list[Any]) -> bool:
