@@ -30,7 +30,7 @@ __all__ = ["TorchBackend"]
 class TorchBackend(Backend):
     """Initialises the default process group with a store that rank 0 serves on a free port."""
 
-    preload = ("torch", "torch.distributed", "lockstep.train.torch")
+    preload = ("torch", "torch.distributed", "torch.distributed.nn", "lockstep.train.torch")
     # The first optimizer or DDP model of a process imports it, which takes nearly as long as torch.
     preload_later = ("torch._dynamo",)
     needs_all_announcements = False
