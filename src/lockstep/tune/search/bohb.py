@@ -76,12 +76,7 @@ class TuneBOHB(LibrarySearcher):
         self._space_of_bohb.seed(seed)
         with numpy_draws_from(seed), quiet_warnings():
             chosen, _ = self._model.get_config(None)
-        return {
-            one.name: one.at(float(chosen[one.name]))
-            if one.choices is None
-            else int(chosen.get(one.name, 0))
-            for one in self._parameters
-        }
+        return {one.name: one.decode(chosen.get(one.name, 0)) for one in self._parameters}
 
     def _recall(self, trial_id: str, point: dict[str, Any], seed: int) -> None:
         """Everything that is drawn for a config comes from its own seed."""

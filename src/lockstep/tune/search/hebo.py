@@ -71,10 +71,7 @@ class HEBOSearch(LibrarySearcher):
             found = self._optimizer.suggest(n_suggestions=1)
         self._asked[trial_id] = found
         row = found.iloc[0]
-        return {
-            one.name: one.at(float(row[one.name])) if one.choices is None else int(row[one.name])
-            for one in self._parameters
-        }
+        return {one.name: one.decode(row[one.name]) for one in self._parameters}
 
     def _tell(self, trial_id: str, point: dict[str, Any], loss: float | None) -> None:
         import numpy as np
@@ -84,10 +81,7 @@ class HEBOSearch(LibrarySearcher):
         if loss is None:
             return
         if asked is None:  # one of points_to_evaluate
-            values = {
-                one.name: one.share_of(point[one.name]) if one.choices is None else point[one.name]
-                for one in self._parameters
-            }
+            values = {one.name: one.encode(point[one.name]) for one in self._parameters}
             asked = pd.DataFrame([values])
         with quiet_warnings():
             self._optimizer.observe(asked, np.array([[loss]]))

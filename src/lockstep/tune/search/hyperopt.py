@@ -68,12 +68,7 @@ class HyperOptSearch(LibrarySearcher):
         [document] = self._algorithm([number], self._domain, self._trials, seed)
         self._insert(trial_id, number, document["misc"])
         values = document["misc"]["vals"]
-        return {
-            one.name: one.at(float(values[one.name][0]))
-            if one.choices is None
-            else int(values[one.name][0])
-            for one in self._parameters
-        }
+        return {one.name: one.decode(values[one.name][0]) for one in self._parameters}
 
     def _tell(self, trial_id: str, point: dict[str, Any], loss: float | None) -> None:
         number = self._numbers.pop(trial_id, None)
@@ -85,12 +80,7 @@ class HyperOptSearch(LibrarySearcher):
                 "cmd": self._domain.cmd,
                 "workdir": self._domain.workdir,
                 "idxs": {name: [number] for name in names},
-                "vals": {
-                    one.name: [
-                        one.share_of(point[one.name]) if one.choices is None else point[one.name]
-                    ]
-                    for one in self._parameters
-                },
+                "vals": {one.name: [one.encode(point[one.name])] for one in self._parameters},
             }
             self._insert("", number, misc)
             self._numbers.pop("")

@@ -133,6 +133,14 @@ class Parameter:
             return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
         return float((value - low) / (high - low))
 
+    def decode(self, number: float) -> Any:
+        """The value of a number that a library proposed: a share, or the index of a choice."""
+        return self.at(float(number)) if self.choices is None else int(number)
+
+    def encode(self, value: Any) -> float:
+        """The number of a value: the inverse of ``decode``."""
+        return self.share_of(value) if self.choices is None else int(value)
+
 
 class LibrarySearcher(Searcher):
     """Proposes configs with another library. A subclass implements ``_open``, ``_ask``, ``_tell``.

@@ -67,21 +67,13 @@ class NevergradSearch(LibrarySearcher):
 
     def _ask(self, trial_id: str, seed: int) -> dict[str, Any]:
         self._candidates[trial_id] = candidate = self._optimizer.ask()
-        return {
-            one.name: int(candidate.value[one.name])
-            if one.choices is not None
-            else one.at(float(candidate.value[one.name]))
-            for one in self._parameters
-        }
+        return {one.name: one.decode(candidate.value[one.name]) for one in self._parameters}
 
     def _tell(self, trial_id: str, point: dict[str, Any], loss: float | None) -> None:
         candidate = self._candidates.pop(trial_id, None)
         if loss is None:
             return
         if candidate is None:  # one of points_to_evaluate
-            shares = {
-                one.name: one.share_of(point[one.name]) if one.choices is None else point[one.name]
-                for one in self._parameters
-            }
+            shares = {one.name: one.encode(point[one.name]) for one in self._parameters}
             candidate = self._optimizer.parametrization.spawn_child(new_value=shares)
         self._optimizer.tell(candidate, loss)

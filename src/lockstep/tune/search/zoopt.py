@@ -115,7 +115,7 @@ class ZOOptSearch(LibrarySearcher):
                 solution = optimizer.get_objective().construct_solution(draw.rand_sample())
         self._solutions[trial_id] = solution
         return {
-            one.name: one.at(float(value)) if one.choices is None else int(value)
+            one.name: one.decode(value)
             for one, value in zip(self._parameters, solution.get_x(), strict=True)
         }
 
@@ -126,10 +126,7 @@ class ZOOptSearch(LibrarySearcher):
         if solution is not None:
             optimizer.complete(solution, value)
         elif loss is not None:  # one of points_to_evaluate
-            shares = [
-                one.share_of(point[one.name]) if one.choices is None else point[one.name]
-                for one in self._parameters
-            ]
+            shares = [one.encode(point[one.name]) for one in self._parameters]
             known = optimizer.get_objective().construct_solution(shares)
             known.set_value(value)
             self._known.append(known)
