@@ -272,10 +272,23 @@ def _for_configure(name: str, given: Any, sharing: DataConfig, shared: bool) -> 
     return made
 
 
-def _stream_plan(name: str, dataset: Any, sharing: Sharing, size: int) -> StreamPlan:
+def _shared_out(name: str, dataset: Any, sharing: Sharing) -> tuple[Any, bool, DataConfig]:
+    """A dataset in the order that ``sharing`` asks for, whether it is split, and the config."""
     from lockstep.data import DataConfig, DatasetConfig
 
-    config = sharing if isinstance(sharing, DataConfig) else DataConfig()
+    if isinstance(sharing, Mapping):
+        old = sharing.get(name) or sharing.get("*") or DatasetConfig()
+        if old.global_shuffle:
+            dataset = dataset.random_shuffle()
+        elif old.randomize_block_order:
+            dataset = dataset.randomize_block_order()
+        return dataset, old.split is not False, DataConfig()
+    config = sharing or DataConfig()
+    return dataset, config.splits(name), config
+
+
+def _stream_plan(name: str, dataset: Any, sharing: Sharing, size: int) -> StreamPlan:
+    dataset, split, config = _shared_out(name, dataset, sharing)
     if config.order == "global":
         raise ValueError(
             f"DataConfig(order='global'): datasets[{name!r}] is of Ray Data, which divides its "
@@ -286,14 +299,6 @@ def _stream_plan(name: str, dataset: Any, sharing: Sharing, size: int) -> Stream
             f"DataConfig(seed={config.seed}): datasets[{name!r}] is of Ray Data, which shuffles "
             f"its rows itself; leave seed out, and call its random_shuffle(seed={config.seed})."
         )
-    split = config.splits(name)
-    if isinstance(sharing, Mapping):
-        old = sharing.get(name) or sharing.get("*") or DatasetConfig()
-        split = old.split is not False
-        if old.global_shuffle:
-            dataset = dataset.random_shuffle()
-        elif old.randomize_block_order:
-            dataset = dataset.randomize_block_order()
     options = config.execution_options
     if isinstance(options, Mapping):
         options = options.get(name)
@@ -309,17 +314,7 @@ def _stream_plan(name: str, dataset: Any, sharing: Sharing, size: int) -> Stream
 
 def _plan(name: str, dataset: Dataset, sharing: Sharing, size: int) -> tuple[ShardPlan, bool]:
     """A dataset's plan, and whether it is split."""
-    from lockstep.data import DataConfig, DatasetConfig
-
-    config = sharing if isinstance(sharing, DataConfig) else DataConfig()
-    split = config.splits(name)
-    if isinstance(sharing, Mapping):
-        old = sharing.get(name) or sharing.get("*") or DatasetConfig()
-        split = old.split is not False
-        if old.global_shuffle:
-            dataset = dataset.random_shuffle()
-        elif old.randomize_block_order:
-            dataset = dataset.randomize_block_order()
+    dataset, split, config = _shared_out(name, dataset, sharing)
     title = f"datasets[{name!r}]"
     ranks = size if split else 1
     try:

@@ -48,6 +48,10 @@ class _KBins(OfColumns):
             raise ValueError(f"{type(self).__name__}(bins=…): there is none for {min(missing)!r}.")
         self.bins, self.right, self.include_lowest = bins, right, include_lowest
         self.duplicates, self.dtypes = duplicates, dtypes
+        self._check_bins()
+
+    def _check_bins(self) -> None:
+        raise NotImplementedError
 
     def _of(self, name: str) -> Any:
         return self.bins[name] if isinstance(self.bins, Mapping) else self.bins
@@ -121,30 +125,11 @@ class CustomKBinsDiscretizer(_KBins):
 
     _is_fittable = False
 
-    def __init__(
-        self,
-        columns: Sequence[str],
-        bins: Iterable[Any] | Mapping[str, Iterable[Any]],
-        *,
-        right: bool = True,
-        include_lowest: bool = False,
-        duplicates: str = "raise",
-        dtypes: Mapping[str, Any] | None = None,
-        output_columns: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(
-            columns,
-            bins,
-            right=right,
-            include_lowest=include_lowest,
-            duplicates=duplicates,
-            dtypes=dtypes,
-            output_columns=output_columns,
-        )
-        if isinstance(bins, Mapping):
-            self.bins = {name: self._checked(name, given) for name, given in bins.items()}
+    def _check_bins(self) -> None:
+        if isinstance(self.bins, Mapping):
+            self.bins = {name: self._checked(name, given) for name, given in self.bins.items()}
         else:
-            self.bins = self._checked("columns", bins)
+            self.bins = self._checked("columns", self.bins)
 
     def _checked(self, name: str, bins: Any) -> Any:
         import pandas as pd
@@ -169,26 +154,7 @@ class UniformKBinsDiscretizer(_KBins):
         bins: how many, for all columns, or a dict with the number of each column.
     """
 
-    def __init__(
-        self,
-        columns: Sequence[str],
-        bins: int | Mapping[str, int],
-        *,
-        right: bool = True,
-        include_lowest: bool = False,
-        duplicates: str = "raise",
-        dtypes: Mapping[str, Any] | None = None,
-        output_columns: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(
-            columns,
-            bins,
-            right=right,
-            include_lowest=include_lowest,
-            duplicates=duplicates,
-            dtypes=dtypes,
-            output_columns=output_columns,
-        )
+    def _check_bins(self) -> None:
         for name in self.columns:
             number = self._of(name)
             check_int(f"UniformKBinsDiscretizer(bins={number!r})", number, 1)
