@@ -235,7 +235,7 @@ def uninstall() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:
         if _is_ours(name):
             del sys.modules[name]
-    _finder.__init__()  # type: ignore[misc]
+    _finder.active = _finder.ray_itself = _finder.noted = False
     os.environ.pop(settings.RAY_NAMES, None)
 
 

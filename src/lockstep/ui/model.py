@@ -60,9 +60,14 @@ class RunModel:
     def __init__(self, place: Place, *, full: bool, metric: str | None = None) -> None:
         self.place = place
         self.full = full
-        self.follower = Follower(place, JOURNAL_FILE)
         self.version = 0
         """Changes whenever there is something new."""
+        self._only = metric
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know nothing, as before the first look."""
+        self.follower = Follower(self.place, JOURNAL_FILE)
         self.run: dict[str, Any] = {}
         self.parent: Parent | None = None
         self.attempts: dict[int, dict[str, Any]] = {}
@@ -85,15 +90,14 @@ class RunModel:
         self.ranks: dict[str, list[Series]] = {}
         """The same metric of each rank, reported or logged; only in a full model."""
         self.late = _LateRanks()
-        self.data_wait = Series(FULL_POINTS // 8 if full else LIGHT_POINTS)
-        self.samples = _Samples(place) if full else None
+        self.data_wait = Series(FULL_POINTS // 8 if self.full else LIGHT_POINTS)
+        self.samples = _Samples(self.place) if self.full else None
         self.damage: str | None = None
         self._ledger: FollowedLedger | None = None
         self._best: BestSoFar | None = None
-        self._only = metric
         self._series = (
             SeriesSet(FULL_POINTS, 2 * FULL_POINTS, 2 * MAX_METRICS)
-            if full
+            if self.full
             else SeriesSet(LIGHT_POINTS, 16 * LIGHT_POINTS, 32)
         )
         self._rank_series = SeriesSet(RANK_POINTS, 2 * FULL_POINTS, 4096)
@@ -131,9 +135,8 @@ class RunModel:
         """Read what is new, or a part of it; whether there was anything."""
         lines = self.follower.more()
         if lines is None:
-            version = self.version
-            self.__init__(self.place, full=self.full, metric=self._only)  # type: ignore[misc]
-            self.version = version + 1
+            self._forget()
+            self.version += 1
             lines = self.follower.more() or []
         before, news = self.damage, bool(lines)
         try:
@@ -349,7 +352,11 @@ class _Samples:
     """``resources.jsonl``, followed: each rank's memory and CPU, each GPU's load and memory."""
 
     def __init__(self, place: Place) -> None:
-        self._follower = Follower(place, RESOURCES_FILE)
+        self._place = place
+        self._forget()
+
+    def _forget(self) -> None:
+        self._follower = Follower(self._place, RESOURCES_FILE)
         self.memory: list[Series] = []
         self.cpu: list[Series] = []
         self.gpu: list[Series] = []
@@ -361,7 +368,7 @@ class _Samples:
         """Read what is new; whether there was anything."""
         lines = self._follower.more()
         if replaced := lines is None:
-            self.__init__(self._follower.place)  # type: ignore[misc]
+            self._forget()
             lines = self._follower.more()
         for line in lines or ():
             with damage_named(RESOURCES_FILE):

@@ -48,8 +48,12 @@ class SearchModel:
     def __init__(self, place: Place, journal: str) -> None:
         self.place = place
         self.journal = journal
-        self.follower = Follower(place, journal)
         self.version = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know nothing, as before the first look."""
+        self.follower = Follower(self.place, self.journal)
         self.header: dict[str, Any] = {}
         self.trials: dict[str, TrialModel] = {}
         self.by_directory: dict[str, TrialModel] = {}
@@ -71,9 +75,8 @@ class SearchModel:
         """Read what is new, or a part of it; whether there was anything."""
         lines = self.follower.more()
         if lines is None:
-            version = self.version
-            self.__init__(self.place, self.journal)  # type: ignore[misc]
-            self.version = version + 1
+            self._forget()
+            self.version += 1
             lines = self.follower.more() or []
         problem = self.follower.damage or (None if self.header else self.follower.problem)
         if not lines and (problem is None or self.damage is not None):
