@@ -53,6 +53,7 @@ LAZY_FILES = {
 }
 # The devices of NVIDIA's driver, which CUDA opens on first use and keeps until the process ends.
 CUDA_FILES = "/dev/nvidia"
+CUDA_KEEPS = (CUDA_FILES, "anon_inode:[eventfd]")
 SETTLE_SECONDS = 120.0
 LOAD_OF_THE_SUITE = 1.5
 """The load per processor that the suite itself makes, about."""
@@ -114,8 +115,9 @@ def open_files() -> dict[int, str]:
     for name in names:
         with suppress(OSError):  # the descriptor that listed the directory is gone
             target = os.readlink(f"/proc/self/fd/{name}")
-            if not target.startswith(CUDA_FILES):
-                found[int(name)] = target
+            found[int(name)] = target
+    if any(target.startswith(CUDA_FILES) for target in found.values()):
+        found = {fd: name for fd, name in found.items() if not name.startswith(CUDA_KEEPS)}
     for lazy in _lazy_files.values():  # one that was closed may be another file's by now
         for fd in [fd for fd, target in lazy.items() if found.get(fd) != target]:
             del lazy[fd]

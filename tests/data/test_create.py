@@ -179,7 +179,9 @@ def test_dates_of_numpy() -> None:
     ],
 )
 def test_times_of_numpy(times: list[str | None], kind: pa.DataType, expected: list[str]) -> None:
-    rows = [{"t": None if time is None else np.datetime64(time)} for time in times]
+    unknown = np.datetime64("NaT", "s")
+    known = [None if t is None else unknown if t == "NaT" else np.datetime64(t) for t in times]
+    rows = [{"t": time} for time in known]
     table = lockstep.data.from_items(rows).to_arrow()
     assert table["t"].type == kind
     assert [str(value) for value in table["t"].to_pylist()] == expected

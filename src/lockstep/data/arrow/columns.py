@@ -91,7 +91,7 @@ def _times(values: list[Any]) -> np.ndarray[Any, Any]:
     unit = np.datetime_data(array.dtype)[0]
     array = array.astype(f"datetime64[{_UNITS.get(unit, unit)}]")
     # numpy converts a year that does not fit in nanoseconds to another year.
-    years = np.array([np.datetime64("NaT") if t is None else t.astype("M8[Y]") for t in times])
+    years = np.array([np.datetime64("NaT", "Y") if t is None else t.astype("M8[Y]") for t in times])
     wrong = np.flatnonzero((array.astype("M8[Y]") != years) & ~np.isnat(years))
     if len(wrong):
         raise ValueError(
