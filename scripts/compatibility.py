@@ -89,7 +89,7 @@ LEFT_OUT = (
     (r"read_parquet_bulk|range_table|set_progress_bars|experimental_lazy|legacy_m", REMOVED),
     (r"iter_epochs|CheckpointStrategy|block_path_provider|set_filetype|runner_data", REMOVED),
     (r"convert_search_space|register_analysis|repeat_float_precision", SPACES),
-    (r"output_field|stat_computation_plan|safe_get|storage_context|normalize_pandas", INTERNAL),
+    (r"output_field|stat_computation_plan|safe_get|storage_context", INTERNAL),
     (
         r"(ControllerError|NCCLHangError|PreemptionError|WorkerGroupError|PreemptionInfo)\(",
         INTERNAL,

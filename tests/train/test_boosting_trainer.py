@@ -51,6 +51,25 @@ def simple(library: str, *, workers: int = 2, rounds: int = 6, **options: Any) -
     )
 
 
+def test_numbers_of_arrow_become_those_of_pandas() -> None:
+    from lockstep.train.lightgbm import normalize_pandas_for_lightgbm
+
+    plain = table()
+    assert normalize_pandas_for_lightgbm(plain) is plain
+    frame = pd.DataFrame(
+        {
+            "i": pd.array([1, None], dtype="int32[pyarrow]"),
+            "u": pd.array([1, 2], dtype="uint8[pyarrow]"),
+            "f": pd.array([1.5, None], dtype="float[pyarrow]"),
+            "b": pd.array([True, None], dtype="bool[pyarrow]"),
+            "s": pd.array(["a", "b"], dtype="string[pyarrow]"),
+        }
+    )
+    kinds = normalize_pandas_for_lightgbm(frame).dtypes
+    assert [str(kind) for kind in kinds[:4]] == ["Int32", "UInt8", "Float32", "boolean"]
+    assert kinds["s"] == frame["s"].dtype
+
+
 def test_params_and_a_label_column(library: str) -> None:
     result = simple(library).fit()
     metric = METRIC[library]

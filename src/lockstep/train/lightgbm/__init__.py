@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.train.lightgbm.callback import RayTrainReportCallback
 from lockstep.train.lightgbm.checkpoint import LightGBMCheckpoint
 from lockstep.train.lightgbm.config import LightGBMConfig, get_network_params
+from lockstep.train.lightgbm.frames import normalize_pandas_for_lightgbm
 from lockstep.train.lightgbm.trainer import LightGBMTrainer
 from lockstep.train.missing import raise_missing_name
 
@@ -16,6 +17,7 @@ __all__ = [
     "LightGBMTrainer",
     "RayTrainReportCallback",
     "get_network_params",
+    "normalize_pandas_for_lightgbm",
 ]
 
 
