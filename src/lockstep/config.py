@@ -407,6 +407,9 @@ class CheckpointConfig(_Changeable):
             of a save and the time between failures. The last state of a run that ends, is stopped
             or is preempted is always saved. Set ``num_to_keep`` as well.
         max_overhead: of ``every="auto"``: the share of the time that saves may take at most.
+        peer_copies: with ``engine="ray"``: how many other nodes keep a copy of a node's part of a
+            ``train.State`` in memory until it is on storage, 1 or 0. With 1, a run that loses a
+            node restarts from the copy.
     """
 
     num_to_keep: int | None = None
@@ -416,9 +419,12 @@ class CheckpointConfig(_Changeable):
     checkpoint_at_end: bool | None = None
     every: int | str | None = None
     max_overhead: float = 0.02
+    peer_copies: int = 1
 
     def __post_init__(self) -> None:
         self._check_every()
+        if self.peer_copies not in (0, 1) or isinstance(self.peer_copies, bool):
+            raise _invalid(self, "peer_copies", "expected 0 or 1.")
         if self.checkpoint_frequency is None:
             object.__setattr__(self, "checkpoint_frequency", 0)
         _check_int(self, "checkpoint_frequency", 0, " 0: never.")

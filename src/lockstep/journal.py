@@ -7,6 +7,7 @@
     checkpoint       committed
     delete           an old checkpoint was deleted
     failure          an attempt ended in errors
+    fall_back        an attempt starts from storage: the newer state in memory was lost
     attempt_stopped  on a notice: a preemption, or to change size
     guard            what RunConfig(guard=…) has found in a report of a rank
     end              finished, failed, interrupted or preempted

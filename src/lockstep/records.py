@@ -202,6 +202,8 @@ class RunRecords:
             self.run = record
         elif event == "attempt":
             self.attempts[record["attempt"]] = record
+        elif event == "fall_back":
+            self.attempts[record["attempt"]].update(record)
         elif event == "checkpoint":
             checkpoint = CheckpointRecord.of(record)
             self.checkpoints[checkpoint.id] = checkpoint

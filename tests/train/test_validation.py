@@ -243,8 +243,9 @@ def test_without_a_validation_config_a_pending_validation_is_told(
     assert raised.value.result is not None
     restored = DataParallelTrainer.restore(raised.value.result.path)
     restored.validation_config = None
-    restored.fit()
+    result = restored.fit()
     assert "The validation of checkpoint_000000 did not finish before" in capfd.readouterr().err
+    assert statuses(result) == ["VALIDATION_FAILED"]  # else nothing would ever delete it
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -39,6 +39,7 @@ from lockstep.engine.loop import EventLoop
 from lockstep.engine.processes import STACK_SIGNAL, current_directory, kill_family
 from lockstep.engine.resources import worker_environment
 from lockstep.engine.servers import ForkServer, ServerPool, import_path
+from lockstep.engine.snapshots import SnapshotStore
 from lockstep.engine.wire import Connection, send_with_files
 from lockstep.errors import EngineError
 
@@ -213,6 +214,7 @@ class Agent:
         self._retired = False
         self._ports = OpenPorts()
         self._loop = EventLoop()
+        self.snapshots = SnapshotStore(self._loop)
         self._lifeline = link_to(address, secret, role)
         self._lifeline.setblocking(False)
         if hasattr(socket, "TCP_USER_TIMEOUT"):

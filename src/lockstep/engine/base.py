@@ -19,7 +19,8 @@ function, ``entry(channel)``, and then carries messages both ways:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -33,7 +34,10 @@ __all__ = [
     "EngineEvent",
     "EngineNotice",
     "GroupSpec",
+    "Holder",
+    "MemoryPlace",
     "Node",
+    "NodeMemory",
     "OutputSink",
     "Posted",
     "WorkerExited",
@@ -84,6 +88,50 @@ class Node(NamedTuple):
     id: str
     address: str
     """Where the other nodes reach it."""
+
+
+class MemoryPlace(NamedTuple):
+    """Memory that a process of a node has open (``state.memory``)."""
+
+    pid: int
+    descriptor: int
+    name: str
+    size: int
+
+
+class Holder(NamedTuple):
+    """A snapshot in the memory of a node's agent, and where to read it."""
+
+    key: int
+    """The snapshot's number; each copy has one of its own."""
+    node: str
+    """The node's id."""
+    address: tuple[str, int]
+    secret: bytes
+    place: MemoryPlace
+
+    def __repr__(self) -> str:
+        return f"Holder({self.key}, {self.node!r})"
+
+
+class NodeMemory(ABC):
+    """The stores of a cluster's nodes, for a driver. No method waits; any thread may call them."""
+
+    @abstractmethod
+    def keep(self, node: str, place: MemoryPlace) -> Future[Holder]:
+        """Let the node's agent keep a worker's memory. An EngineError: it cannot."""
+
+    @abstractmethod
+    def copy(self, holder: Holder, sums: tuple[int, ...]) -> Future[Holder]:
+        """Copy a snapshot to another node, which checks it. An EngineError: there is none."""
+
+    @abstractmethod
+    def drop(self, holders: Iterable[Holder]) -> None:
+        """These are not needed any more."""
+
+    @abstractmethod
+    def is_alive(self, holder: Holder) -> bool:
+        """Whether the agent that has it still runs, as far as is known."""
 
 
 class WorkerInfo(NamedTuple):
@@ -239,6 +287,8 @@ class Engine(ABC):
     output is on the terminal already, and a debugger stops the driver as well."""
     cluster: str = ""
     """Where other processes reach the cluster of this engine; empty where there is none."""
+    node_memory: NodeMemory | None = None
+    """What keeps memory of workers on other machines; None: the driver can open their memory."""
 
     @abstractmethod
     def check(self, spec: GroupSpec) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -20,7 +21,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -35,7 +37,17 @@ from lockstep.engine.agent import (
     versions,
 )
 from lockstep.engine.attach import ask_workers
-from lockstep.engine.base import Engine, EngineEvent, GroupSpec, Node, OutputSink, WorkerGroup
+from lockstep.engine.base import (
+    Engine,
+    EngineEvent,
+    GroupSpec,
+    Holder,
+    MemoryPlace,
+    Node,
+    NodeMemory,
+    OutputSink,
+    WorkerGroup,
+)
 from lockstep.engine.cluster import (
     ClusterNode,
     Placement,
@@ -112,6 +124,18 @@ class AgentActor:
         """See :func:`ask_workers`. Whoever may join the cluster may call this."""
         return ask_workers(workers, is_complete, seconds)
 
+    def keep_snapshot(self, *args: Any) -> Holder:
+        """See :class:`SnapshotStore`."""
+        return self._agent.snapshots.keep(*args)
+
+    def fetch_snapshot(self, *args: Any) -> Holder:
+        """See :class:`SnapshotStore`."""
+        return self._agent.snapshots.fetch(*args)
+
+    def drop_snapshots(self, keys: list[int]) -> None:
+        """See :class:`SnapshotStore`."""
+        self._agent.snapshots.drop(keys)
+
     def answer(self) -> bool:
         """The second probe of a node that does not answer on its lifeline."""
         return True
@@ -161,6 +185,7 @@ class RayEngine(Engine):
         self.host = ""
         self.cluster = ""
         self._releases = JobThread("lockstep-ray-release")
+        self.node_memory = _RayMemory(self)
         atexit.register(self.close)
 
     def check(self, spec: GroupSpec) -> list[str]:
@@ -557,6 +582,29 @@ class RayEngine(Engine):
                 threading.Thread(target=readmit, name="lockstep-probe", daemon=True).start()
         self._tell(NodeGone(loss.node.id, loss.detail))
 
+    def agent_on(self, node_id: str) -> Any:
+        """The agent of a node; None if there is none."""
+        with self._lock:
+            return self._agents.get(node_id)
+
+    def agent_beside(self, node_id: str) -> tuple[Node, Any] | None:
+        """Another node and its agent, always the same for a node while these nodes stay."""
+        others = {n.node.id: n.node for n in self._known_nodes().usable() if n.node.id != node_id}
+        with self._lock:
+            running = [one for one in others if one in self._agents]
+        ring = sorted(running or others)
+        if not ring:
+            return None
+        peer = others[next((one for one in ring if one > node_id), ring[0])]
+        # No worker runs there, only the agent.
+        self._start_missing([Share(0, peer, (), 0, GroupSpec(0, "", b""), [], None)])
+        agent = self.agent_on(peer.id)
+        return None if agent is None else (peer, agent)
+
+    def node(self, node_id: str) -> Node:
+        """A node as the other nodes reach it."""
+        return Node(node_id, self._known_nodes().address(node_id))
+
     def _tell(self, news: News) -> None:
         for heard in list(self._followers):
             heard(news)
@@ -622,6 +670,74 @@ class RayEngine(Engine):
             self.host = ray.util.get_node_ip_address()
             self.cluster = cluster_address()
             self._moved = "working_dir" in (ray.get_runtime_context().runtime_env or {})
+
+
+class _RayMemory(NodeMemory):
+    """The snapshots that this driver's agents keep."""
+
+    def __init__(self, engine: RayEngine) -> None:
+        self._engine = engine
+        self._secret = secrets.token_bytes(32)
+        self._keys = itertools.count(1)
+        self._agents: dict[int, Any] = {}
+        """Key → the agent that has the snapshot: a node may get another one."""
+        self._copies = JobThread("lockstep-ray-copies")
+
+    def keep(self, node: str, place: MemoryPlace) -> Future[Holder]:
+        """See :class:`NodeMemory`."""
+        agent = self._engine.agent_on(node)
+        if agent is None:
+            gone: Future[Holder] = Future()
+            gone.set_exception(EngineError(f"node {node} is gone"))
+            return gone
+        key = next(self._keys)
+        self._agents[key] = agent
+        kept: Future[Holder] = agent.keep_snapshot.remote(
+            key, place, self._engine.node(node), self._secret
+        ).future()
+        return kept
+
+    def copy(self, holder: Holder, sums: tuple[int, ...]) -> Future[Holder]:
+        """See :class:`NodeMemory`."""
+        copied: Future[Holder] = Future()
+
+        def begin() -> None:
+            try:
+                beside = self._engine.agent_beside(holder.node)  # it may have to be started
+                if beside is None:
+                    raise EngineError("the cluster has no other node")
+            except Exception as error:
+                copied.set_exception(error)
+                return
+            peer, agent = beside
+            key = next(self._keys)
+            self._agents[key] = agent
+            call = agent.fetch_snapshot.remote(key, holder, sums, peer, self._secret).future()
+            call.add_done_callback(lambda _: _pass_on(call, copied))
+
+        self._copies.submit(begin)
+        return copied
+
+    def drop(self, holders: Iterable[Holder]) -> None:
+        """See :class:`NodeMemory`."""
+        for holder in holders:
+            agent = self._agents.pop(holder.key, None)
+            if agent is not None:
+                with contextlib.suppress(Exception):  # Ray may have been shut down
+                    agent.drop_snapshots.remote([holder.key])
+
+    def is_alive(self, holder: Holder) -> bool:
+        """See :class:`NodeMemory`."""
+        agent = self._agents.get(holder.key)
+        return agent is not None and self._engine.agent_on(holder.node) is agent
+
+
+def _pass_on(done: Future[Holder], waiting: Future[Holder]) -> None:
+    error = done.exception()
+    if error is None:
+        waiting.set_result(done.result())
+    else:
+        waiting.set_exception(EngineError(_short(error)))
 
 
 def cluster_address() -> str:

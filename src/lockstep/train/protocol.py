@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
-from lockstep.engine.base import WorkerInfo
+from lockstep.engine.base import Holder, WorkerInfo
 from lockstep.returned import Returned
 from lockstep.storage import Storage
 from lockstep.train.context import Ranks, TrainContext
@@ -50,6 +50,7 @@ __all__ = [
     "DataReport",
     "Exit",
     "Failed",
+    "FellBack",
     "Finished",
     "Hello",
     "Interrupted",
@@ -230,6 +231,8 @@ class MemoryPart(NamedTuple):
     checksum: tuple[int, ...]
     file: str | None = None
     """The one file that it is the content of; None: it is a part of a ``train.State``."""
+    holder: Holder | None = None
+    """On a cluster: the node whose agent is the process ``pid``, and where others read it."""
 
 
 class CheckpointReport(NamedTuple):
@@ -375,6 +378,10 @@ class AskCommitted(NamedTuple):
     timeout_s: float | None
     validated: bool = False
     """Also when no validation is under way."""
+
+
+class FellBack(NamedTuple):
+    """The checkpoint to start from was not written: this rank starts from the one before it."""
 
 
 class LogRow(NamedTuple):

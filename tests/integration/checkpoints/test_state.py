@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,19 @@ from safetensors.numpy import load_file
 import lockstep
 from lockstep import cli, train
 from lockstep.errors import CheckpointError, StorageError
+from lockstep.records import RunRecords
+from lockstep.run_layout import MANIFEST
 from lockstep.state.files import StoredState
-from lockstep.storage import local
+from lockstep.storage import local, open_storage
 from lockstep.testing import verify_resume
 from lockstep.train import CheckpointConfig, Result, State
+from lockstep.train.driver import controller
+from lockstep.train.driver import events as e
 from lockstep.train.driver.controller import Controller
+from lockstep.train.driver.hangs import Stalled
 from lockstep.train.driver.memory import StateMemory
 from lockstep.train.protocol import MemoryPart
+from lockstep.train.record.run import Run
 from tests.integration.runs import failure, fit, trainer
 
 
@@ -145,8 +152,11 @@ def test_ranks_that_cannot_open_the_memory_wait_for_storage(
     asked = threading.Event()
     parts, write, ask = StateMemory.parts, StateMemory.write, Controller._ask_committed
 
-    def of_another_machine(self: StateMemory, name: str) -> tuple[MemoryPart, ...]:
-        return tuple(part._replace(name="elsewhere") for part in parts(self, name))
+    def of_another_machine(
+        self: StateMemory, name: str, nodes: Any
+    ) -> dict[str, tuple[MemoryPart, ...]]:
+        found = parts(self, name, nodes)[""]
+        return {"": tuple(part._replace(name="elsewhere") for part in found)}
 
     def write_late(*args: Any) -> None:
         assert asked.wait(120)
@@ -222,10 +232,14 @@ def test_rows_are_those_of_the_checkpoint_that_could_be_written(
     monkeypatch.setattr(Controller, "_ask_committed", note_question)
     made = trainer(reader_killed_while_writing, config={}, max_failures=1, workers=1)
     made.datasets = {"train": lockstep.data.range(20)}
-    frame = made.fit().metrics_dataframe
+    result = made.fit()
+    frame = result.metrics_dataframe
     assert frame is not None
+    assert RunRecords(open_storage(result.path)).attempts[2]["iteration"] == 1
     found = frame[frame["attempt"] == 2]
     assert [(row["step"], row["row"]) for _, row in found.iterrows()] == [(2, 1)]
+    # Counts continue where the rank has, not where the state that was lost was.
+    assert list(found["training_iteration"]) == [2]
 
 
 def file_killed_while_writing(config: Mapping[str, Any]) -> None:
@@ -300,6 +314,43 @@ def test_auto_saves_the_first_and_the_last() -> None:
     assert steps[-1] == 6
 
 
+def slow_storage(config: Mapping[str, Any]) -> None:
+    """Each state is written when the driver holds the one after it."""
+    state, flush = State(step=0), local._fsync
+
+    def late(path: str) -> None:
+        before = os.path.join(config["folder"], f"after_{path.partition('checkpoint_')[2][:6]}")
+        while "checkpoint_000002" not in path and not os.path.exists(before):
+            time.sleep(0.001)
+        flush(path)
+
+    local._fsync = late
+    for step in (1, 2, 3):
+        state.step = step
+        train.report({"step": step}, checkpoint=state)
+
+
+def test_where_storage_is_slow_the_next_state_waits_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reported, in_flight = Controller._reported_state, []
+
+    def note(self: Controller, *args: Any) -> None:
+        reported(self, *args)
+        in_flight.append(sum(not save.held for save in self.state.saves))
+        for save in self.state.saves:
+            if save.held:
+                (tmp_path / f"after_{save.id - 1:06}").touch()
+
+    monkeypatch.setattr(Controller, "_reported_state", note)
+    monkeypatch.setattr(controller, "HELD_S", -1.0)  # any wait is worth a remark
+    result = fit(slow_storage, config={"folder": str(tmp_path)}, workers=2)
+    steps = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]
+    assert steps == [1, 2, 3]
+    assert max(in_flight) == 1
+    assert capfd.readouterr().err.count("storage is slower than the interval") == 1
+
+
 def no_room(config: Mapping[str, Any]) -> None:
     state = State(values=np.zeros(10), step=0)
     write = local._write_file
@@ -321,6 +372,119 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(capfd: pytest.CaptureFix
     steps = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]
     assert steps == [1, 3, 4]
     assert "could not save its state" in capfd.readouterr().err
+    assert not list(Path(result.path).glob(".staging/*"))
+
+
+def no_memory() -> None:
+    """The state grows at each step; at the second there is no room for its copy."""
+    state, reserve = State(values=np.zeros(1), step=0), os.posix_fallocate
+
+    def full(*args: Any) -> None:
+        if state.step == 2:
+            raise OSError(28, os.strerror(28))
+        reserve(*args)
+
+    setattr(os, "posix_fallocate", full)  # noqa: B010
+    for step in (1, 2, 3):
+        state.step, state.values = step, np.zeros(10**step)
+        train.report({"step": step}, checkpoint=state)
+
+
+def test_without_memory_for_a_copy_training_continues(capfd: pytest.CaptureFixture[str]) -> None:
+    result = fit(no_memory, workers=1)
+    found = [checkpoint.to_dict() for checkpoint, _ in result.best_checkpoints]
+    assert [(kept["step"], kept["values"].size) for kept in found] == [(1, 10), (3, 1000)]
+    assert "There is no room in memory for a copy" in capfd.readouterr().err
+
+
+def three_states() -> None:
+    state = State(step=0)
+    for step in (1, 2, 3):
+        state.step = step
+        train.report({"step": step}, checkpoint=state)
+        train.get_all_reported_checkpoints()  # until the save is over
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_disk_that_is_full_when_a_state_is_published_does_not_end_the_run(
+    number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write, tries = local._write_file, []
+
+    def full_once(path: str, *rest: Any) -> None:
+        if path.endswith(MANIFEST) and f"checkpoint_00000{number}" in path:
+            tries.append(path)
+            if len(tries) == 1:
+                raise OSError(28, os.strerror(28), path)
+        write(path, *rest)
+
+    monkeypatch.setattr(local, "_write_file", full_once)  # in the driver
+    result = fit(three_states, workers=2)
+    steps = [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints]
+    assert steps == ([1, 3] if number == 1 else [1, 2, 3])  # the last one is tried again
+    assert f"checkpoint_00000{number} could not be published" in capfd.readouterr().err
+    assert not list(Path(result.path).glob(".staging/*"))
+
+
+def waits_for_the_driver(config: Mapping[str, Any]) -> None:
+    """Attempt 1 is killed as in killed_while_writing; attempt 2 ends when a file says so."""
+    if train.get_context().get_attempt() == 1:
+        killed_while_writing(config)
+    state = State(values=np.arange(4.0), step=0)
+    assert state.restore()
+    train.report({"step": state.step})
+    while not os.path.exists(config["end"]):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stage", ["write", "publish"])
+def test_a_write_that_was_abandoned_and_comes_back(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state in memory is written again, unless the abandoned try has published it."""
+    released, end, arrived = threading.Event(), tmp_path / "end", []
+    adopt, late = Controller._adopt, Controller._arrived_late
+    owner: Any = StateMemory if stage == "write" else Run
+    original = getattr(owner, stage)
+    adopted: list[tuple[Controller, e.Adopt]] = []
+    tries: list[threading.Thread] = []
+
+    def slow(*args: Any) -> None:
+        tries.append(threading.current_thread())
+        if len(tries) == 1:
+            driver, action = adopted[0]
+            stalled = Stalled(action.save.name, 9.0, "it is not published yet", True)
+            driver._loop.call_soon(lambda: driver._report_stalled(stalled))
+            if stage == "publish":  # it comes back while attempt 2 runs
+                driver._loop.call_soon(released.set)
+            else:
+                end.touch()
+            assert released.wait(120)
+        else:  # the first one writes as well, now
+            released.set()
+            tries[0].join(120)
+        original(*args)
+
+    def note_adopted(self: Controller, action: e.Adopt) -> None:
+        adopted.append((self, action))
+        adopt(self, action)
+
+    def note(self: Controller, *args: Any) -> None:
+        late(self, *args)
+        arrived.append(args)
+        end.touch()
+
+    monkeypatch.setattr(owner, stage, slow)
+    monkeypatch.setitem(controller._PERFORM, e.Adopt, note_adopted)
+    monkeypatch.setattr(Controller, "_arrived_late", note)
+    config = {"flag": str(tmp_path / "flag"), "end": str(end)}
+    result = fit(
+        waits_for_the_driver, config=config, max_failures=1, workers=2, storage_timeout_s=3600
+    )
+    assert [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints] == [1]
+    assert list(RunRecords(open_storage(result.path)).checkpoints) == [0]
+    assert len(tries) == (2 if stage == "write" else 1)
+    assert len(arrived) == (0 if stage == "write" else 1)
     assert not list(Path(result.path).glob(".staging/*"))
 
 

@@ -1364,3 +1364,47 @@ class TestTrainingStates:
         assert machine.feed(state_report(0), state_report(1)) == []
         (order,) = machine.feed(e.Committed(name))
         assert isinstance(order, e.OrderSave)
+
+    def sealed(self, machine: Machine) -> str:
+        """A state that is in memory and staged, so that its commit is ordered."""
+        name = self.snapshot(machine, 1)
+        machine.feed(e.SealedPart(0, name), e.SealedPart(1, name))
+        assert [type(action) for action in machine.saved(name, 0, 1)] == [e.Commit]
+        return name
+
+    def test_one_that_cannot_be_published_costs_a_checkpoint_and_not_the_run(self) -> None:
+        machine = self.machine()
+        name = self.sealed(machine)
+        assert machine.feed(e.SaveFailed(name, ERROR)) == [e.Discard((name,), in_memory=True)]
+        assert machine.phase() is Phase.RUNNING
+        assert [type(action) for action in machine.stop()] == [e.Adopt]
+        assert machine.feed(e.Committed(name)) == [e.End(Phase.FINISHED, ())]
+
+    def test_what_waited_for_it_is_committed(self) -> None:
+        machine = self.machine()
+        name = self.sealed(machine)
+        machine.feed(report(0, ASYNC, number=2), report(1, ASYNC, number=2))
+        machine.snapshotted("checkpoint_000001", 0, 1)
+        machine.feed(e.Recorded(False))
+        assert machine.saved("checkpoint_000001", 0, 1) == []
+        _, commit = machine.feed(e.SaveFailed(name, ERROR))
+        assert isinstance(commit, e.Commit)
+        assert commit.save.name == "checkpoint_000001"
+
+    def test_storage_that_does_not_answer_ends_the_attempt(self) -> None:
+        machine = self.machine()
+        name = self.sealed(machine)
+        machine.feed(e.SaveFailed(name, ERROR, timed_out=True))
+        assert machine.phase() is Phase.STOPPING
+
+    def test_one_that_arrives_late_is_not_lost(self) -> None:
+        machine = self.machine()
+        name = self.snapshot(machine, 1)
+        machine.feed(e.SealedPart(0, name), e.SealedPart(1, name))
+        (adopt,) = [a for a in machine.gone(0, 1, exitcode=-9) if isinstance(a, e.Adopt)]
+        machine.feed(e.SaveFailed(name, ERROR, timed_out=True))
+        machine.run()
+        assert machine.feed(e.Arrived(adopt.save)) == []
+        assert name in machine.state.committed
+        assert machine.state.safe_rows == 1
+        assert machine.stop() == [e.End(Phase.FINISHED, ())]

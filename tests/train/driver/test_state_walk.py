@@ -191,8 +191,10 @@ class Walk:
         if self.choices.happens(self.trouble / 2):
             if save.adopted:
                 return e.SaveFailed(save.name, ERROR, torn=self.choices.happens(0.2))
-            self.lost.add(save.name)
-            return e.SaveFailed(save.name, ERROR)
+            timed_out = self.choices.happens(0.3)
+            if timed_out or not save.is_state:
+                self.lost.add(save.name)
+            return e.SaveFailed(save.name, ERROR, timed_out=timed_out)
         self.committed.append(save)
         return e.Committed(save.name)
 

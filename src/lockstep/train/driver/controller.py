@@ -44,6 +44,7 @@ from lockstep.train.context import ranks_by_machine
 from lockstep.train.driver import events as e
 from lockstep.train.driver.best import planned
 from lockstep.train.driver.callbacks import RunListener
+from lockstep.train.driver.cluster_memory import ClusterMemory
 from lockstep.train.driver.failure import (
     FailurePolicy,
     describe,
@@ -64,7 +65,7 @@ from lockstep.train.driver.notes import (
 )
 from lockstep.train.driver.notifier import RunNotifier
 from lockstep.train.driver.pace import Pace
-from lockstep.train.driver.reloading import Reloading
+from lockstep.train.driver.reloading import Handed, Reloading
 from lockstep.train.driver.resources import FIRST_S, append_sample, sample_interval
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.save_plan import differing_files, has_part, share_groups
@@ -174,8 +175,9 @@ class Controller:
         self._reported: list[m.Committed] = []
         self._known_to: list[int] = []
         self._reduced: dict[str, Any] | None = None
-        self._memory = StateMemory()
         self._reloading = reloading
+        handed = None if reloading is None else reloading.taken
+        self._memory = self._choose_memory(config.checkpoint_config.peer_copies, handed)
         self._digests: dict[str, dict[int, Any]] = {}
         """Of states that are being saved: what each rank has in common with others."""
         self._held_since: dict[str, float] = {}
@@ -192,10 +194,8 @@ class Controller:
         if not run.restored and plan.start_from is not None:
             # Numbers continue those of the checkpoint that the run starts from.
             past["next_checkpoint_id"] = plan.start_from.current_id or 0
-        handed = None if reloading is None else reloading.taken
         if handed is not None:
             past["saves"] = (handed.save(),)
-            self._memory.take(handed.record.name, handed.record.id, handed.parts)
         failures = config.failure_config
         self.state, self._first_actions = RunState.new(
             plan.group.size,
@@ -208,6 +208,26 @@ class Controller:
             **past,
         )
         self._first_actions[:0] = [e.Adopt(save) for save in self.state.saves]
+
+    def _choose_memory(
+        self, peer_copies: int, handed: Handed | None
+    ) -> StateMemory | ClusterMemory:
+        nodes = self._engine.node_memory
+        if nodes is None or handed is not None:
+            memory = StateMemory()
+            if handed is not None:
+                memory.take(handed.record.name, handed.record.id, handed.parts)
+            return memory
+        return ClusterMemory(
+            nodes,
+            self._loop,
+            peer_copies,
+            lambda why: self._notifier.warn_once(
+                "peer",
+                f"CheckpointConfig(peer_copies=1): no other node has a copy of the state ({why}). "
+                "If a node is lost, the run restarts from storage.",
+            ),
+        )
 
     def start(self) -> None:
         """Begin; the loop does the rest until ``ended``."""
@@ -378,14 +398,15 @@ class Controller:
             self._feed(e.SavedPart(rank, message.name, message.fingerprints))
         elif kind is m.Snapshotted:
             if message.memory is not None:
-                self._memory.add(message.name, message.memory)
+                node = self._workers[rank].node_id
+                self._memory.add(message.name, message.memory, node)
                 self._pace.took(time.monotonic(), message.seconds)
             self._feed(e.SnapshotPart(rank, message.name))
         elif kind is m.StateDigests:
             self._share_state(rank, message)
         elif kind is m.Sealed:
-            if self._memory.seal(message.name, rank, message.checksum):
-                self._feed(e.SealedPart(rank, message.name))
+            sealed = e.SealedPart(rank, message.name)
+            self._memory.seal(message.name, rank, message.checksum, lambda: self._feed(sealed))
         elif kind is m.NotSaved:
             self._not_saved(rank, message)
         elif kind is m.Hello:
@@ -395,6 +416,8 @@ class Controller:
                 self._run.returned = message.returned
             self._run.note_return(rank, message.busy, message.waits)
             self._feed(e.Returned(rank))
+        elif kind is m.FellBack:
+            self._run.fall_back()
         elif kind is m.AskCommitted:
             self._ask_committed(rank, message.timeout_s, message.validated)
         elif kind is m.Meet:
@@ -442,15 +465,19 @@ class Controller:
                 self._send(other, m.StateShares(groups))
 
     def _not_saved(self, rank: int, message: m.NotSaved) -> None:
-        newest = self._run.newest_checkpoint()
+        self._warn_unsaved(
+            f"Rank {rank} could not save its state: {summarise_error(message.error)}"
+        )
+        self._feed(e.SaveDropped(rank, message.name, message.error))
+
+    def _warn_unsaved(self, what: str) -> None:
+        newest = self._run.newest_stored()
         kept = f"the newest is {newest.name}" if newest else "there is none yet"
         self._notifier.warn_once(
             "state",
-            f"Rank {rank} could not save its state: {summarise_error(message.error)} Training "
-            "continues; the next state is saved as usual, and the last one is tried again when the "
-            f"run ends. Of the checkpoints, {kept}.",
+            f"{what} Training continues; the next state is saved as usual, and the last one is "
+            f"tried again when the run ends. Of the checkpoints, {kept}.",
         )
-        self._feed(e.SaveDropped(rank, message.name, message.error))
 
     # ----------------------------------------------------------------------------------- actions
 
@@ -505,9 +532,9 @@ class Controller:
         self._reported = [self._committed(record) for record in run.checkpoints]
         self._known_to = [len(self._reported)] * self.state.world_size
         self._asking = {}
-        # All ranks or none: one that looked elsewhere could find another state. Those on other
-        # machines cannot open the memory, and wait until the state is on storage.
-        shares_memory = not any(worker.node_id for worker in action.workers)
+        # All ranks or none: one that looked elsewhere could find another state.
+        nodes = {worker.node_id for worker in action.workers}
+        memory = self._memory.parts(newest.name, nodes) if newest else {}
         # One message a machine. With the places of all in each, a start of thousands of workers
         # would send thousands of times thousands of them.
         said = dict(enumerate(action.announcements))
@@ -530,7 +557,7 @@ class Controller:
                 # A copy: in this process the message is not pickled, and the list grows.
                 self._reported[:],
                 newest.positions if newest else None,
-                self._memory.parts(newest.name) if newest and shares_memory else (),
+                memory.get(action.workers[min(ranks)].node_id, ()),
                 newest is not None and newest is run.pending,
                 {rank: streams[rank] for rank in ranks} if streams else {},
                 self._broken_step(),
@@ -619,6 +646,7 @@ class Controller:
             # Callbacks get the report together with its checkpoint, and may open that.
             self._notifier.hold()
         record = self._run.describe_checkpoint(save.name, save.id, save.report_number, save.reports)
+        stage = self._run.stage_number(save.name)
         self._warn_of_different_files(save)
         attribute = self._run.checkpoint_config.checkpoint_score_attribute
         unscored = record.score is None and record.validation is None
@@ -630,17 +658,26 @@ class Controller:
             # thread, so what another thread sends back would not be handled in time.
             error = None
             try:
-                self._run.publish(record)
+                self._run.publish(record, stage)
             except LockstepError as failed:
                 error = failed
             self._published(save, record, error)
             return
-        future = self._storage.submit(self._run.publish, record)
+        self._submit(save, record, lambda: self._run.publish(record, stage))
+
+    def _submit(self, save: e.Save, record: CheckpointRecord, commit: Callable[[], None]) -> None:
+        """Commit in the storage thread."""
+        abandoned = self._storage.abandoned
+
+        def committed(error: BaseException | None) -> None:
+            if abandoned == self._storage.abandoned:
+                self._published(save, record, error)
+            elif error is None:
+                self._arrived_late(save, record)
+
         # The callback runs in the storage thread; the state belongs to the loop's.
-        future.add_done_callback(
-            lambda done: self._loop.call_soon(
-                lambda: self._published(save, record, done.exception())
-            )
+        self._storage.submit(commit).add_done_callback(
+            lambda done: self._loop.call_soon(lambda: committed(done.exception()))
         )
 
     def _adopt(self, action: e.Adopt) -> None:
@@ -653,19 +690,20 @@ class Controller:
             )
         self._run.pending = record
         if self._reloading is not None and self._stops_for_reload():
-            parts = self._memory.parts(save.name)
+            parts = self._parts_here(save.name)
             if self._reloading.give(record, parts, self._run.metadata):
                 self._feed(e.Committed(save.name))  # as safe as this driver can make it
                 return
 
         directory = self._run.stage(save.name)
+        stage = self._run.stage_number(save.name)
         abandoned = self._storage.abandoned
 
         def write() -> None:
             self._memory.write(save.name, self._run.storage, directory)
-            if abandoned != self._storage.abandoned:  # its files may be deleted, or written again
+            if abandoned != self._storage.abandoned:  # the files may be deleted
                 raise StorageError(f"{save.name} was abandoned.")
-            self._run.publish(record)
+            self._run.publish(record, stage)
 
         if self._engine.in_this_process:
             error: BaseException | None = None
@@ -675,14 +713,7 @@ class Controller:
                 error = failed
             self._published(save, record, error)
             return
-
-        def written(error: BaseException | None) -> None:
-            if abandoned == self._storage.abandoned:  # else this may be another try's save
-                self._published(save, record, error)
-
-        self._storage.submit(write).add_done_callback(
-            lambda done: self._loop.call_soon(lambda: written(done.exception()))
-        )
+        self._submit(save, record, write)
 
     def _published(
         self, save: e.Save, record: CheckpointRecord, error: BaseException | None
@@ -697,15 +728,39 @@ class Controller:
                     f"The last state of the workers that ended could not be written to "
                     f"{self._run.storage.uri}: {error}",
                 )
-            torn = isinstance(error, CheckpointError)
+            elif save.is_state:
+                self._warn_unsaved(f"{save.name} could not be published: {error}")
+                if save.in_memory:
+                    self._run.pending = record  # described once; the next attempt starts from it
+            torn = save.adopted and isinstance(error, CheckpointError)
             self._feed(e.SaveFailed(save.name, pack_error(error), torn))
             return
+        if save.is_state:
+            self._pace.wrote(time.monotonic())
+        self._keep(save, record)
+        self._feed(e.Committed(save.name))  # last: the end of the run may have waited for it
+
+    def _arrived_late(self, save: e.Save, record: CheckpointRecord) -> None:
+        """Storage has answered after all: the checkpoint exists, and the run did not wait for it.
+
+        It is complete. If it is the newest it counts, else nobody needs it.
+        """
+        awaited = [other.id for other in self.state.saves if other.name == save.name]
+        if self.ended or save.id in awaited:  # the next try finds it there
+            return
+        newest = self._run.newest_stored()
+        if awaited or (newest is not None and newest.id > record.id):
+            self._storage.delete(record)
+            return
+        self._keep(save, record)
+        self._feed(e.Arrived(save))
+
+    def _keep(self, save: e.Save, record: CheckpointRecord) -> None:
+        """A checkpoint is published: journal it, and notify everyone."""
         run = self._run
         self._memory.drop_until(save.id)
         if self._reloading is not None:
             self._reloading.stored()
-        if save.is_state:
-            self._pace.wrote(time.monotonic())
         # The new checkpoint is journaled before old ones are deleted: there is always one left.
         surplus = run.record_checkpoint(record)
         checkpoint = run.open_checkpoint(record)
@@ -717,7 +772,6 @@ class Controller:
         if not run.storage.is_local:
             self._storage.sync_soon()
         self._notifier.committed(checkpoint)
-        self._feed(e.Committed(save.name))  # last: the end of the run may have waited for it
 
     def _committed(self, record: CheckpointRecord) -> m.Committed:
         """What ranks learn of a checkpoint."""
@@ -795,12 +849,18 @@ class Controller:
         notice = self.state.notice
         return notice is not None and notice.kind == "reload" and self.state.stops_on_notice
 
+    def _parts_here(self, name: str) -> tuple[m.MemoryPart, ...]:
+        """A snapshot whose memory this process has opened; empty on a cluster."""
+        if not isinstance(self._memory, StateMemory):
+            return ()
+        return self._memory.parts(name, ("",)).get("", ())
+
     def _keeps_state(self) -> bool:
         """Whether ranks that stop for new code may leave their state in memory, unwritten."""
         if self._reloading is None or not self._reloading.gives or not self._stops_for_reload():
             return False
         states = [save for save in self.state.saves if save.is_state and not save.dropped]
-        return bool(states) and len(self._memory.parts(states[-1].name)) == sum(
+        return bool(states) and len(self._parts_here(states[-1].name)) == sum(
             map(has_part, states[-1].reports)
         )
 
@@ -995,7 +1055,7 @@ class Controller:
             f"{name} timed out after RunConfig(storage_timeout_s={self._hangs.storage_s:g}): "
             f"it {doing}."
         )
-        self._feed(e.SaveFailed(name, pack_error(error)))
+        self._feed(e.SaveFailed(name, pack_error(error), timed_out=True))
 
 
 _PERFORM: dict[type, Callable[[Controller, Any], None]] = {

@@ -16,6 +16,7 @@ __all__ = [
     "Action",
     "Adopt",
     "Answer",
+    "Arrived",
     "CapacityChanged",
     "CloseTrackers",
     "Closed",
@@ -212,6 +213,14 @@ class SaveFailed(NamedTuple):
     error: dict[str, Any]
     torn: bool = False
     """Of a state: its copy in memory is not what the ranks have taken."""
+    timed_out: bool = False
+    """Storage does not answer: what it still does may arrive later (``Arrived``)."""
+
+
+class Arrived(NamedTuple):
+    """A checkpoint exists whose commit was abandoned, and it is the run's newest."""
+
+    save: Save
 
 
 class Met(NamedTuple):
@@ -320,6 +329,7 @@ Event = (
     | Recorded
     | Committed
     | SaveFailed
+    | Arrived
     | Met
     | Returned
     | TrackerOpened

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -46,8 +46,8 @@ class StateMemory:
         """Keep a complete snapshot, whose memory this process has opened already."""
         self._snapshots[name] = _Snapshot(number, {part.rank: part for part in parts})
 
-    def add(self, name: str, part: MemoryPart) -> None:
-        """Keep a rank's memory. Where it cannot be opened, on another machine, it is not kept."""
+    def add(self, name: str, part: MemoryPart, node: str = "") -> None:
+        """Keep a rank's memory. Where it cannot be opened, it is not kept."""
         snapshot = self._snapshots.get(name)
         if snapshot is None:
             return
@@ -55,19 +55,20 @@ class StateMemory:
             opened = open_memory(part.pid, part.descriptor, part.name, part.size)
             snapshot.parts[part.rank] = part._replace(pid=os.getpid(), descriptor=opened)
 
-    def seal(self, name: str, rank: int, sums: tuple[int, ...]) -> bool:
-        """A rank's snapshot is complete; whether the driver has it."""
+    def seal(self, name: str, rank: int, sums: tuple[int, ...], then: Callable[[], None]) -> None:
+        """A rank's snapshot is complete; calls ``then`` if the driver has it."""
         snapshot = self._snapshots.get(name)
-        if snapshot is None or rank not in snapshot.parts:
-            return False
-        snapshot.parts[rank] = snapshot.parts[rank]._replace(checksum=sums)
-        return True
+        if snapshot is not None and rank in snapshot.parts:
+            snapshot.parts[rank] = snapshot.parts[rank]._replace(checksum=sums)
+            then()
 
-    def parts(self, name: str) -> tuple[MemoryPart, ...]:
-        """What ``state.restore()`` of the next attempt opens; empty if there is nothing for it."""
+    def parts(self, name: str, nodes: Iterable[str]) -> dict[str, tuple[MemoryPart, ...]]:
+        """What ``state.restore()`` of the next attempt opens, by node; empty: nothing for it."""
         snapshot = self._snapshots.get(name)
         parts = tuple(snapshot.parts.values()) if snapshot else ()
-        return parts if all(part.file is None for part in parts) else ()
+        if any(part.file is not None for part in parts):
+            return {}
+        return dict.fromkeys(nodes, parts)
 
     def write(self, name: str, storage: Storage, directory: str) -> None:
         """Write a snapshot's files to ``directory``, from where they are published.

@@ -56,6 +56,7 @@ from lockstep.train.driver.events import (
     Action,
     Adopt,
     Answer,
+    Arrived,
     CapacityChanged,
     Closed,
     CloseTrackers,
@@ -687,10 +688,23 @@ def _committed(state: RunState, event: Committed) -> tuple[RunState, list[Action
     return state, [*forget, *actions, *next_commit, *ordered, *more]
 
 
+def _arrived(state: RunState, event: Arrived) -> tuple[RunState, list[Action]]:
+    save = event.save
+    state = state._replace(
+        committed=state.committed | {save.name},
+        safe_rows=max(state.safe_rows, save.report_number),
+        history=_note(state, f"{save.name} arrived late"),
+    )
+    if state.lost is not None and state.lost.save.id == save.id:
+        state = state._replace(lost=None)
+    return state, []
+
+
 def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Action]]:
     save = _find(state, event.name)
-    if save is not None and save.adopted:
-        # The next attempt may have started from the copy in memory; it is tried again at the end.
+    # A state costs a checkpoint and not the run: the copy in memory is tried again at the end.
+    # Storage that does not answer ends an attempt, unless the ranks of the state are gone already.
+    if save is not None and (save.adopted or (save.is_state and not event.timed_out)):
         if event.torn:
             save = save._replace(sealed=set_of((), state.world_size))
         tried = len(state.gone) == state.world_size
@@ -698,9 +712,10 @@ def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Act
             saves=tuple(other for other in state.saves if other.name != save.name),
             lost=Lost(save, WorkerFailure(0, event.error), tried),
         )
+        state, next_commit = _commit_next(state)
         state, ordered = _order_held(state)
         state, more = _check_stopped(state)
-        return state, [Discard((save.name,), save.in_memory), *ordered, *more]
+        return state, [Discard((save.name,), save.in_memory), *next_commit, *ordered, *more]
     state = state._replace(saves=tuple(save for save in state.saves if save.name != event.name))
     # Publishing is the driver's work, so no rank is to blame; an error record needs one.
     return _fail(state, WorkerFailure(0, event.error))
@@ -1266,6 +1281,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any], tuple[RunState, list[Action]]]] 
     SavedPart: _saved_part,
     Recorded: _recorded,
     Committed: _committed,
+    Arrived: _arrived,
     SaveFailed: _save_failed,
     Met: _met,
     Returned: _returned,

@@ -29,6 +29,7 @@ from lockstep.train.validation import ValidationTaskConfig
 __all__ = ["ValidationPlan", "Validations"]
 
 
+_FAILED = "VALIDATION_FAILED"
 EXIT_S = 60.0
 """How long the process of a validation may take to exit after its function has returned."""
 
@@ -94,9 +95,12 @@ class Validations:
             names = ", ".join(record.name for record in waiting)
             self._display.message(
                 f"The validation of {names} did not finish before, and the trainer has no "
-                "validation_config now: they stay without it.",
+                "validation_config now: it has failed, and training continues.",
                 "warning",
             )
+            for record in waiting:  # else they would wait for it for ever, and never be deleted
+                why = "the trainer that restored the run has no validation_config."
+                self._done(self._run.record_validation(record, _FAILED, {}, why, 0.0))
             return
         self._queue.extend(waiting)
         self._next()
@@ -157,7 +161,7 @@ class Validations:
             self._group = plan.engine.start(spec, self._loop, self._event, output)
         except LockstepError as error:
             output.close()
-            self._outcome = "VALIDATION_FAILED", {}, _sentence(str(error))
+            self._outcome = _FAILED, {}, _sentence(str(error))
             self._loop.call_soon(self._conclude)
             return
         if task.timeout_s is not None:
@@ -176,7 +180,7 @@ class Validations:
                 self._outcome = "VALIDATED", event.message.metrics, ""
             elif isinstance(event.message, m.Failed):
                 self._outcome = (
-                    "VALIDATION_FAILED",
+                    _FAILED,
                     {},
                     _sentence(summarise_error(event.message.error)),
                 )
@@ -187,7 +191,7 @@ class Validations:
         elif isinstance(event, WorkerExited):
             if self._outcome is None:
                 detail = event.detail or f"exit code {event.exitcode}"
-                self._outcome = "VALIDATION_FAILED", {}, f"its process ended ({detail})."
+                self._outcome = _FAILED, {}, f"its process ended ({detail})."
             self._conclude()
 
     def _time_out(self) -> None:

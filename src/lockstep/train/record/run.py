@@ -61,6 +61,10 @@ class RunPlace:
     """trial_id, experiment_id, experiment_tag, experiment_name, and ``trial``, the experiment's."""
 
 
+_NEXT_TRY = 1_000_000
+"""Added to the number of a place that a write was abandoned in: more than a run has attempts."""
+
+
 class Run:
     """A run that is being driven. Used from the driver's thread, except where a method says so.
 
@@ -325,6 +329,18 @@ class Run:
             **({"cluster": cluster} if cluster else {}),
         )
 
+    def fall_back(self) -> None:
+        """The ranks of this attempt start from storage: the newer state could not be written."""
+        stored = self.newest_stored()
+        iteration, trained_s = (stored.iteration, stored.trained_s) if stored else (0, 0.0)
+        # A rank may notice that after its first report: what is counted stays.
+        if self._attempt_rows or iteration == self.iteration:
+            return
+        self.iteration, self._total_before = iteration, trained_s
+        again = {"iteration": iteration, "time_before": trained_s}
+        self._attempt.update(again)
+        self._journal.append("fall_back", attempt=self._attempt["attempt"], **again)
+
     def record_failure(
         self,
         attempt: int,
@@ -490,17 +506,26 @@ class Run:
             ),
         )
 
-    def publish(self, record: CheckpointRecord) -> None:
-        """The atomic step after which the checkpoint exists. May run in another thread."""
+    def publish(self, record: CheckpointRecord, stage: int | None = None) -> None:
+        """The atomic step after which the checkpoint exists. May run in another thread.
+
+        ``stage``: the ``stage_number`` of its files, where another try may begin meanwhile.
+        """
+        if stage is None:
+            stage = self.stage_number(record.name)
         # The journal first: a run restored from this checkpoint must have its row, and must know
         # which directories are the user's.
         if self._mirror is not None:
             self._mirror.sync_journal()
         if record.uploaded:
-            attempt = self._stages.get(record.name, 0)
-            self._add_metadata(self.storage.stage(record.name, attempt))
+            self._add_metadata(self.storage.stage(record.name, stage))
             manifest = json.dumps(asdict(record), default=repr).encode()
-            self.storage.publish(record.name, manifest, attempt)
+            try:
+                self.storage.publish(record.name, manifest, stage)
+            except StorageError:
+                # A try that was abandoned may have published the same since.
+                if self.storage.manifest(record.name) != manifest:
+                    raise
 
     def _add_metadata(self, directory: str) -> None:
         """Add the trainer's metadata to a checkpoint's own, which counts for names in both."""
@@ -564,6 +589,10 @@ class Run:
         attempt = self._stages.setdefault(name, self._attempt.get("attempt", 0))
         return self.storage.stage(name, attempt)
 
+    def stage_number(self, name: str) -> int:
+        """Which of the places of a checkpoint that is not published yet has its files."""
+        return self._stages.get(name, 0)
+
     def _clear(self, name: str) -> None:
         """Delete what a killed driver, or an abandoned write, has left of a checkpoint."""
         if name in self._unfinished_stages:
@@ -582,6 +611,8 @@ class Run:
                 self.pending = None
         if later:
             self._unfinished_stages.add(name)
+            # What still writes there must not write into the files of the next try.
+            self._stages[name] = self.stage_number(name) + _NEXT_TRY
         else:
             self.storage.discard(name, self._stages.pop(name, 0))
 

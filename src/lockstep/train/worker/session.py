@@ -20,8 +20,9 @@ from typing import Any
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode, Guard
 from lockstep.engine.base import Channel
+from lockstep.engine.snapshots import fetch_snapshot
 from lockstep.error_record import pack_error
-from lockstep.errors import CheckpointError, StopTraining, StorageError
+from lockstep.errors import CheckpointError, EngineError, StopTraining, StorageError
 from lockstep.jobs import JobThread
 from lockstep.metrics import normalise
 from lockstep.records import address_from
@@ -42,6 +43,7 @@ from lockstep.train.protocol import (
     Committed,
     Failed,
     Faults,
+    FellBack,
     Finished,
     LogRow,
     Meet,
@@ -131,7 +133,7 @@ class Session:
         self._unsaved: StateBase | None = None
         """The state that was reported last, if the driver did not want it then."""
         self._unsaved_validation: dict[str, Any] | None = None
-        self._start_state = _open_parts(memory)
+        self._start_state = _open_parts(memory, channel.node.id if channel.node else "")
         self._starts_in_memory = bool(memory)
         """The other ranks start from a state in memory."""
         self._fallback = fallback
@@ -292,6 +294,7 @@ class Session:
 
     def _state_in_memory(self) -> StoredState:
         buffers, indexes = {}, {}
+        self._start_state = [(part, _fetched(part, fd)) for part, fd in self._start_state]
         for part, descriptor in self._start_state:
             # Mapped at once: a page at a time would take longer than copying them.
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
@@ -319,9 +322,15 @@ class Session:
             known = [committed.checkpoint for committed in self.reported_checkpoints]
             if self.checkpoint not in known:  # it could not be written
                 self.checkpoint, positions = self._fallback
-                if self.shards is not None and not self._restored:
-                    self.shards.start_at(positions)
+                if not self._restored:
+                    self._channel.send(FellBack())
+                    if self.shards is not None:
+                        self.shards.start_at(positions)
         return self.checkpoint
+
+    def settle_copy(self) -> None:
+        """Tensors of the state are about to be overwritten: let that wait for their copy."""
+        self._memory.settle()
 
     def keep_last_state(self) -> None:
         """The function has returned: save the state that it reported last, if that is not saved."""
@@ -499,7 +508,8 @@ class Session:
     def _drop_start(self) -> None:
         """The state that this attempt started from is on storage, or a newer one replaces it."""
         for _, descriptor in self._start_state:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
         self._start_state = []
         self._starts_in_memory = False
 
@@ -655,7 +665,11 @@ class Session:
 
     def _write_state(self, order: SaveOrder, taken: Snapshot, file: str | None) -> None:
         rank = self.context.world_rank
-        taken.wait()
+        try:
+            taken.wait()
+        except StorageError as error:
+            self._channel.send(NotSaved(order.name, pack_error(error)))
+            return
         # Summing and writing both only read, and neither holds the interpreter's lock.
         seal = threading.Thread(target=self._seal, args=(order.name, taken), name="lockstep-seal")
         seal.start()
@@ -754,18 +768,38 @@ class _Left(Exception):
     """The state is not written here after all."""
 
 
-def _open_parts(parts: Sequence[MemoryPart]) -> list[tuple[MemoryPart, int]]:
-    """Open the memory of a state that the driver keeps; all of it or, if it is gone, nothing."""
+def _open_parts(parts: Sequence[MemoryPart], node: str) -> list[tuple[MemoryPart, int]]:
+    """Open the memory of a state that the driver keeps; all of it or, if it is gone, nothing.
+
+    What another node keeps has no descriptor yet, -1: it is read when it is needed.
+    """
     opened: list[tuple[MemoryPart, int]] = []
     try:
         for part in parts:
-            found = open_memory(part.pid, part.descriptor, part.name, part.size)
+            found = -1
+            if part.holder is None or part.holder.node == node:
+                found = open_memory(part.pid, part.descriptor, part.name, part.size)
             opened.append((part, found))
     except OSError:  # on storage since, or the driver is on another machine
         for _, descriptor in opened:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
         return []
     return opened
+
+
+def _fetched(part: MemoryPart, descriptor: int) -> int:
+    """The memory of a part on this machine, read from another node if it is not here yet."""
+    if descriptor >= 0:
+        return descriptor
+    assert part.holder is not None
+    try:
+        return fetch_snapshot(part.holder)[0]
+    except (EngineError, OSError) as error:
+        raise CheckpointError(
+            f"Rank {part.rank}'s part of the state to start from is in the memory of another "
+            f"node, and could not be read: {error}"
+        ) from error
 
 
 def _remove_empty(checkpoint: Checkpoint) -> None:
