@@ -12,6 +12,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError
 from lockstep.state.files import StoredState
 from lockstep.state.tree import TreeEncoder
+from lockstep.train.worker.overlap import changed_by_steps
 from lockstep.train.worker.session import current
 from lockstep.train.worker.snapshot import Captured, StateBase
 
@@ -127,6 +128,9 @@ class State(StateBase):
                 "not have: it is not restored.",
                 stacklevel=2,
             )
+        session = current()
+        if session is not None:
+            session.settle_copy()  # before anything is overwritten
         for load in loads:
             entries[load.name] = load.apply()
         if vars(self)["_rng"] and _RNG in nodes and stored.has_rank(rank):
@@ -152,7 +156,11 @@ class State(StateBase):
         if vars(self)["_rng"]:
             nodes[_RNG] = encoder.encode(_RNG, _get_rng())
             kinds[_RNG] = "random"
-        return Captured(nodes, kinds, encoder.leaves, shared)
+        entries = vars(self)["_entries"]
+        optimizers = {name: entries[name] for name in kinds if kinds[name] == "optimizer"}
+        models = [name for name in kinds if kinds[name] == "model"]
+        stepped = changed_by_steps(optimizers, models, encoder.leaves)
+        return Captured(nodes, kinds, encoder.leaves, shared, stepped)
 
 
 def _no_entry(name: str, entries: Mapping[str, Any]) -> str:

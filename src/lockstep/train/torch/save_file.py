@@ -53,7 +53,8 @@ class TorchFile(StateBase):
             content = torch.empty(0, dtype=torch.uint8, device=device).set_(found[key])
             leaves[key] = Leaf(key, content, "U8", (nbytes,), nbytes, True)
             places[key] = Place("U8", (nbytes,), start, nbytes)
-        return Captured({}, {}, leaves, {}, Layout(tuple(target.pieces), places, target.size))
+        layout = Layout(tuple(target.pieces), places, target.size)
+        return Captured({}, {}, leaves, {}, layout=layout)
 
 
 def _with_content(found: dict[str, Any]) -> list[str]:

@@ -27,8 +27,9 @@ from lockstep.state.files import VERSION
 from lockstep.state.memory import CHUNK, checksum, create_memory
 from lockstep.state.tensors import Layout, Slot, lay_out
 from lockstep.state.tree import Leaf, torch_dtype
+from lockstep.train.worker.overlap import StepFence, sum_bits
 
-__all__ = ["Captured", "Snapshot", "SnapshotMemory", "StateBase", "digests"]
+__all__ = ["Captured", "Overlapped", "Snapshot", "SnapshotMemory", "StateBase", "digests"]
 
 
 class Captured(NamedTuple):
@@ -39,6 +40,8 @@ class Captured(NamedTuple):
     leaves: dict[str, Leaf]
     shared: dict[str, frozenset[str]]
     """Entry → the tensors that are expected to be the same on every rank that has the entry."""
+    stepped: Mapping[str, bool] = {}
+    """The tensors that only an optimizer's step changes (``overlap``)."""
     layout: Layout | None = None
     """Of a file of another format: where everything goes in it; None: a ``train.State``."""
 
@@ -52,6 +55,35 @@ class StateBase(ABC):
     @abstractmethod
     def capture(self) -> Captured:
         """The state as it is now."""
+
+
+class Overlapped:
+    """Tensors whose copy overlaps with the training function: they exist until it is complete."""
+
+    def __init__(self, leaves: Sequence[Leaf], parameters: Sequence[Any], stream: Any) -> None:
+        self._leaves: Sequence[Leaf] = leaves
+        self._stream = stream
+        # On the function's own stream, so before anything that it starts after this.
+        self._before = sum_bits(parameters) if parameters else None
+        self._after: Any = None
+        self.is_torn = False
+
+    def copied(self, parameters: Sequence[Any]) -> None:
+        """The copy is ordered, on the stream that is current."""
+        self._after = sum_bits(parameters) if parameters else None
+
+    def check(self) -> None:
+        """The copy is complete. Raises StorageError if the parameters were changed before."""
+        self._leaves = ()
+        if self._before is None:
+            return
+        with sys.modules["torch"].cuda.stream(self._stream):
+            self.is_torn = not self._before.equal(self._after)
+        if self.is_torn:
+            raise StorageError(
+                "the parameters were changed while they were copied, and not by a step of an "
+                "optimizer. From now on a report waits for the copy."
+            )
 
 
 class Snapshot(NamedTuple):
@@ -68,11 +100,19 @@ class Snapshot(NamedTuple):
     """How long the training function waited."""
     place: tuple[int, str] | None
     """The descriptor of the memory, and its name; None: no other process can open it."""
+    overlapped: Overlapped | None = None
+    """What was copied after the training function had continued."""
 
     def wait(self) -> None:
-        """Wait until every byte is there."""
+        """Wait until every byte is there.
+
+        Raises:
+            StorageError: the training function has changed the parameters meanwhile.
+        """
         if self.event is not None:
             self.event.synchronize()
+        if self.overlapped is not None:
+            self.overlapped.check()
 
     def checksum(self) -> tuple[int, ...]:
         """The checksum of every byte."""
@@ -162,6 +202,8 @@ class SnapshotMemory:
         self._layout: Layout | None = None
         self._targets: dict[str, Any] = {}
         self._stream: Any = None
+        self._fence: StepFence | None = None
+        self._overlapped: Overlapped | None = None
 
     def take(
         self,
@@ -195,7 +237,8 @@ class SnapshotMemory:
             for start, piece in layout.pieces:
                 self._map[start : start + len(piece)] = piece
             self._slots, self._layout = slots, layout._replace(pieces=())
-        event = self._copy(leaves, on_gpu)
+        self.settle()
+        event = self._copy(leaves, on_gpu, captured.stepped)
         if captured.layout is not None:
             return self._taken(b"", event, began)
         chunks = {leaf.name: leaf.chunk for leaf in leaves if leaf.chunk is not None}
@@ -216,10 +259,19 @@ class SnapshotMemory:
         assert self._layout is not None
         place = None if self._descriptor < 0 else (self._descriptor, self._name)
         seconds = time.perf_counter() - began
-        return Snapshot(structure, self._layout, self._map, event, seconds, place)
+        overlapped = None if self._fence is None or not self._fence.is_up else self._overlapped
+        return Snapshot(structure, self._layout, self._map, event, seconds, place, overlapped)
+
+    def settle(self) -> None:
+        """Let what the function starts from here on wait for the copy, on the GPU."""
+        if self._fence is not None:
+            self._fence.settle()
 
     def close(self) -> None:
         """Release the memory; views of it stay valid."""
+        if self._fence is not None:
+            self._fence.close()
+            self._fence = None
         self._targets = {}
         self._layout = None
         if self._pinned:
@@ -276,7 +328,7 @@ class SnapshotMemory:
         torch: Any = sys.modules["torch"]
         return int(torch.frombuffer(self._map, dtype=torch.uint8).data_ptr())
 
-    def _copy(self, leaves: Sequence[Leaf], on_gpu: bool) -> Any:
+    def _copy(self, leaves: Sequence[Leaf], on_gpu: bool, stepped: Mapping[str, bool]) -> Any:
         on_host = [leaf for leaf in leaves if not (leaf.is_torch and leaf.source.is_cuda)]
         for leaf in on_host:
             target = self._target(leaf)
@@ -289,19 +341,40 @@ class SnapshotMemory:
         cuda = sys.modules["torch"].cuda
         if self._stream is None:
             self._stream = cuda.Stream()
-        current = cuda.current_stream(self._stream.device)
+        device = self._stream.device
+        current = cuda.current_stream(device)
+        now, later = list[Leaf](), list[Leaf]()
+        for leaf in leaves:
+            if leaf.is_torch and leaf.source.is_cuda:
+                # The events below are of this stream, and so of its device only.
+                overlaps = leaf.name in stepped and leaf.source.device == device
+                (later if overlaps and not self._was_torn else now).append(leaf)
+        parameters = [leaf.source for leaf in later if stepped[leaf.name]]
+        overlapped = Overlapped(later, parameters, self._stream)
         self._stream.wait_stream(current)
         with cuda.stream(self._stream):
-            for leaf in leaves:
-                if leaf.is_torch and leaf.source.is_cuda:
-                    # The event below is of this stream, and so of its device only.
-                    here = leaf.source.device == self._stream.device
-                    self._target(leaf).copy_(leaf.source, non_blocking=here)
+            for leaf in now:
+                here = leaf.source.device == device
+                self._target(leaf).copy_(leaf.source, non_blocking=here)
             event = self._stream.record_event(cuda.Event(blocking=True))
-        # Whatever the function starts from here on waits for the copy, on the GPU. This thread
-        # does not.
-        current.wait_event(event)
+            # Whatever the function starts from here on waits for that, on the GPU. This thread
+            # does not.
+            current.wait_event(event)
+            if not later:
+                return event
+            for leaf in later:
+                self._target(leaf).copy_(leaf.source, non_blocking=True)
+            overlapped.copied(parameters)
+            event = self._stream.record_event(cuda.Event(blocking=True))
+        if self._fence is None:
+            self._fence = StepFence()
+        self._fence.raise_(lambda: cuda.current_stream(device).wait_event(event))
+        self._overlapped = overlapped
         return event
+
+    @property
+    def _was_torn(self) -> bool:
+        return self._overlapped is not None and self._overlapped.is_torn
 
     def _target(self, leaf: Leaf) -> Any:
         target = self._targets.get(leaf.name)
