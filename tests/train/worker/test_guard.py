@@ -26,7 +26,7 @@ from lockstep.train.protocol import Broken
 from lockstep.train.torch import TorchTrainer, prepare_model
 from lockstep.train.worker import steps
 from lockstep.train.worker.guard import GuardWatch, is_spike
-from lockstep.train.worker.steps import StepWatch
+from lockstep.train.worker.steps import BrokenStep, StepWatch
 from tests.integration.runs import failure, fit
 
 NAN = float("nan")
@@ -305,17 +305,20 @@ def test_gradients_of_every_step_are_seen() -> None:
     watch = StepWatch(skip=False)
     try:
         steps_of(model, watch, 1.0, 2.0)
-        assert watch.read() == []
+        assert watch.read() is None
         with torch.no_grad():
             list(model.parameters())[2][0, 0] = 1e38
         steps_of(model, watch, 1e30)
         steps_of(model, watch, 1.0)
-        assert [names[one] for one in watch.read()][:1] == ["0.weight"]
-        assert watch.read() == []
+        found = watch.read()
+        assert found is not None
+        assert (found.step, found.steps) == (1, 2)
+        assert names[found.parameters[0]] == "0.weight"
+        assert watch.read() is None
     finally:
         watch.close()
     steps_of(model, watch, NAN)
-    assert watch.read() == []
+    assert watch.read() is None
 
 
 def test_the_first_broken_step_of_many_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,8 +331,39 @@ def test_the_first_broken_step_of_many_stays(monkeypatch: pytest.MonkeyPatch) ->
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter) * (NAN if parameter is broken else 1)
             optimizer.step()
-        assert watch.read() == [id(model[1].bias)]
-        assert watch.read() == []
+        assert watch.read() == BrokenStep(5, 9, [id(model[1].bias)])
+        assert watch.read() is None
+    finally:
+        watch.close()
+
+
+def test_a_gpu_says_which_step_was_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its way runs on a CPU, too."""
+    monkeypatch.setattr(steps, "_STEPS", 2)
+    monkeypatch.setattr(steps, "_Sums", steps._Flags)
+    model = nn.Linear(2, 1)
+    watch = StepWatch(skip=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step(weight: float, bias: float) -> None:
+        model.weight.grad = torch.tensor([[1 / 3, weight]])
+        model.bias.grad = torch.tensor([bias])
+        optimizer.step()
+
+    try:
+        step(1.0, 1.0)
+        assert watch.read() is None
+        for bias in (1.0, 1.0, float("inf"), NAN, 2.0):
+            step(2 / 3, bias)
+        assert model.weight.grad is not None
+        assert torch.equal(model.weight.grad, torch.tensor([[1 / 3, 2 / 3]])), "looked at only"
+        assert watch.read() == BrokenStep(3, 5, [])
+        step(1.0, 1.0)
+        step(1.0, NAN)
+        assert watch.read() == BrokenStep(2, 2, [id(model.bias)])
+        step(1.0, NAN)
+        optimizer.zero_grad()
+        assert watch.read() == BrokenStep(1, 1, [])
     finally:
         watch.close()
 

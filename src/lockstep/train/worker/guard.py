@@ -158,7 +158,7 @@ class GuardWatch:
     def _look_at_steps(self, steps: StepWatch) -> dict[str, str]:
         broken = steps.read()
         skipped, steps.skipped = steps.skipped, []
-        if not broken and not skipped:
+        if broken is None and not skipped:
             return {}
         named = (pair for model in self._models() for pair in model.named_parameters())
         names = {id(parameter): name for name, parameter in named}
@@ -172,10 +172,17 @@ class GuardWatch:
             return {
                 "skipped": f"{self._when}: {times} skipped on rank {self._rank}, because {why}."
             }
-        first = next((names[one] for one in broken if one in names), "no known model")
+        assert broken is not None
+        if not broken.parameters:  # a GPU says which step it was, and no more
+            which = f"step {broken.step} of the {broken.steps} since the report before it"
+            return {
+                "gradients": f"{self._when}: NaN or infinity in the gradients of {which}, on rank "
+                f"{self._rank}."
+            }
+        first = next((names[one] for one in broken.parameters if one in names), "no known model")
         return {
-            "gradients": f"{self._when}: NaN or infinity in {len(broken)} gradient(s) of a step on "
-            f"rank {self._rank}, first in {first}."
+            "gradients": f"{self._when}: NaN or infinity in {len(broken.parameters)} gradient(s) "
+            f"of a step on rank {self._rank}, first in {first}."
         }
 
     @property
