@@ -300,13 +300,13 @@ def page() -> str:
 def _examples() -> list[str]:
     """What ``scripts/ray_examples.py`` has found in its last run."""
     found = json.loads(EXAMPLES.read_text(encoding="utf-8"))
-    rows = []
-    for part, counts in found["counts"].items():
-        passed, failed = counts.get("passed", 0), counts.get("failed", 0)
-        rows.append(
-            f"| `ray.{part}` | {passed} of {passed + failed} | {counts.get('left out', 0)} |"
-        )
-    reasons = ", ".join(f"{why} ({count})" for why, count in found["left_out"].items())
+    rows, reasons, failed = [], Counter[str](), []
+    for part, results in found["parts"].items():
+        passed, total = results["passed"], results["passed"] + len(results["failed"])
+        rows.append(f"| `ray.{part}` | {passed} of {total} | {sum(results['left_out'].values())} |")
+        reasons.update(results["left_out"])
+        failed += [f"| `{name}` | {_cell(why)} |" for name, why in results["failed"].items()]
+    why = ", ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
     return [
         "## Ray's own examples",
         "",
@@ -320,11 +320,11 @@ def _examples() -> list[str]:
         "|---|---|---|",
         *rows,
         "",
-        *_wrapped(f"Left out: {reasons}."),
+        *_wrapped(f"Left out: {why}."),
         "",
         "| fails | why |",
         "|---|---|",
-        *(f"| `{name}` | {_cell(why)} |" for name, why in found["failed"].items()),
+        *failed,
     ]
 
 

@@ -240,6 +240,7 @@ def test_seeds_as_objects() -> None:
 def test_a_dataset_can_be_packed() -> None:
     dataset = blocks(4).map(lambda row: {"id": row["id"] * 2})
     assert dataset.has_serializable_lineage()
+    assert not lockstep.data.from_items([1]).has_serializable_lineage()
     packed = dataset.serialize_lineage()
     assert column(lockstep.data.Dataset.deserialize_lineage(packed)) == [0, 2, 4, 6]
     assert lockstep.data.range(10).size_bytes() == 80

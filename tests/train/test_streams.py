@@ -97,6 +97,15 @@ def test_a_global_order_is_refused() -> None:
         plan(DataConfig(order="global"))
 
 
+def test_a_division_of_the_users_own_is_refused() -> None:
+    class Own(DataConfig):
+        def configure(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError("nobody calls this")
+
+    with pytest.raises(TypeError, match=r"Own\.configure\(\): datasets\['train'\] is of Ray Data"):
+        plan(Own())
+
+
 def test_a_seed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"shuffles its rows itself; .* random_shuffle\(seed=7\)"):
         plan(DataConfig(seed=7))

@@ -151,8 +151,8 @@ class Dataset(Transforms, Reordering, Grouping, Aggregates, Outputs):
         return f"{self._name or 'dataset'}_{id(self):x}"
 
     def has_serializable_lineage(self) -> bool:
-        """Whether it can be pickled: always, if its functions can."""
-        return True
+        """Whether it is made of files alone, so that its pickle has no rows in it."""
+        return not any(unit.source.in_memory for unit in self._units())
 
     def serialize_lineage(self) -> bytes:
         """How the dataset is made, as a pickle; rows in memory are in it."""

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lockstep.data.datatype import DataType
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -533,7 +535,7 @@ def lit(value: Any) -> Expr:
     return _Literal(value)
 
 
-def udf(return_dtype: Any = None) -> Callable[[Any], Callable[..., Any]]:
+def udf(return_dtype: DataType | Any = None) -> Callable[[Any], Callable[..., Any]]:
     """Make a function of Arrow arrays one of expressions: ``@udf(pa.int64())``.
 
     Args:

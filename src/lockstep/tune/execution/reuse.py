@@ -28,7 +28,7 @@ __all__ = ["ReusingEngine"]
 EXIT_S = 60.0
 """How long ``Trainable.cleanup()`` may take in an idle worker."""
 
-OUTPUT_S = 60.0
+OUTPUT_S = 30.0
 """How long the rest of a trial's output may take to be read."""
 
 
