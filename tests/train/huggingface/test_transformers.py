@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,20 @@ from lockstep.testing import verify_resume
 from lockstep.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from lockstep.train.huggingface.transformers import prepare_trainer
 from lockstep.train.torch import TorchTrainer, accelerate, backward, prepare_model
+from tests.train.torch.ranks import forked_with
 
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("transformers") is None, reason="Transformers is not installed"
     ),
-    # Most of the time is the import of Transformers in two workers.
     pytest.mark.timeout(300),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _transformers_in_workers() -> Iterator[None]:
+    with forked_with("accelerate", "transformers.trainer", "transformers.models.gpt2"):
+        yield
 
 
 def language_model(directory: str, data: Any = None, **arguments: Any) -> Any:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from lockstep.train import (
     ScalingConfig,
     WorkerGroupError,
 )
+from lockstep.train.backend import Backend
 from lockstep.train.lightning import prepare_trainer
 from lockstep.train.torch import TorchTrainer
+from tests.train.torch.ranks import forked_with
 
 pytestmark = [
     pytest.mark.skipif(
@@ -30,9 +33,15 @@ pytestmark = [
         or importlib.util.find_spec("pytorch_lightning") is None,
         reason="Lightning is not installed",
     ),
-    # Most of the time is the import of Lightning in two workers.
     pytest.mark.timeout(300),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchmetrics_in_workers() -> Iterator[None]:
+    """Most of what Lightning imports. Lightning itself looks for its rank when it is imported."""
+    with forked_with("torchmetrics"), forked_with("torchmetrics", backend=Backend):
+        yield
 
 
 def regression(pl: Any) -> tuple[Any, Any]:

@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from lockstep.engine.base import Channel
 from lockstep.storage import open_storage
 from lockstep.train import Result, RunConfig, ScalingConfig
+from lockstep.train.backend import Backend
 from lockstep.train.context import TrainContext
 from lockstep.train.torch import TorchTrainer
+from lockstep.train.torch.backend import TorchBackend
 from lockstep.train.worker import session as sessions
 
 
@@ -43,6 +47,17 @@ def in_a_worker(test: Callable[..., None]) -> Callable[..., None]:
         fit(functools.partial(test, **arguments), 1)
 
     return run
+
+
+@contextmanager
+def forked_with(*modules: str, backend: type[Backend] = TorchBackend) -> Iterator[None]:
+    """Workers are forked with these modules, as those of a TorchTrainer are with torch.
+
+    For tests that are not about an import which takes seconds in every worker.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "preload", (*backend.preload, "torch._dynamo", *modules))
+        yield
 
 
 def fit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,12 +12,17 @@ from torch import nn
 
 from lockstep import train
 from lockstep.train.torch import prepare_model
-from tests.train.torch.ranks import fit
+from tests.train.torch.ranks import fit, forked_with
 
 torchmetrics = pytest.importorskip("torchmetrics")
 
-# Most of the time is the import of TorchMetrics in two workers.
 pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchmetrics_in_workers() -> Iterator[None]:
+    with forked_with("torchmetrics"):
+        yield
 
 
 def test_a_module_metric_counts_every_rank() -> None:
