@@ -2,7 +2,7 @@
 
     python scripts/install_horovod.py            # PyTorch has to be installed there already
     python scripts/install_horovod.py --check    # only say what is missing
-    python scripts/install_horovod.py --quick    # a third of the build, for tests: little is optimised
+    python scripts/install_horovod.py --quick    # for tests: a third of the build, little optimised
 
 Horovod's last release asks for C++14, which the headers of current PyTorch releases no longer
 compile with. This takes Horovod's own source package, raises the standard to C++17 in its two
