@@ -186,6 +186,18 @@ def test_the_state_continues_in_memory(running: Warm, tmp_path: Path) -> None:
     assert rows["step"].tolist() == list(range(1, len(rows) + 1)), "no step is lost or run twice"
 
 
+def test_a_run_in_this_process_is_reloaded(running: Warm, tmp_path: Path) -> None:
+    alone = SCRIPT.replace("num_workers=2", "num_workers=0")
+    with reloading(running, tmp_path, "VERSION, STEPS = 1, None", alone) as script:
+        script.wait_for_version(1)
+        script.save("VERSION, STEPS = 2, 3")
+        assert script.process.wait(LIMIT_S) == 0, script.said()
+        assert script.log()[-1] == "end 2"
+    (run,) = (tmp_path / "runs" / "second").glob("DataParallelTrainer_*")
+    rows = Result.from_path(run).metrics_dataframe
+    assert rows["step"].tolist() == list(range(1, len(rows) + 1)), "no step is lost or run twice"
+
+
 def test_signals_end_it(running: Warm, tmp_path: Path) -> None:
     with reloading(running, tmp_path, "VERSION, STEPS = 1, None") as script:
         script.wait_for_version(1)

@@ -50,7 +50,8 @@ def reasons(ledger: Ledger) -> list[Reason]:
         if goodput[account] >= _LEAST_SHARE
         for saved, text, advice in [explain(ledger, goodput)]
     ]
-    return sorted(found, key=lambda reason: -reason.seconds)
+    # A slow rank keeps all others waiting: it costs more than the account in which they wait.
+    return sorted(found, key=lambda reason: -max(reason.seconds, reason.saved_s))
 
 
 def duration(seconds: float) -> str:
@@ -123,7 +124,8 @@ def _checkpoint(ledger: Ledger, goodput: Goodput) -> _Explained:
     return (
         saved,
         f"{each}. With half as many {_less(saved, ledger)}; a failure would cost twice the work.",
-        "Save less often, or pass checkpoint_upload_mode=ASYNC to report(): training continues "
+        "Save less often (a train.State by CheckpointConfig(every=…)), or pass "
+        "checkpoint_upload_mode=ASYNC to report(), as a train.State is saved: training continues "
         "while the files are written.",
     )
 

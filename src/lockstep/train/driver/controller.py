@@ -244,6 +244,8 @@ class Controller:
         if not self._run.storage.is_local:
             self._storage.sync_regularly()
         self._validations.start()
+        if self._reloading is not None:
+            self._loop.watch(self._reloading.session.fileno(), self._look_at_code)
         # As while an event is handled: an engine that cannot start feeds Closed during the loop.
         self._handling = True
         for action in self._first_actions:
@@ -265,10 +267,6 @@ class Controller:
                 self._feed(e.Preempt(None, self._preemption_deadline()))
 
         self._loop.call_soon(feed)
-
-    def reload(self) -> None:
-        """The code has changed: let the workers save, and stop."""
-        self._feed(e.Reload())
 
     def interrupt(self, *, by_user: bool = True) -> None:
         """Ctrl-C: once lets workers clean up, twice kills them. Safe in a signal handler.
@@ -611,6 +609,8 @@ class Controller:
                 self._notifier.warn_once("held", note)
 
     def _record(self, action: e.Record) -> None:
+        if self._reloading is not None and self._engine.in_this_process:
+            self._look_at_code()  # the function keeps the thread that would notice it
         # Journaled before anybody acts on the row, so that what was decided can be explained.
         row = self._run.record_report(action.reports, action.checkpoint)
         if self._has_guard:
@@ -844,6 +844,21 @@ class Controller:
                 self._send(rank, answer._replace(committed=news))
             else:
                 self._send(rank, answer)
+
+    def _look_at_code(self) -> None:
+        """If the code has changed, let the workers save, and stop. Once."""
+        assert self._reloading is not None
+        session = self._reloading.session
+        descriptor, known = session.fileno(), session.stopping
+        if descriptor < 0:
+            return  # the process above is gone
+        changed = session.look()
+        if changed is not None and known is None:
+            text = f"{changed} has changed: the run stops at the next report."
+            self._display.message(text)
+            self._feed(e.Reload())
+        if changed is not None or session.fileno() < 0:
+            self._loop.unwatch(descriptor)
 
     def _stops_for_reload(self) -> bool:
         notice = self.state.notice

@@ -35,7 +35,6 @@ from lockstep.train.driver.state import RunState
 from lockstep.train.driver.stop_condition import reaches
 from lockstep.train.driver.worker_logs import log_end
 from lockstep.train.record.run import Run
-from lockstep.warm.reload_session import ReloadSession
 
 __all__ = [
     "Impatience",
@@ -90,8 +89,6 @@ def drive(
         )
         cleanup.callback(lambda: display.finish(controller.status()))
         cleanup.callback(controller.close)
-        if reloading is not None:
-            _follow_code(reloading.session, loop, controller, display)
         # In this process Ctrl-C must reach the function itself, so Python's handlers stay.
         signals: Any = nullcontext()
         if not plan.engine.in_this_process:
@@ -110,20 +107,6 @@ def drive(
         finally:  # Ctrl-C may end the wait for a slow callback: the run's end is recorded anyway
             _finish(run, controller.state.phase, display, plan.run_config)
     return controller.state
-
-
-def _follow_code(
-    reloading: ReloadSession, loop: EventLoop, controller: Controller, display: Display
-) -> None:
-    def look() -> None:
-        changed = reloading.look()
-        loop.unwatch(descriptor)
-        if changed is not None:
-            display.message(f"{changed} has changed: the run stops at the next report.")
-            controller.reload()
-
-    descriptor = reloading.fileno()
-    loop.watch(descriptor, look)
 
 
 def _replay(stop: StopCondition | None, run: Run) -> None:
