@@ -132,6 +132,9 @@ class RemoteGroup(ConnectedGroup):
         self._waiting = {rank: [payload] for rank in range(spec.size)}
         self._controls: dict[int, Connection] = {}
         self._shares: list[Share] = []
+        """By their numbers."""
+        self._share_of: dict[int, Share] = {}
+        """Rank → its share."""
         self._ends: dict[int, Ended] = {}
         self._timers: list[Timer] = []
         self._placement: Placement | None = None
@@ -154,13 +157,13 @@ class RemoteGroup(ConnectedGroup):
 
     def interrupt(self) -> None:
         """See :class:`WorkerGroup`."""
-        self._order(Interrupt())
+        self._order(Interrupt(), self._shares)
         self._loop.call_soon(lambda: self._abandon_unstarted(130))
 
     def dump_stacks(self, rank: int) -> None:
         """See :class:`WorkerGroup`."""
-        if rank in self._alive:
-            self._order(DumpStacks(rank))
+        if rank in self._alive and rank in self._share_of:
+            self._order(DumpStacks(rank), [self._share_of[rank]])
 
     def problem(self, rank: int) -> str:
         """See :class:`WorkerGroup`."""
@@ -177,12 +180,12 @@ class RemoteGroup(ConnectedGroup):
 
     def kill(self) -> None:
         """See :class:`WorkerGroup`."""
-        self._order(Kill())
+        self._order(Kill(), self._shares)
         self._loop.call_soon(lambda: self._abandon_unstarted(-signal.SIGKILL))
 
     def abandon(self) -> None:
         """See :class:`WorkerGroup`."""
-        self._order(Kill())
+        self._order(Kill(), self._shares)
         for rank in sorted(self._alive):
             self._lose(rank, -signal.SIGKILL, "its end was not waited for")
 
@@ -223,6 +226,7 @@ class RemoteGroup(ConnectedGroup):
                     self._cluster.release(placement)
                     return
                 self._placement, self._shares = placement, shares
+                self._share_of = {rank: share for share in shares for rank in share.ranks}
             # One a worker; one a group and node; and the node's lifeline.
             allow_files(self._spec.size + 2 * len(shares))
             notes = self._cluster.open_shares(shares, self._listener.address, self._secret)
@@ -282,8 +286,8 @@ class RemoteGroup(ConnectedGroup):
         elif type(message) is Lost:
             self._lose_share(index, message.detail)
 
-    def _order(self, message: Interrupt | DumpStacks | Kill) -> None:
-        for share in self._shares:
+    def _order(self, message: Interrupt | DumpStacks | Kill, shares: Sequence[Share]) -> None:
+        for share in shares:
             control = self._controls.get(share.number)
             if control is not None:
                 control.send(Order(message, dict(self._pids_of(set(share.ranks)))))
@@ -308,7 +312,7 @@ class RemoteGroup(ConnectedGroup):
             self._report_end(rank)
         else:
             # The agent reports how it ended. If only the connection broke, it must end, too.
-            self._later(NEWS_S, lambda: self._order(Kill(rank)) if rank in self._alive else None)
+            self._later(NEWS_S, partial(self._kill_one, rank))
 
     def _report_end(self, rank: int) -> None:
         if rank in self._alive:
@@ -317,7 +321,12 @@ class RemoteGroup(ConnectedGroup):
 
     def _got_garbage(self, rank: int, what: str) -> None:
         self._note_garbage(rank, what)
-        self._order(Kill(rank))
+        self._kill_one(rank)
+
+    def _kill_one(self, rank: int) -> None:
+        # To its own node only: where thousands of ranks end at once, this is done for each.
+        if rank in self._alive:
+            self._order(Kill(rank), [self._share_of[rank]])
 
     def _agent_gone(self, index: int) -> None:
         # The cluster says what it was, as soon as it knows whether the node is gone, too.
@@ -337,12 +346,10 @@ class RemoteGroup(ConnectedGroup):
                     self._emit(WorkerPreempted(rank, news.deadline))
 
     def _lose_share(self, index: int, detail: str) -> None:
-        for share in self._shares:
-            if share.number == index:
-                for rank in sorted(set(share.ranks) & self._alive):
-                    self._lose(rank, None, detail)
-                if index in self._controls:
-                    self._controls[index].hang_up()
+        for rank in sorted(set(self._shares[index].ranks) & self._alive):
+            self._lose(rank, None, detail)
+        if index in self._controls:
+            self._controls[index].hang_up()
 
     def _lose(self, rank: int, exitcode: int | None, detail: str) -> None:
         """Report the end of a worker, after what it has sent."""
