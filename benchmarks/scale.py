@@ -28,7 +28,7 @@ SIZES = (2, 100, 1_000, 10_000)
 ROWS = 8
 SAVES = 3
 PER_NODE = 8
-LIMIT_S = 400.0
+LIMIT_S = 1200.0
 _HEAD = struct.Struct("!Q")
 _SIZE = (1 << 48) - 1
 
