@@ -352,6 +352,12 @@ def _counts(outcomes: list[Outcome], part: str) -> Counter[str]:
     return Counter(o.state for o in outcomes if o.name.split(".")[1] == part)
 
 
+def _plain(reason: str) -> str:
+    """A reason without the example's line, which is Ray's text, and without paths."""
+    reason = re.sub(rf"({_DIFFERENT}|on purpose): .*", r"\1", reason)
+    return re.sub(r" ?\(?(?<!\w)/[\w./-]+\)?", "", reason)
+
+
 def _save(ray: Path, parts: tuple[str, ...], outcomes: list[Outcome]) -> None:
     """Keep the results of these parts; those of others stay."""
     version = re.search(r'version = "([^"]+)"', (ray / "_version.py").read_text())
@@ -365,12 +371,7 @@ def _save(ray: Path, parts: tuple[str, ...], outcomes: list[Outcome]) -> None:
             "left_out": dict(
                 sorted(Counter(o.reason for o in own if o.state == "left out").items())
             ),
-            # Which line it is would be Ray's text.
-            "failed": {
-                o.name: re.sub(rf"({_DIFFERENT}|on purpose): .*", r"\1", o.reason)
-                for o in sorted(own)
-                if o.state == "failed"
-            },
+            "failed": {o.name: _plain(o.reason) for o in sorted(own) if o.state == "failed"},
         }
     kept = {"version": version[1], "parts": {part: found[part] for part in PARTS if part in found}}
     RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
