@@ -20,7 +20,7 @@ def normalize_pandas_for_lightgbm(df: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     changes = {
-        name: "boolean" if kind.kind == "b" else f"{_OWN[kind.kind]}{kind.numpy_dtype.itemsize * 8}"
+        name: "boolean" if kind.kind == "b" else f"{_OWN[kind.kind]}{kind.pyarrow_dtype.bit_width}"
         for name, kind in df.dtypes.items()
         if isinstance(kind, pd.ArrowDtype) and kind.kind in "iufb"
     }
