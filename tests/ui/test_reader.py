@@ -427,29 +427,34 @@ def test_a_run_of_any_size_takes_a_bounded_part_of_memory(run: MadeRun) -> None:
 
 
 def test_samples_become_memory_and_load(run: MadeRun) -> None:
+    def sample(time: float, host: str, ranks: list[int], **values: Any) -> dict[str, Any]:
+        return {"time": time, "attempt": 1, "host": host, "ranks": ranks, **values}
+
     samples = [
-        {"time": 10.0, "attempt": 1, "cpu": [1.0], "memory": [100], "gpu": [[50, 10, 20]]},
-        {
-            "time": 12.0,
-            "attempt": 1,
-            "cpu": [2.0],
-            "memory": [200],
-            "gpu": [[60, None, None], [None, 11, 20]],
-        },
-        {"time": 14.0, "attempt": 2, "cpu": [0.5], "memory": [None]},
+        sample(10.0, "a", [0], cpu=[1.0], memory=[100], gpu=[[50, 10, 20]]),
+        sample(10.5, "b", [1], cpu=[4.0], memory=[300], gpu=[[70, 12, 20]]),
+        sample(12.0, "a", [0], cpu=[2.0], memory=[200], gpu=[[60, None, 20], [None, 11, 20]]),
+        sample(12.5, "b", [1], cpu=[8.0], memory=[400]),
+        {**sample(14.0, "a", [0], cpu=[0.5], memory=[500]), "attempt": 2},
+        sample(15.0, "a", [], cpu=[], memory=[]),
+        sample(16.0, "a", [100_000], cpu=[1.0], memory=[1]),
     ]
-    text = "".join(json.dumps(sample) + "\n" for sample in samples)
+    text = "".join(json.dumps(one) + "\n" for one in samples)
     (run.path / "resources.jsonl").write_text(text)
-    model = model_of(run)
-    assert model.samples is not None
-    assert [list(s.values) for s in model.samples.memory] == [[100.0, 200.0]]
-    assert [list(s.values) for s in model.samples.cpu] == [[50.0]]
-    assert [list(s.values) for s in model.samples.gpu] == [[50.0, 60.0]]
-    assert [list(s.values) for s in model.samples.gpu_memory] == [[10.0], [11.0]]
+    found = model_of(run).samples
+    assert found is not None
+
+    def values(of: dict[str, Series]) -> dict[str, list[float]]:
+        return {name: list(series.values) for name, series in of.items()}
+
+    assert values(found.memory) == {"0": [100.0, 200.0, 500.0], "1": [300.0, 400.0]}
+    assert values(found.cpu) == {"0": [50.0], "1": [200.0]}
+    assert values(found.gpu) == {"a:0": [50.0, 60.0], "b:0": [70.0]}
+    assert values(found.gpu_memory) == {"a:0": [10.0], "b:0": [12.0], "a:1": [11.0]}
 
 
 def test_samples_that_were_replaced_are_read_again(run: MadeRun) -> None:
-    sample = {"time": 10.0, "attempt": 1, "cpu": [1.0], "memory": [100]}
+    sample = {"time": 10.0, "attempt": 1, "host": "a", "ranks": [0], "cpu": [1.0], "memory": [100]}
     path = run.path / "resources.jsonl"
     path.write_text(3 * (json.dumps(sample) + "\n"))
     model = model_of(run)
@@ -458,10 +463,10 @@ def test_samples_that_were_replaced_are_read_again(run: MadeRun) -> None:
     other.replace(path)
     assert model.follow()
     assert model.samples is not None
-    assert [list(s.values) for s in model.samples.memory] == [5 * [7.0]]
+    assert [list(s.values) for s in model.samples.memory.values()] == [5 * [7.0]]
     path.unlink()
     assert model.follow()
-    assert model.samples.memory == []
+    assert not model.samples.memory
     assert not model.follow()
 
 

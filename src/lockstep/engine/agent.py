@@ -6,8 +6,9 @@ on the worker and the driver speak without the agent. The agent itself has one c
 worker group, with what only the workers' own machine can do or know:
 
     driver ── Order (Interrupt, DumpStacks, Kill) ──▶ agent ──▶ fork server
-    driver ◀── Output, Ended, Lost ────────────────── agent
+    driver ◀── Output, Ended, Lost, Sampled ───────── agent
     driver ── Written ──────────────────────────────▶ agent     the output has been dealt with
+    driver ── Measure ──────────────────────────────▶ agent     what do the workers use?
 
 The agent's lifeline carries heartbeats (``heartbeats.py``). When it closes, the driver is gone, and
 the agent ends with everything it has started. When the process that has started the agent ends (on
@@ -40,12 +41,14 @@ from lockstep.engine.processes import STACK_SIGNAL, current_directory, kill_fami
 from lockstep.engine.resources import worker_environment
 from lockstep.engine.servers import ForkServer, ServerPool, import_path
 from lockstep.engine.snapshots import SnapshotStore
+from lockstep.engine.usage import sample_workers
 from lockstep.engine.wire import Connection, send_with_files
 from lockstep.errors import EngineError
 
 __all__ = [
     "Agent",
     "Lost",
+    "Measure",
     "Order",
     "Output",
     "Share",
@@ -107,6 +110,12 @@ class Written(NamedTuple):
     """The driver has handled this number of bytes of output."""
 
     size: int
+
+
+class Measure(NamedTuple):
+    """The driver wants to know what these workers use: rank → pid."""
+
+    pids: dict[int, int]
 
 
 class Lost(NamedTuple):
@@ -371,6 +380,8 @@ class _NodeGroup:
             if self._waits and self._unwritten < UNWRITTEN // 2:
                 self._waits = False
                 self._watch_pipes()
+        elif type(message) is Measure:
+            self._control.send(sample_workers(message.pids))
         elif self._server.stopped():
             self._do_it_here(message)
         else:

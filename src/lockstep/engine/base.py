@@ -10,6 +10,7 @@ function, ``entry(channel)``, and then carries messages both ways:
     emit(WorkerExited(rank, …)) ◀──────────── the process ends, however it ends
     emit(WorkerPreempted(rank)) ◀──────────── a notice to end soon (a SIGTERM; a node that goes)
     emit(EngineNotice(text)) ◀─ the engine    what the user should know, such as what it waits for
+    emit(Sampled(…)) ◀───────── the engine    what workers use, after WorkerGroup.sample()
     WorkerGroup.interrupt() ────────────────▶ KeyboardInterrupt in entry's thread
     WorkerGroup.dump_stacks(rank) ──────────▶ its threads' stacks, into its output
     WorkerGroup.kill() ─────────────────────▶ gone, with every process it started
@@ -33,6 +34,7 @@ __all__ = [
     "Engine",
     "EngineEvent",
     "EngineNotice",
+    "GpuUsage",
     "GroupSpec",
     "Holder",
     "MemoryPlace",
@@ -40,6 +42,7 @@ __all__ = [
     "NodeMemory",
     "OutputSink",
     "Posted",
+    "Sampled",
     "WorkerExited",
     "WorkerGroup",
     "WorkerInfo",
@@ -178,7 +181,25 @@ class EngineNotice(NamedTuple):
     text: str
 
 
-EngineEvent = WorkerMessage | WorkerExited | WorkerPreempted | EngineNotice
+GpuUsage = tuple[int | None, int | None, int | None]
+"""Percent busy, bytes used, bytes; None: the GPU does not tell."""
+
+
+class Sampled(NamedTuple):
+    """What the workers on one machine used at one moment."""
+
+    hostname: str
+    ranks: tuple[int, ...]
+    """Those whose process was there."""
+    cpu: tuple[float, ...]
+    """Seconds of CPU since the process started, for each of these ranks."""
+    memory: tuple[int, ...]
+    """Bytes in memory, for each of these ranks."""
+    gpus: tuple[GpuUsage, ...] = ()
+    """Of the machine, by ``nvidia-smi``'s index."""
+
+
+EngineEvent = WorkerMessage | WorkerExited | WorkerPreempted | EngineNotice | Sampled
 
 
 class Posted(NamedTuple):
@@ -236,6 +257,10 @@ class WorkerGroup(ABC):
 
         Does nothing if the worker runs in this process.
         """
+
+    @abstractmethod
+    def sample(self) -> None:
+        """Emit, now or soon, what the workers use that run by now: one event for each machine."""
 
     def problem(self, rank: int) -> str:
         """Why a worker does not answer, in a few words, if the engine can see it; else empty."""

@@ -33,6 +33,7 @@ from lockstep.engine.base import (
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.processes import current_directory
 from lockstep.engine.resources import check_fits, shared_resources
+from lockstep.engine.usage import sample_workers
 from lockstep.errors import InsufficientResourcesError
 
 __all__ = ["InProcessEngine"]
@@ -109,6 +110,9 @@ class _InProcessGroup(WorkerGroup):
 
     def dump_stacks(self, rank: int) -> None:
         """Does nothing: the function runs on the loop's own thread."""
+
+    def sample(self) -> None:
+        self._emit_event(sample_workers({0: os.getpid()}))
 
     def kill(self) -> None:
         """End the function at its next report: this process cannot be killed."""

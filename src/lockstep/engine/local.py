@@ -45,6 +45,7 @@ from lockstep.engine.resources import (
     worker_environment,
 )
 from lockstep.engine.servers import ForkServer, ServerPool, import_path
+from lockstep.engine.usage import sample_workers
 from lockstep.engine.wire import Connection, make_frame, send_with_files
 from lockstep.errors import EngineError
 from lockstep.warm import modules
@@ -197,6 +198,9 @@ class _LocalGroup(ConnectedGroup):
             self._signal({rank} & self._alive, STACK_SIGNAL)
         else:
             self._session.send(DumpStacks(rank))
+
+    def sample(self) -> None:
+        self._emit(sample_workers(self._pids_of(self._alive)))
 
     def problem(self, rank: int) -> str:
         server = self._server.pid

@@ -19,12 +19,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from lockstep.engine.agent import Lost, Order, Output, Share, Written, control_role
+from lockstep.engine.agent import Lost, Measure, Order, Output, Share, Written, control_role
 from lockstep.engine.base import (
     EngineEvent,
     EngineNotice,
     GroupSpec,
     OutputSink,
+    Sampled,
     WorkerExited,
     WorkerPreempted,
 )
@@ -165,6 +166,13 @@ class RemoteGroup(ConnectedGroup):
         if rank in self._alive and rank in self._share_of:
             self._order(DumpStacks(rank), [self._share_of[rank]])
 
+    def sample(self) -> None:
+        """See :class:`WorkerGroup`."""
+        for share in self._shares:
+            control = self._controls.get(share.number)
+            if control is not None and (pids := self._pids_of(set(share.ranks))):
+                control.send(Measure(dict(pids)))
+
     def problem(self, rank: int) -> str:
         """See :class:`WorkerGroup`."""
         if rank not in self._alive or rank in self._pids:
@@ -285,6 +293,8 @@ class RemoteGroup(ConnectedGroup):
             self._ended(message)
         elif type(message) is Lost:
             self._lose_share(index, message.detail)
+        elif type(message) is Sampled and not self._closed:
+            self._emit(message)
 
     def _order(self, message: Interrupt | DumpStacks | Kill, shares: Sequence[Share]) -> None:
         for share in shares:

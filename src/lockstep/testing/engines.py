@@ -28,6 +28,7 @@ from lockstep.engine.base import (
     EngineEvent,
     GroupSpec,
     Posted,
+    Sampled,
     WorkerExited,
     WorkerGroup,
     WorkerMessage,
@@ -303,6 +304,22 @@ class EngineConformance:
             run.group.kill()
             run.until_ended()
 
+    def test_samples(self, engine: Engine) -> None:
+        """What the workers use is emitted, one event for each machine."""
+        with _driven(engine, "echo", self._size(3), b"ready") as run:
+
+            def end() -> None:
+                for rank in range(run.size):
+                    run.group.send(rank, None)
+
+            run.when(lambda: run.received(b"ready"), run.group.sample)
+            run.when(lambda: len(run.sampled()) == run.size, end)
+            run.until_ended()
+            assert sorted(run.sampled()) == list(range(run.size))
+            for cpu, memory in run.sampled().values():
+                assert cpu >= 0
+                assert memory > 1 << 20
+
     def test_capacity(self, engine: Engine) -> None:
         """The capacity does not depend on the group's size, and larger workers do not raise it."""
         spec = _spec("echo", 1, b"")
@@ -437,6 +454,16 @@ class _Run:
 
     def preempted(self) -> list[int]:
         return sorted(event.rank for event in self.events if type(event) is WorkerPreempted)
+
+    def sampled(self) -> dict[int, tuple[float, int]]:
+        """Rank → seconds of CPU, bytes in memory."""
+        found: dict[int, tuple[float, int]] = {}
+        for event in self.events:
+            if type(event) is Sampled:
+                assert event.hostname
+                used = zip(event.cpu, event.memory, strict=True)
+                found.update(zip(event.ranks, used, strict=True))
+        return found
 
     def exitcodes(self) -> list[int | None]:
         codes = {event.rank: event.exitcode for event in self.events if type(event) is WorkerExited}

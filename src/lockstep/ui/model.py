@@ -357,11 +357,13 @@ class _Samples:
 
     def _forget(self) -> None:
         self._follower = Follower(self._place, RESOURCES_FILE)
-        self.memory: list[Series] = []
-        self.cpu: list[Series] = []
-        self.gpu: list[Series] = []
-        self.gpu_memory: list[Series] = []
-        self._before: dict[str, Any] | None = None
+        self.memory: dict[str, Series] = {}
+        """By rank, as is ``cpu``."""
+        self.cpu: dict[str, Series] = {}
+        self.gpu: dict[str, Series] = {}
+        """By machine and index, ``node-a:0``, as is ``gpu_memory``."""
+        self.gpu_memory: dict[str, Series] = {}
+        self._before: dict[int, tuple[int, float, float]] = {}
         self._series = SeriesSet(SAMPLE_POINTS, FULL_POINTS, 4 * MAX_RANKS)
 
     def follow(self) -> bool:
@@ -377,26 +379,28 @@ class _Samples:
 
     def _add(self, sample: dict[str, Any]) -> None:
         when, _ = _place(sample["time"], 0)
-        for rank, memory in enumerate(sample["memory"][:MAX_RANKS]):
-            if memory is not None:
-                self._point(self.memory, rank, when, float(memory))
-        before, self._before = self._before, sample
-        if before is not None and before["attempt"] == sample["attempt"]:
-            seconds = max(when - float(before["time"]), 1e-9)
-            pairs = zip(before["cpu"], sample["cpu"], strict=True)
-            for rank, (old, new) in enumerate(pairs):
-                if old is not None and new is not None and rank < MAX_RANKS:
-                    self._point(self.cpu, rank, when, 100 * (new - old) / seconds)
+        attempt = int(sample["attempt"])
+        of_ranks = zip(sample["ranks"], sample["cpu"], sample["memory"], strict=True)
+        for rank, cpu, memory in of_ranks:
+            if not isinstance(rank, int) or not 0 <= rank < MAX_RANKS:
+                continue
+            self._point(self.memory, str(rank), when, float(memory))
+            before = self._before.get(rank)
+            if before is not None and before[0] == attempt:
+                seconds = max(when - before[1], 1e-9)
+                self._point(self.cpu, str(rank), when, 100 * (cpu - before[2]) / seconds)
+            self._before[rank] = attempt, when, float(cpu)
+        host = str(sample["host"])[:64]
         for index, (busy, used, _) in enumerate(sample.get("gpu", [])[:MAX_RANKS]):
             if busy is not None:
-                self._point(self.gpu, index, when, float(busy))
+                self._point(self.gpu, f"{host}:{index}", when, float(busy))
             if used is not None:
-                self._point(self.gpu_memory, index, when, float(used))
+                self._point(self.gpu_memory, f"{host}:{index}", when, float(used))
 
-    def _point(self, series: list[Series], index: int, when: float, value: float) -> None:
-        while len(series) <= index:
-            made = self._series.new()
+    def _point(self, of: dict[str, Series], name: str, when: float, value: float) -> None:
+        if name not in of:
+            made = self._series.new() if len(of) < MAX_RANKS else None
             if made is None:
                 return
-            series.append(made)
-        series[index].add(when, when, value)
+            of[name] = made
+        of[name].add(when, when, value)

@@ -357,8 +357,8 @@ def _series(model: RunModel) -> Iterator[tuple[str, Series]]:
     samples = model.samples
     if samples is not None:
         for kind in ("memory", "cpu", "gpu", "gpu_memory"):
-            for number, series in enumerate(getattr(samples, kind)):
-                yield f"{kind}:{number}", series
+            for name, series in getattr(samples, kind).items():
+                yield f"{kind}:{name}", series
 
 
 def _attempt(record: dict[str, Any]) -> dict[str, Any]:

@@ -6,14 +6,11 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from lockstep import train
-from lockstep.engine.base import WorkerInfo
+from lockstep.engine.base import Sampled
 from lockstep.run_layout import RESOURCES_FILE
-from lockstep.train.driver.resources import append_sample, look_at_gpus, sample_interval
+from lockstep.train.driver.resources import append_sample, sample_interval
 from tests.integration.runs import fit
 
 
@@ -37,24 +34,27 @@ def test_a_run_is_sampled(tmp_path: Path) -> None:
     assert result.metrics["found"]
     sample = json.loads((Path(result.path) / RESOURCES_FILE).read_text().splitlines()[0])
     assert sample["attempt"] == 1
+    assert sample["host"] == os.uname().nodename
+    assert sample["ranks"] == [0, 1]
     assert all(memory > 1 << 20 for memory in sample["memory"])
     assert all(seconds >= 0 for seconds in sample["cpu"])
 
 
-def test_a_rank_that_is_gone_or_elsewhere_has_no_numbers(tmp_path: Path) -> None:
-    here = os.uname().nodename
-    workers = [
-        WorkerInfo(0, os.getpid(), here, ""),
-        WorkerInfo(1, 2**22 + 1, here, ""),
-        WorkerInfo(2, os.getpid(), "elsewhere", ""),
-    ]
-    append_sample(str(tmp_path), 1, workers, 1.0)
+def test_where_nothing_can_be_written_there_is_no_sample(tmp_path: Path) -> None:
+    sampled = Sampled("a", (0,), (1.5,), (1 << 20,), ((97, None, None),))
+    append_sample(str(tmp_path), 1, sampled, 1.0)
+    append_sample(str(tmp_path), 1, Sampled("a", (), (), ()), 2.0)
+    append_sample(str(tmp_path / "nowhere"), 1, sampled, 3.0)
     (line,) = (tmp_path / RESOURCES_FILE).read_text().splitlines()
-    sample = json.loads(line)
-    assert sample["cpu"][1:] == sample["memory"][1:] == [None, None]
-    append_sample(str(tmp_path), 1, workers[1:], 2.0)
-    append_sample(str(tmp_path / "nowhere"), 1, workers, 3.0)
-    assert len((tmp_path / RESOURCES_FILE).read_text().splitlines()) == 1
+    assert json.loads(line) == {
+        "time": 1.0,
+        "attempt": 1,
+        "host": "a",
+        "ranks": [0],
+        "cpu": [1.5],
+        "memory": [1 << 20],
+        "gpu": [[97, None, None]],
+    }
 
 
 def test_a_long_run_has_a_bounded_number_of_samples() -> None:
@@ -64,52 +64,3 @@ def test_a_long_run_has_a_bounded_number_of_samples() -> None:
         elapsed += sample_interval(elapsed)
         samples += 1
     assert samples < 50_000
-
-
-class Nvml:
-    """The calls of NVIDIA's library, with its results: 3 is "not supported", 15 "is lost"."""
-
-    def __init__(self, *gpus: tuple[int, int, int]) -> None:
-        self.gpus = gpus
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = len(self.gpus)
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
-        handle._obj.value = index.value + 1
-        return int(self.gpus[index.value][0])
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
-        memory._obj.used, memory._obj.total = 10, 20
-        return int(self.gpus[handle.value - 1][1])
-
-    def nvmlDeviceGetUtilizationRates(self, handle: Any, busy: Any) -> int:
-        busy._obj.gpu = 97
-        return int(self.gpus[handle.value - 1][2])
-
-
-def test_what_a_gpu_does_not_tell_is_left_out_and_the_others_keep_their_numbers() -> None:
-    library = Nvml((15, 0, 0), (0, 0, 3), (0, 3, 0), (0, 0, 0))
-    assert look_at_gpus(library) == [
-        (None, None, None),
-        (None, 10, 20),
-        (97, None, None),
-        (97, 10, 20),
-    ]
-
-
-@pytest.mark.gpu
-def test_gpus_are_sampled(tmp_path: Path) -> None:
-    workers = [WorkerInfo(0, os.getpid(), os.uname().nodename, "")]
-    sample: dict[str, Any] = {}
-    for number in range(3000):
-        if "gpu" in sample:
-            break
-        append_sample(str(tmp_path), 1, workers, float(number))
-        sample = json.loads((tmp_path / RESOURCES_FILE).read_text().splitlines()[-1])
-        time.sleep(0.01)
-    (gpu, *_) = sample["gpu"]
-    busy, used, total = gpu
-    assert 0 <= busy <= 100
-    assert 0 < used < total

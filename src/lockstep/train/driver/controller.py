@@ -29,6 +29,7 @@ from lockstep.engine.base import (
     EngineEvent,
     EngineNotice,
     Posted,
+    Sampled,
     WorkerExited,
     WorkerInfo,
     WorkerMessage,
@@ -377,6 +378,8 @@ class Controller:
             self._feed(e.Preempt(event.rank, event.deadline or self._preemption_deadline()))
         elif isinstance(event, EngineNotice):
             self._display.message(event.text, "warning")
+        elif isinstance(event, Sampled):
+            append_sample(self._run.directory, self.state.attempt, event, time.time())
 
     def _message(self, rank: int, message: Any) -> None:
         # Reports come thousands of times a second, so they are first. Comparing types is faster
@@ -1052,7 +1055,8 @@ class Controller:
             return
         wait = FIRST_S
         if self.state.phase is e.Phase.RUNNING:
-            append_sample(self._run.directory, self.state.attempt, self._workers, time.time())
+            if self._group is not None:
+                self._group.sample()
             wait = sample_interval(self._run.elapsed_s)
         self._later(wait, self._sample_resources)
 

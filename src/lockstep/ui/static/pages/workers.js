@@ -24,17 +24,26 @@ const KINDS = [["memory", "Memory of each rank", bytes], ["cpu", "CPU of each ra
 
 function Usage({ lines, run }) {
   const running = run.state === "running", young = running && Date.now() / 1000 - run.started < 15;
+  const hosts = new Set(Object.keys(lines).filter((n) => n.startsWith("gpu")).map((n) => machineOf(n)));
   const charts = KINDS.map(([kind, title, format]) => ({
     kind, title, format,
-    lines: Object.keys(lines).filter((n) => n.startsWith(`${kind}:`)).map((n) => ({ label: kind.startsWith("gpu") ? `GPU ${n.split(":")[1]}` : `rank ${n.split(":")[1]}`, x: lines[n].times, y: lines[n].values })),
+    lines: Object.keys(lines).filter((n) => n.startsWith(`${kind}:`)).map((n) => ({ label: labelled(n, hosts), x: lines[n].times, y: lines[n].values })),
   })).filter((c) => c.lines.length);
   const sampled = charts.find((c) => c.kind === "memory")?.lines.filter((l) => l.x.length).length ?? 0;
   return html`<section aria-labelledby="usage"><h2 id="usage">Resources</h2>
     ${charts.length ? html`<div class="charts">${charts.map((c) => html`<${Chart} key=${c.kind} title=${c.title} lines=${c.lines} byTime=${true} fromZero=${true} format=${c.format} />`)}</div>`
       : html`<p class="muted">${young ? "The first sample comes a second after the workers have started, then one every five seconds."
-        : running ? "There are no samples. The driver samples the workers on its own machine; these are on others." : "There are no samples. The run was shorter than a second, or its workers were not on the driver's machine."}</p>`}
-    ${sampled > 0 && sampled < Math.min(run.workers, 64) && html`<p class="muted">${plural(sampled, "rank")} of ${run.workers}: those on the driver's machine. Workers on other machines are not sampled.</p>`}</section>`;
+        : running ? "There are no samples yet. They are taken while all ranks are running." : "There are no samples: the run was shorter than a second."}</p>`}
+    ${run.workers > 64 && sampled > 0 && html`<p class="muted">The first ${sampled} ranks of ${run.workers}.</p>`}</section>`;
 }
+
+// Lines are called memory:RANK, cpu:RANK, gpu:MACHINE:INDEX, gpu_memory:MACHINE:INDEX.
+const machineOf = (name) => name.slice(name.indexOf(":") + 1, name.lastIndexOf(":"));
+const labelled = (name, hosts) => {
+  const last = name.slice(name.lastIndexOf(":") + 1);
+  if (!name.startsWith("gpu")) return `rank ${last}`;
+  return hosts.size > 1 ? `${machineOf(name)} GPU ${last}` : `GPU ${last}`;
+};
 
 function Stacks({ id, running }) {
   const [state, setState] = useState({ asking: false, found: null });
