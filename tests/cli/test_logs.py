@@ -40,13 +40,8 @@ def test_logs_of_a_run_that_has_ended(capsys: pytest.CaptureFixture[str]) -> Non
     assert printed("-f") == printed()  # it has ended: there is nothing to wait for
     objects = [json.loads(line) for line in printed("--json", "--grep", "hello")]
     assert objects == [{"rank": rank, "line": f"hello from {rank}"} for rank in (0, 1)]
-    for options, words in (
-        (["--rank", "7"], "rank 7 has printed nothing in "),
-        (["--grep", "("], "--grep '(' is not a regular expression: "),
-        (["-n", "-1"], "--lines -1: give 0 or more."),
-    ):
-        assert cli.main(["logs", run, *options]) == 1
-        assert words in capsys.readouterr().err
+    assert cli.main(["logs", run, "--rank", "7"]) == 1
+    assert "rank 7 has printed nothing in " in capsys.readouterr().err
 
 
 def test_following_a_run_ends_with_it(tmp_path: Path) -> None:

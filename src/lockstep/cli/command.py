@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from lockstep import settings
 from lockstep.lookup import own_directories
 from lockstep.storage import open_storage
 
-__all__ = ["Command", "add_run", "run_names"]
+__all__ = ["Command", "add_run", "run_names", "whole_number"]
 
 
 class Command(NamedTuple):
@@ -38,6 +38,23 @@ def add_run(parser: ArgumentParser, name: str = "run", *, nargs: str | None = No
         "it has; -1 is the newest run, -2 the one before",
     )
     vars(argument)["completer"] = run_names  # where argcomplete looks for it
+
+
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """For ``type=``: a whole number of this range. Another one is a wrong argument."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise ArgumentTypeError(f"{value} is less than {least}")
+        if most is not None and value > most:
+            raise ArgumentTypeError(f"{value} is greater than {most}")
+        return value
+
+    return read
 
 
 def run_names(prefix: str, **_: Any) -> list[str]:

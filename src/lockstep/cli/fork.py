@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -28,12 +28,20 @@ def _arguments(parser: ArgumentParser) -> None:
         "--set",
         dest="changes",
         metavar="KEY=VALUE",
+        type=_change,
         action="append",
         default=[],
         help="another value in the train_loop_config: JSON or a Python literal, else a string; "
         "optimizer.lr=1e-4 for a nested one",
     )
     parser.add_argument("--name", help="of the new run; by default it lies beside its parent")
+
+
+def _change(text: str) -> str:
+    key, equals, _ = text.partition("=")
+    if not equals or not key:
+        raise ArgumentTypeError(f"{text!r} is not KEY=VALUE, such as lr=1e-4")
+    return text
 
 
 def _fork(options: Namespace) -> int:
@@ -59,15 +67,13 @@ def changed(config: Mapping[str, Any], changes: list[str]) -> Any:
     """A copy of the config with other values.
 
     Raises:
-        ValueError: a change is not of the form key=value, or goes into something that is no dict.
+        ValueError: a change goes into something that is no dict.
     """
     from lockstep.train.function import config_like
 
     values: dict[str, Any] = dict(config)
     for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals or not key:
-            raise ValueError(f"--set {change}: expected KEY=VALUE, such as --set lr=1e-4.")
+        key, _, text = change.partition("=")
         _put(values, key, _value(text), change)
     return config_like(config, values)
 

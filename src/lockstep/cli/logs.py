@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
-from lockstep.cli.command import Command, add_run
+from lockstep.cli.command import Command, add_run, whole_number
 from lockstep.console.text import clean, without_controls
 from lockstep.lookup import find_run
 from lockstep.observe.state import may_run, spool_of
@@ -33,23 +33,36 @@ def _arguments(parser: ArgumentParser) -> None:
         "-f", "--follow", action="store_true", help="wait for more until the run ends"
     )
     parser.add_argument(
-        "--rank", type=int, action="append", metavar="N", help="only this rank; may be repeated"
+        "--rank",
+        type=whole_number(0),
+        action="append",
+        metavar="N",
+        help="only this rank; may be repeated",
     )
     parser.add_argument(
-        "--grep", metavar="PATTERN", help="only lines that match a regular expression"
+        "--grep",
+        type=_pattern,
+        metavar="PATTERN",
+        help="only lines that match a regular expression",
     )
     parser.add_argument(
-        "-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank"
+        "-n",
+        "--lines",
+        type=whole_number(0),
+        metavar="N",
+        help="only the last N lines of each rank",
     )
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
 def _logs(options: Namespace) -> int:
-    if options.lines is not None and options.lines < 0:
-        raise ValueError(f"--lines {options.lines}: give 0 or more.")
-    try:
-        wanted = re.compile(options.grep or "")
-    except re.error as error:
-        raise ValueError(f"--grep {options.grep!r} is not a regular expression: {error}.") from None
+    wanted: re.Pattern[str] = options.grep or re.compile("")
     storage = find_run(options.run, pieces=True)
     with damage_named(f"what {storage.uri} records"):
         records = RunRecords(storage)

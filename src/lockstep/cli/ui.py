@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from lockstep import settings
-from lockstep.cli.command import Command, run_names
+from lockstep.cli.command import Command, run_names, whole_number
 from lockstep.lookup import find_place
 
 __all__ = ["COMMAND"]
@@ -25,7 +25,9 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="where it listens; by default only on this machine"
     )
-    parser.add_argument("--port", type=int, help="by default the first free one from 8300 on")
+    parser.add_argument(
+        "--port", type=whole_number(0, 65535), help="by default the first free one from 8300 on"
+    )
     parser.add_argument(
         "--allow-host",
         action="append",
@@ -39,8 +41,6 @@ def _ui(options: Namespace) -> int:
     from lockstep.ui.places import open_roots
     from lockstep.ui.server import serve
 
-    if options.port is not None and not 0 <= options.port < 65536:
-        raise ValueError(f"--port {options.port}: give a number from 0 to 65535.")
     paths = [find_place(place, pieces=True).uri for place in options.places]
 
     def tell(address: str) -> None:
