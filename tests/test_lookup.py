@@ -38,6 +38,22 @@ def test_a_result_by_every_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert train.Result.from_path(run).path == result.path
 
 
+def test_the_beginning_of_several_trial_ids_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_STORAGE", str(tmp_path))
+    for number in range(7):
+        (tmp_path / "search" / f"train_abcde_{number:05d}_{number}_lr=1").mkdir(parents=True)
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"'abcde' is the beginning of 7 trial ids: abcde_00000, .* and 2 more; give the",
+    ):
+        find_place("abcde")
+    assert find_place("abcde_00003").root.endswith("train_abcde_00003_3_lr=1")
+    (tmp_path / "abcde").mkdir()  # a name is a name
+    assert find_place("abcde").root == str(tmp_path / "abcde")
+
+
 def test_a_name_leads_to_no_other_user_s_run(monkeypatch: pytest.MonkeyPatch) -> None:
     result = fit(train_func, workers=1, name="theirs")
     another_user(monkeypatch)

@@ -56,7 +56,7 @@ def find_place(text: str, *, pieces: bool = False) -> Storage:
             it says.
 
     Raises:
-        FileNotFoundError: there is none, or the piece fits several.
+        FileNotFoundError: there is none, or the piece or the beginning of an id fits several.
     """
     if "://" in text or os.path.isdir(os.path.expanduser(text)):
         return open_storage(text)
@@ -64,10 +64,21 @@ def find_place(text: str, *, pieces: bool = False) -> Storage:
     if pieces and re.fullmatch(r"-[1-9]\d{0,8}", text):
         return _by_age(root, int(text))
     foreign: list[Storage] = []
-    for place in chain(_named(root, text), _spools(text)):
-        if _is_own(place):
+    begin_so: dict[str, Storage] = {}
+    for place, longer in chain(_named(root, text), _spools(text)):
+        if not _is_own(place):
+            foreign.append(place)
+        elif longer is None:
             return place
-        foreign.append(place)
+        else:
+            begin_so[longer] = place
+    if len(begin_so) > 1:
+        raise FileNotFoundError(
+            f"{redact(text)!r} is the beginning of {len(begin_so)} trial ids: "
+            f"{_first_names(list(begin_so))}; give the whole id."
+        )
+    if begin_so:
+        return next(iter(begin_so.values()))
     if pieces and text and not foreign and (only := _with_piece(root, text)):
         return only
     why = f"is neither a directory nor a name or trial id below {root.uri}"
@@ -76,14 +87,15 @@ def find_place(text: str, *, pieces: bool = False) -> Storage:
     raise FileNotFoundError(f"{redact(text)!r} {why}; give the run's directory.")
 
 
-def _named(root: Storage, text: str) -> Iterator[Storage]:
+def _named(root: Storage, text: str) -> Iterator[tuple[Storage, str | None]]:
+    """What is called so; with its trial id, if ``text`` is only the beginning of that."""
     if not os.path.isabs(text) and ".." not in Path(text).parts and root.is_directory(text):
-        yield root.child(text)
+        yield root.child(text), None
     for _, experiment in own_directories(root):
         for run in experiment.listdir():
             match = _RUN_DIRECTORY.fullmatch(run)
             if match and text in (run, match["name"], match["id"], match["short"]):
-                yield experiment.child(run)
+                yield experiment.child(run), match["id"] if text == match["short"] else None
 
 
 def own_directories(place: Storage) -> Iterator[tuple[str, Storage]]:
@@ -124,13 +136,16 @@ def _with_piece(root: Storage, text: str) -> Storage | None:
             if text in run and _RUN_DIRECTORY.fullmatch(run) and _is_own(place.child(run))
         ]
     if len(found) > 1:
-        names = ", ".join(name for name, _ in found[:_MAX_NAMED])
-        more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+        names = _first_names([name for name, _ in found])
         raise FileNotFoundError(
-            f"{redact(text)!r} is a piece of {len(found)} names: {names}{more}; give more of "
-            "the name."
+            f"{redact(text)!r} is a piece of {len(found)} names: {names}; give more of the name."
         )
     return found[0][1] if found else None
+
+
+def _first_names(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def _is_own(place: Storage) -> bool:
@@ -146,15 +161,16 @@ def own_spools() -> Iterator[Storage]:
             yield open_storage(path)
 
 
-def _spools(text: str) -> Iterator[Storage]:
+def _spools(text: str) -> Iterator[tuple[Storage, str | None]]:
     for storage in own_spools():
         try:
             run = RunRecords(storage).run
         except (FileNotFoundError, LockstepError):
             continue
         trial_id = str(run.get("trial_id"))
-        if text in (run.get("experiment_name"), run_name(run), trial_id, trial_id[:5]):
-            yield storage
+        names = (run.get("experiment_name"), run_name(run), trial_id)
+        if text in names or text == trial_id[:5]:
+            yield storage, None if text in names else trial_id
 
 
 def parent_of(run: Storage, header: dict[str, Any]) -> Storage | None:
