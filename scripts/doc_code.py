@@ -41,6 +41,8 @@ BLOCK = re.compile(
 )
 NOT_RUN = re.compile(r"\*Not run by the tests: [^*]+\*\s*\Z")
 PROGRESS = re.compile(r"\[lockstep\] (?!finished|failed|interrupted|preempted)\w+ · ")
+# On a busy machine a run says so, whatever its page is about.
+SLOW = re.compile(r"(?:\[lockstep\] )?.*[Rr]anks? .*ha(?:s|ve) not started for [\d.]+ s")
 # What is another in each run, and stays readable on a page: the ids of trials, dates, durations.
 VOLATILE = re.compile(
     r"(?<![0-9a-zA-Z])[0-9a-f]{5}(?=_\d{5})"
@@ -209,7 +211,8 @@ def difference(block: Block, printed: str) -> str | None:
 def _lines(text: str) -> list[str]:
     """The lines of an output without what depends on widths and on the machine's speed."""
     lines = (re.sub(r" +", " ", line.rstrip()) for line in text.strip("\n").splitlines())
-    return [VOLATILE.sub("#", line) for line in lines if line and not PROGRESS.match(line)]
+    kept = (line for line in lines if line and not (PROGRESS.match(line) or SLOW.match(line)))
+    return [VOLATILE.sub("#", line) for line in kept]
 
 
 def check(page: Path) -> None:
@@ -233,7 +236,8 @@ def renew(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for block, printed in reversed(shown):
         if difference(block, printed):
-            kept = [line for line in printed.splitlines() if not PROGRESS.match(line)]
+            lines = printed.splitlines()
+            kept = [line for line in lines if not (PROGRESS.match(line) or SLOW.match(line))]
             text = text[: block.span[0]] + "\n".join(kept) + "\n" + text[block.span[1] :]
     page.write_text(text, encoding="utf-8")
 

@@ -82,6 +82,16 @@ def test_blocks_share_a_page_and_dots_stand_for_lines(tmp_path: Path) -> None:
     )
 
 
+def test_a_slow_start_is_no_difference(tmp_path: Path) -> None:
+    code = """
+from lockstep.train.driver.events import ExplainHang
+from lockstep.train.driver.notes import hang_note
+hang = ExplainHang(missing=(0,), waiting=(), returned=(), number=1, seconds=31.0, starting=True)
+print(hang_note(hang), "[lockstep] " + hang_note(hang._replace(missing=(0, 1))), "one", sep="\\n")
+"""
+    doc_code.check(page_of(tmp_path, f"```python{code}```\n```output\none\n```\n"))
+
+
 def test_a_block_that_is_not_run_says_why(tmp_path: Path) -> None:
     page_text = "*Not run by the tests: it needs a GPU.*\n\n```python\nmissing\n```\n"
     doc_code.check(page_of(tmp_path, page_text))

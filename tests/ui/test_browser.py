@@ -20,7 +20,7 @@ from tests.engine.driving import wait_until
 from tests.repository import SRC
 from tests.ui.journals import MadeRun, made_experiment
 
-pytestmark = [pytest.mark.environment("ui"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.environment("ui"), pytest.mark.timeout(300)]
 
 PATIENCE_MS = 40_000
 """For a machine that is busy; nothing here waits for it where the page is as expected."""
@@ -46,7 +46,9 @@ train.DataParallelTrainer(
     step_by_step,
     train_loop_config={"go": sys.argv[2]},
     scaling_config=train.ScalingConfig(num_workers=2),
-    run_config=train.RunConfig(name="live", storage_path=sys.argv[1], verbose=0),
+    run_config=train.RunConfig(
+        name="live", storage_path=sys.argv[1], verbose=0, hang_warning_s=None
+    ),
 ).fit()
 """
 
@@ -65,7 +67,9 @@ def fail():
 train.DataParallelTrainer(
     fail,
     scaling_config=train.ScalingConfig(num_workers=2),
-    run_config=train.RunConfig(name="broken", storage_path=sys.argv[1], verbose=0),
+    run_config=train.RunConfig(
+        name="broken", storage_path=sys.argv[1], verbose=0, hang_warning_s=None
+    ),
 ).fit()
 """
 
