@@ -40,6 +40,9 @@ log = logging.getLogger("changer")
 log.setLevel(logging.ERROR)
 log.addHandler(logging.NullHandler())
 log.propagate = False
+logging.getLogger().setLevel(logging.INFO)
+logging.getLogger("of.another").setLevel(logging.ERROR)  # the library's own doing, not of.another's
+logging.getLogger("of.another").addFilter(print)
 atexit.register(print, "changer ends")
 def search(name):
     return codecs.lookup("ascii") if name == "of_changer" else None
@@ -50,6 +53,7 @@ def state():
     import atexit, builtins, codecs, logging, os, sys, threading, warnings
     # Not before the import: a logger that is there is another case.
     log = logging.getLogger("changer" if "changer" in sys.modules else "nobody")
+    other, user = logging.getLogger("of.another"), logging.getLogger("changer_s.user")
     try:
         codec = codecs.lookup("of_changer").name
     except LookupError:
@@ -65,6 +69,8 @@ def state():
         "path": sys.path,
         "root": sorted(type(one).__name__ for one in logging.root.handlers),
         "log": [log.level, [type(one).__name__ for one in log.handlers], log.propagate],
+        "other": [other.level, len(other.filters)],
+        "level": [logging.root.level, user.isEnabledFor(logging.INFO)],
         "exits": atexit._ncallbacks(),
         "codec": codec,
     }
@@ -73,8 +79,8 @@ SCRIPT = (
     STATE
     + """
 import json, logging.config, sys
-found = [state()]
 logging.config.dictConfig({"version": 1})  # disables every logger there is
+found = [state()]
 import user_of_changer
 found.append(state())
 found.append([user_of_changer.changer.__spec__.name, user_of_changer.changer.log.disabled])
@@ -308,6 +314,8 @@ def clean(place: Path) -> Iterator[Preloaded]:
     found = set(sys.modules)
     meta_path, path, directory = list(sys.meta_path), list(sys.path), os.getcwd()
     filters, handlers = list(warnings.filters), list(logging.root.handlers)
+    level = logging.root.level
+    logging.root.setLevel(logging.WARNING)
     sys.path.append(str(place / "site-packages"))
     preloaded = Preloaded()
     try:
@@ -323,7 +331,9 @@ def clean(place: Path) -> Iterator[Preloaded]:
         sys.meta_path[:], sys.path[:] = meta_path, path
         warnings.filters[:] = filters  # type: ignore[index]
         logging.root.handlers[:] = handlers
-        logging.root.manager.loggerDict.pop("changer", None)
+        logging.root.setLevel(level)
+        for name in ("changer", "changer_s.user", "of.another"):
+            logging.root.manager.loggerDict.pop(name, None)
         assert os.getcwd() == directory
 
 
@@ -341,6 +351,8 @@ def test_it_is_hidden_in_the_server_and_there_when_it_is_imported(clean: Preload
     assert hidden["modules"] == [False, False, False]
     log = logging.getLogger("changer")
     assert (log.level, log.handlers, log.propagate) == (logging.NOTSET, [], True)
+    assert hidden["other"] == [logging.NOTSET, 0]
+    assert hidden["level"] == [logging.WARNING, False]
     assert hidden["variables"] == {}
     assert {"changer", "user_of_changer", "reader"} <= clean.modules.keys()
     told: list[tuple[str, str]] = []

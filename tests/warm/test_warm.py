@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import marshal
 import os
 import signal
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from lockstep.warm.client import connect
+from lockstep.warm.messages import receive, send
 from tests.repository import SRC
 from tests.warm.warm_runs import LIMIT_S, Warm
 
@@ -125,6 +130,39 @@ def test_a_client_that_goes_away_harms_nobody(warm: Warm, sent: str) -> None:
         if sent == "run":
             client.sendall(b"\0\0\0\5hello")
     assert is_warm(warm)
+
+
+def test_a_server_that_is_killed_at_any_step_means_an_ordinary_start(warm: Warm) -> None:
+    os.kill(warm.start(), signal.SIGKILL)
+    warm.wait_until(lambda: not warm.is_locked())
+    (path,) = warm.sockets()
+    path.unlink()
+
+    def serve(step: str) -> None:
+        with listener.accept()[0] as client:
+            if step == "accepted":
+                return
+            receive(client)
+            if step == "garbage":
+                client.sendall(b"\0\0\0\5hello")
+            elif step in ("ready", "go"):
+                send(client, "ready")
+            if step == "go":
+                receive(client)
+
+    with path.with_suffix(".lock").open() as lock, socket.socket(socket.AF_UNIX) as listener:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # so that nobody starts another server
+        directory = os.open(path.parent, os.O_PATH)  # the whole path may be too long for a socket
+        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+        os.close(directory)
+        listener.listen()
+        for step in ("accepted", "asked", "garbage", "ready", "go"):
+            server = threading.Thread(target=serve, args=(step,))
+            server.start()
+            done = warm.run("-v", "-c", SHOW)
+            server.join()
+            assert done.stdout.endswith(" False\n"), (step, done)
+            assert done.stderr.startswith("lockstep run: ordinary start: the "), (step, done.stderr)
 
 
 def test_a_server_that_is_killed_does_not_end_what_it_started(warm: Warm) -> None:
@@ -286,7 +324,12 @@ def test_it_learns_libraries_and_never_the_user_s_code(library: Path, tmp_path: 
         warm.run("-c", "import some_library.part, own_module", cwd=tmp_path)
         warm.wait_until(warm.status)
         assert loaded_before(warm, names, tmp_path) == names[:2]
-        # A warm script teaches the server what it has not had.
+        # A warm script teaches the server what it has not had, also where another one had written
+        # it down, too late for the server.
+        (known,) = (tmp_path / "runtime").glob("lockstep/*/learnt")
+        learnt = marshal.loads(known.read_bytes())
+        learnt["modules"].append("other_library")
+        known.write_bytes(marshal.dumps(learnt))
         warm.run("-c", "import other_library", cwd=tmp_path)
         warm.wait_until(lambda: any("other_library" in one["packages"] for one in warm.status()))
         assert loaded_before(warm, names, tmp_path) == names[:3]
@@ -326,8 +369,11 @@ def test_a_variable_that_a_library_reads_is_one_that_matters(library: Path, tmp_
     warm = Warm(tmp_path / "runtime", **place)
     show = "import reader, sys; print(reader.HOME, 'lockstep.engine.warm_server' in sys.modules)"
     try:
-        assert warm.run("-c", show).stdout == "/first False\n"
-        warm.wait_until(warm.status)
+        warm.start()
+        # The server has neither the library nor the variable: the script brings both.
+        assert warm.run("-c", show).stdout == "/first True\n"
+        warm.wait_until(lambda: any("reader" in one["packages"] for one in warm.status()))
+        assert loaded_before(warm, ["reader"], tmp_path) == ["reader"]
         assert warm.run("-c", show).stdout == "/first True\n"
         other = {**warm.environment, "READER_HOME": "/second"}
         assert warm.run("-c", show, env=other).stdout == "/second False\n"

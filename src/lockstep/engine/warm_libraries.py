@@ -54,6 +54,7 @@ class Libraries:
         self._children: set[int] = set()
         self._process: dict[str, Any] = {}
         self._files: dict[str, Any] = {}
+        self._lessons: list[str] = []
         self.preloaded: Preloaded
         """The modules, which a forked process sees when it imports them."""
         self.names: set[str] = set()
@@ -68,6 +69,7 @@ class Libraries:
         self._process = _process_state()
         self._watch(modules.library_directories())
         learnt = self._place.learnt()
+        self._lessons = learnt["modules"]
         excluded = _NEVER | learnt["unsafe"].keys()
         self.preloaded = Preloaded()
         with self.preloaded.recording():
@@ -80,10 +82,10 @@ class Libraries:
                 except Exception:  # the script will see it where it imports the module
                     continue
                 if len(sys.modules) != count and (problem := self._problem()):
-                    self._exclude({package_of(name): problem}, learnt)
+                    self._exclude({package_of(name): problem})
         if self.preloaded.problems:
-            self._exclude(self.preloaded.problems, learnt)
-        if self._place.learnt()["modules"] != learnt["modules"]:
+            self._exclude(self.preloaded.problems)
+        if self.is_behind():
             self.start_again()  # scripts have taught more meanwhile
         self._reads |= self.preloaded.reads
         self.names = set(sys.modules)
@@ -107,12 +109,18 @@ class Libraries:
         with contextlib.suppress(OSError, ValueError):
             _unmap_clean_pages()
 
-    def _exclude(self, problems: Mapping[str, str], learnt: dict[str, Any]) -> NoReturn:
+    def _exclude(self, problems: Mapping[str, str]) -> NoReturn:
+        learnt = self._place.learnt()  # scripts may have taught more meanwhile
         for package, problem in problems.items():
             print(f"{package} is not preloaded: {problem}", flush=True)
             learnt["unsafe"][package] = problem
         self._place.write_learnt(learnt)
         self.start_again()
+
+    def is_behind(self) -> bool:
+        """Whether scripts have taught more since the imports began."""
+        learnt: list[str] = self._place.learnt()["modules"]
+        return learnt != self._lessons
 
     @property
     def reads(self) -> set[str]:
@@ -223,9 +231,15 @@ class Libraries:
         """The server is found at another place from now on, and has that place's lock."""
         self._place = place
 
-    def start_again(self) -> NoReturn:
-        """Become a new server, in the same process and with the same lock."""
+    def start_again(self, others_fd: int = -1) -> NoReturn:
+        """Become a new server, in the same process and with the same lock.
+
+        Args:
+            others_fd: the other variables of whoever has taught something new.
+        """
         import subprocess
+
+        self._others_fd = max(self._others_fd, others_fd)
 
         place = self._place
         setup = marshal.dumps((place.directory, place.identity, place.variables, self._idle_s))

@@ -210,32 +210,43 @@ class _Server:
             # A client that is gone, slow or of another version starts cold.
             with contextlib.suppress(OSError, ValueError, TypeError, EOFError, KeyError):
                 if peer(client)[1] == os.getuid() and (message := receive(client)):
-                    self._answer(client, message[0], message[1])
+                    try:
+                        self._answer(client, *message)
+                    finally:
+                        for fd in message[2]:
+                            os.close(fd)
 
-    def _answer(self, client: socket.socket, kind: str, values: dict[str, Any]) -> None:
+    def _answer(
+        self, client: socket.socket, kind: str, values: dict[str, Any], files: list[int]
+    ) -> None:
         if kind in ("run", "workers"):
             self._fork(client, kind, values)
         elif kind == "learn":
-            self._start_successor()
+            self._start_successor(*files[:1])
         elif kind == "status":
             send(client, "status", **self._status())
         elif kind == "stop":
             send(client, "stopping", pid=os.getpid())
             self._end()
 
-    def _start_successor(self) -> None:
+    def _start_successor(self, others_fd: int = -1) -> None:
         """Have another server import what was learnt. It replaces the socket when it is ready.
 
         Until then this server answers, with what it has: nobody waits for imports, or asks without
-        the variables that the new libraries read.
+        the variables that the new libraries read. What is learnt too late for the successor is
+        asked of it by the next script that imports it.
+
+        Args:
+            others_fd: where the other variables of the caller can be read, by nobody but the
+                process that looks for those which the new libraries read.
         """
-        if self._successor in self._running:
-            return  # it looks again for what was learnt meanwhile
+        if self._successor in self._running or not self._libraries.is_behind():
+            return
         with contextlib.suppress(OSError):
             self._successor = os.fork()
             if self._successor == 0:
                 try:
-                    self._libraries.start_again()
+                    self._libraries.start_again(others_fd)
                 finally:
                     os._exit(1)
             self._running.add(self._successor)

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, MutableMapping
 from typing import Any
 
-__all__ = ["Change", "State", "all_loggers", "noted_calls", "reset_logger"]
+__all__ = ["Change", "State", "noted_calls", "noted_loggers"]
 
 _ATTRIBUTES: tuple[tuple[Any, str], ...] = (
     (sys, "breakpointhook"),
@@ -73,6 +73,7 @@ class State:
             del os.environ[name]
         os.environ.update(self.variables)
         _filters_changed()
+        _levels_changed()
 
     def changes_since(self, before: State, read: Collection[str]) -> list[Change]:
         """What has happened between two moments.
@@ -131,7 +132,11 @@ def _mapping_again(place: int, old: dict[Any, Any], new: dict[Any, Any]) -> Call
 
 
 def _attribute_again(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    return lambda: setattr(owner, name, value)
+    def again() -> None:
+        setattr(owner, name, value)
+        _levels_changed()
+
+    return again
 
 
 def _variables_again(
@@ -148,6 +153,12 @@ def _variables_again(
                 os.environ[name] = value
 
     return again
+
+
+def _levels_changed() -> None:
+    """Loggers keep whether they are enabled for a level."""
+    manager: Any = logging.root.manager
+    manager._clear_cache()
 
 
 def _filters_changed() -> None:
@@ -185,36 +196,78 @@ def noted_calls(note: Callable[[Change], None]) -> Iterator[list[Callable[[], ob
         atexit.register, codecs.register = at_exit, codec
 
 
-def all_loggers() -> set[str]:
-    """The loggers that there are, but the root."""
-    loggers = logging.root.manager.loggerDict.items()
-    return {name for name, logger in loggers if isinstance(logger, logging.Logger)}
+_SETTINGS: dict[str, Any] = {
+    "level": logging.NOTSET,
+    "propagate": True,
+    "disabled": False,
+    "handlers": [],
+    "filters": [],
+}
+"""Of a logger, as it is created."""
 
 
-def reset_logger(name: str) -> Change:
-    """Take a logger's settings; returns what gives them back."""
-    logger = logging.getLogger(name)
-    again = _logger_again(logger)
-    logger.handlers, logger.filters = [], []
-    logger.propagate, logger.disabled = True, False
-    logger.setLevel(logging.NOTSET)
-    return again
+@contextlib.contextmanager
+def noted_loggers(note: Callable[[Change], None]) -> Iterator[list[Callable[[], object]]]:
+    """Within this context, note how loggers are changed, whatever they are called.
+
+    The root logger's settings are in ``State``.
+
+    Yields:
+        What undoes it.
+    """
+    undo: list[Callable[[], object]] = []
+    touched: set[logging.Logger] = set()
+    kind: Any = logging.Logger
+    names = ("__setattr__", "addHandler", "removeHandler", "addFilter", "removeFilter")
+    own = {name: vars(kind).get(name) for name in names}
+
+    def touch(logger: logging.Logger) -> None:
+        if logger not in touched:
+            touched.add(logger)
+            kept = vars(logger)
+            undo.extend(_setting_again(logger, n, kept[n]) for n in _SETTINGS if n in kept)
+
+    def set_attribute(self: logging.Logger, name: str, value: Any) -> None:
+        if self is logging.root or name not in _SETTINGS:
+            object.__setattr__(self, name, value)
+            return
+        is_new, default = name not in vars(self), _SETTINGS[name]
+        if not is_new:
+            touch(self)
+        elif value != default:
+            undo.append(_setting_again(self, name, default))
+        object.__setattr__(self, name, value)
+        # A new logger is enabled: a configuration that came earlier has not known it.
+        if not is_new or value != default or name == "disabled":
+            note(_setting_again(self, name, value))
+
+    def noted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: logging.Logger, argument: Any) -> None:
+            if self is not logging.root:
+                touch(self)
+                note(lambda: method(self, argument))
+            method(self, argument)
+
+        return call
+
+    kind.__setattr__ = set_attribute
+    for name in names[1:]:
+        setattr(kind, name, noted(getattr(kind, name)))
+    try:
+        yield undo
+    finally:
+        for name, method in own.items():
+            if method is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, method)
 
 
-def _logger_again(logger: logging.Logger) -> Callable[[], None]:
-    level, propagate, disabled = logger.level, logger.propagate, logger.disabled
-    handlers, filters = list(logger.handlers), list(logger.filters)
+def _setting_again(logger: logging.Logger, name: str, value: Any) -> Callable[[], None]:
+    kept = list(value) if isinstance(value, list) else value
 
     def again() -> None:
-        for handler in handlers:
-            logger.addHandler(handler)
-        for one in filters:
-            logger.addFilter(one)
-        if level != logging.NOTSET:
-            logger.setLevel(level)
-        if not propagate:
-            logger.propagate = False
-        # One that is created by the import: no earlier configuration has disabled it.
-        logger.disabled = disabled
+        setattr(logger, name, list(kept) if isinstance(kept, list) else kept)
+        _levels_changed()
 
     return again

@@ -8,6 +8,8 @@
                   ◀────────────────────── started, with a handle of the process
                   ◀────────────────────── stopped, ended                 (of a script)
 
+    learn, with a file ─────────────────▶ a script has imported more; the file has its variables
+
 Marshalled, not pickled: the client must not import pickle. Both are the same interpreter.
 """
 
@@ -45,7 +47,7 @@ def receive(sock: socket.socket) -> tuple[str, dict[str, Any], list[int]] | None
     """The next message: its kind, its values, its files; None when the other side is gone.
 
     Raises:
-        OSError: nothing came in time.
+        OSError: nothing came in time, or something that is no message.
     """
     room = socket.CMSG_LEN(MAX_FILES * array.array("i").itemsize)
     try:
@@ -64,7 +66,10 @@ def receive(sock: socket.socket) -> tuple[str, dict[str, Any], list[int]] | None
     body = _exactly(sock, _LENGTH.unpack(body)[0])
     if body is None:
         return None
-    name, values = marshal.loads(body)
+    try:
+        name, values = marshal.loads(body)
+    except (ValueError, EOFError, TypeError) as error:
+        raise ConnectionError(f"a message that cannot be read: {error}") from error
     return name, values, list(files)
 
 

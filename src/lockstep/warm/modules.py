@@ -98,12 +98,37 @@ def learn() -> None:
             lesson.place.write_learnt(learnt)
         if not lesson.known:
             start_server(lesson.place, lesson.environment)
-        elif new:
-            from lockstep.warm.client import connect
-            from lockstep.warm.messages import send
+        else:
+            _teach(lesson.place, lesson.environment)
 
-            with connect(lesson.place.socket) as sock:
-                send(sock, "learn")
+
+def _teach(place: Place, environment: Mapping[str, str]) -> None:
+    """Have the server look at what is learnt. Whether that is new, the server knows."""
+    from lockstep.warm.client import connect
+    from lockstep.warm.messages import send
+
+    others = os.memfd_create("others", os.MFD_CLOEXEC)
+    try:
+        _, rest = _divided(place, environment)
+        _write_others(others, rest)
+        os.lseek(others, 0, os.SEEK_SET)
+        with connect(place.socket) as sock:
+            send(sock, "learn", [others])
+    finally:
+        os.close(others)
+
+
+def _divided(place: Place, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables that a server is started with, and the others."""
+    names = place.known_reads() | _ORDINARY
+    kept = {name: value for name, value in environment.items() if matters_at_import(name, names)}
+    return kept, {name: value for name, value in environment.items() if name not in kept}
+
+
+def _write_others(fd: int, rest: dict[str, str]) -> None:
+    """See ``Libraries.complete_variables``, which reads them."""
+    with open(fd, "wb", closefd=False) as file:
+        file.write(marshal.dumps(rest))
 
 
 def library_directories() -> list[str]:
@@ -147,13 +172,11 @@ def start_server(place: Place, environment: Mapping[str, str]) -> bool:
     lock = place.take_lock()
     if lock is None:
         return False
-    names = place.known_reads() | _ORDINARY
-    kept = {name: value for name, value in environment.items() if matters_at_import(name, names)}
+    kept, rest = _divided(place, environment)
     if settings.user_thread_setting(kept) is None:
         kept["OPENBLAS_NUM_THREADS"] = "1"  # the server computes nothing
     idle_s = settings.warm_idle_seconds()
     setup = marshal.dumps((place.directory, place.identity, place.variables, idle_s))
-    rest = {name: value for name, value in environment.items() if name not in kept}
     # Not a pipe: it holds little, and this process must not wait until the server reads.
     setup_fd = os.memfd_create("setup", 0)
     code = (
@@ -169,7 +192,7 @@ def start_server(place: Place, environment: Mapping[str, str]) -> bool:
     try:
         with open(setup_fd, "wb", closefd=False) as file:
             file.write(setup)
-            file.write(marshal.dumps(rest))  # see Libraries.complete_variables
+        _write_others(setup_fd, rest)
         os.lseek(setup_fd, 0, os.SEEK_SET)
         with open(place.log, "wb") as log:
             process = subprocess.Popen(

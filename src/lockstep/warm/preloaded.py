@@ -24,7 +24,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from lockstep import settings
-from lockstep.warm.effects import Change, State, all_loggers, noted_calls, reset_logger
+from lockstep.warm.effects import Change, State, noted_calls, noted_loggers
 from lockstep.warm.variables import READ_LATER, recorded_reads
 
 __all__ = ["Preloaded", "package_of"]
@@ -62,9 +62,8 @@ class Preloaded:
         self._group_of: dict[str, _Group] = {}
         self._changes: list[tuple[_Group, Change]] = []
         self._importing = [self._nobody]
-        self._loggers: dict[str, _Group] = {}
         self._count = 0
-        self._undo: list[Callable[[], object]] = []
+        self._undo: list[list[Callable[[], object]]] = []
         self._before = State()
         self._last = self._before
         self._known = set(sys.modules)
@@ -104,7 +103,8 @@ class Preloaded:
         """Within this context modules are imported."""
         with contextlib.ExitStack() as stack:
             reads = stack.enter_context(recorded_reads())
-            self._undo = stack.enter_context(noted_calls(self._note))
+            self._undo.append(stack.enter_context(noted_calls(self._note)))
+            self._undo.append(stack.enter_context(noted_loggers(self._note)))
             stack.enter_context(_noted_imports(self._imports))
             stack.enter_context(_noted_execution(lambda name: self._running(name, reads)))
             stack.enter_context(_noted_files(self._looks_at))
@@ -124,9 +124,6 @@ class Preloaded:
         finally:
             for new in sys.modules.keys() - before:  # also those that have no code
                 self._group(new)
-            for logger in all_loggers() - self._loggers.keys():
-                package = logger.partition(".")[0]
-                self._loggers[logger] = self._groups.get((package, self._count), self._nobody)
 
     def _group(self, name: str) -> _Group:
         package = package_of(name)
@@ -195,16 +192,13 @@ class Preloaded:
             if names.get(own) is module and self._group_of.get(parent) is not group:
                 group.attributes.append((names, own, module))
                 del names[own]
-        for undo in self._undo:
+        for undo in (one for undone in self._undo for one in undone):
             undo()
         self._before.restore()
         for group, change in self._changes:
             if not group.modules:
                 change()
         self._changes = [(group, change) for group, change in self._changes if group.modules]
-        for name, group in self._loggers.items():
-            if group.modules:
-                self._changes.append((group, reset_logger(name)))
 
     # In a forked process.
 
