@@ -53,6 +53,7 @@ def state():
     import atexit, builtins, codecs, logging, os, sys, threading, warnings
     # Not before the import: a logger that is there is another case.
     log = logging.getLogger("changer" if "changer" in sys.modules else "nobody")
+    handlers = [type(one).__name__ for one in log.handlers]
     other, user = logging.getLogger("of.another"), logging.getLogger("changer_s.user")
     try:
         codec = codecs.lookup("of_changer").name
@@ -68,7 +69,8 @@ def state():
         "finders": [one.__name__ for one in sys.meta_path if isinstance(one, type)],
         "path": sys.path,
         "root": sorted(type(one).__name__ for one in logging.root.handlers),
-        "log": [log.level, [type(one).__name__ for one in log.handlers], log.propagate],
+        # Without those of pytest, which come and go.
+        "log": [log.level, [name for name in handlers if "Capture" not in name], log.propagate],
         "other": [other.level, len(other.filters)],
         "level": [logging.root.level, user.isEnabledFor(logging.INFO)],
         "exits": atexit._ncallbacks(),

@@ -445,8 +445,8 @@ def _become_worker(spawn: Spawn, output_fd: int) -> None:
         os.chdir(spawn.cwd)
     # A fork copies the server's random state: all workers of all runs would draw the same numbers.
     random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+    if "numpy.random" in sys.modules:  # else its import, which takes long, seeds it
+        sys.modules["numpy.random"].seed()
 
 
 def _set_worker_title(spawn: Spawn) -> None:

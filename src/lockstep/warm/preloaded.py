@@ -265,8 +265,8 @@ class Preloaded:
                     with contextlib.suppress(Exception):
                         change()
             for group in wanted:
-                if "numpy" in group.modules:  # a fork copies the random state
-                    group.modules["numpy"].random.seed()
+                if "numpy.random" in group.modules:  # a fork copies the random state
+                    group.modules["numpy.random"].seed()
             return module
 
     def _collect(self, group: _Group, wanted: dict[_Group, None]) -> None:

@@ -31,8 +31,9 @@ class TorchBackend(Backend):
     """Initialises the default process group with a store that rank 0 serves on a free port."""
 
     preload = ("torch", "torch.distributed", "torch.distributed.nn", "lockstep.train.torch")
-    # The first optimizer or DDP model of a process imports it, which takes nearly as long as torch.
-    preload_later = ("torch._dynamo",)
+    # The first optimizer or DDP model of a process imports the second, which takes nearly as long
+    # as torch.
+    preload_later = ("numpy.random", "torch._dynamo")
     needs_all_announcements = False
 
     def __init__(self, name: str | None, url: str | None, timeout_s: float) -> None:
