@@ -33,6 +33,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Collection
 from io import TextIOWrapper
 from types import FrameType
@@ -71,6 +72,7 @@ __all__ = [
     "Spawn",
     "Started",
     "main",
+    "skip_library_finalizers",
 ]
 
 LEFTOVER_GRACE_S = 1.0
@@ -172,6 +174,7 @@ def _preload(names: list[str], control: socket.socket, known: Collection[str] = 
             except Exception as error:
                 # The worker imports it again, and fails where the user sees the error.
                 print(f"lockstep: could not preload {name}: {error}", file=sys.stderr)
+    skip_library_finalizers()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # a fork copies the buffer: every worker would print it again
@@ -179,6 +182,19 @@ def _preload(names: list[str], control: socket.socket, known: Collection[str] = 
     gc.freeze()  # a collection in a worker would write to these pages, and so copy them
     with contextlib.suppress(OSError):  # the driver is gone, and the keeper will see it
         send_with_files(control, Preloaded(frozenset(reads.union(known))), [])
+
+
+def skip_library_finalizers() -> None:
+    """Let processes that are forked from now on exit without torch's removal of its operators.
+
+    There are more than a hundred of them, imported here. To remove them takes longer than all else
+    at the end of a worker, and the memory that it frees is about to be freed anyway.
+    """
+    finalizers: Any = weakref.finalize
+    for one in list(getattr(finalizers, "_registry", ())):
+        found = one.peek()
+        if found is not None and getattr(found[1], "__module__", "") == "torch.library":
+            one.atexit = False
 
 
 class _Server:

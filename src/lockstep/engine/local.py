@@ -70,7 +70,7 @@ class LocalEngine(Engine):
 
     def __init__(self) -> None:
         self._pool = ServerPool()
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     def check(self, spec: GroupSpec) -> list[str]:
         """See :class:`Engine`."""
@@ -119,7 +119,10 @@ class LocalEngine(Engine):
     def close(self) -> None:
         """See :class:`Engine`."""
         self._pool.close()
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        self._pool.close(at_exit=True)
 
 
 class _LocalGroup(ConnectedGroup):

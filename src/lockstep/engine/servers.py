@@ -84,11 +84,11 @@ class ServerPool:
                 self.servers.remove(server)
         server.close()
 
-    def close(self) -> None:
-        """End all servers, with their workers. Idempotent."""
+    def close(self, *, at_exit: bool = False) -> None:
+        """End all servers, with their workers; ``at_exit``: as ``ForkServer.close``. Idempotent."""
         with self._lock:
             while self.servers:
-                self.servers.pop().close()
+                self.servers.pop().close(at_exit=at_exit)
 
 
 class ForkServer:
@@ -181,8 +181,12 @@ class ForkServer:
             theirs.close()
         return mine
 
-    def close(self) -> None:
-        """End the process, with its workers."""
+    def close(self, *, at_exit: bool = False) -> None:
+        """End the process, with its workers.
+
+        ``at_exit``: this process exits now. One without workers that a warm server has forked is
+        not waited for: it is nobody's child, and the memory that it gives back takes a while.
+        """
         self._control.close()
         if os.getpid() != self._owner:
             self._process.returncode = 0  # this is a forked child: its parent owns the process
@@ -192,6 +196,8 @@ class ForkServer:
         # To close the socket is not enough: a forked child may hold it, or the server may still be
         # importing.
         self._process.send_signal(CLOSE_SIGNAL)
+        if at_exit and not self.groups and isinstance(self._process, _Borrowed):
+            return
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -243,8 +249,11 @@ def _start_cold(spec: GroupSpec, remote: socket.socket) -> subprocess.Popen[byte
     setup = marshal.dumps((import_path(), list(spec.preload), list(spec.preload_later)))
     setup_fd, write_fd = os.pipe()
     code = (
-        # SIGTERM is ignored before anything is imported, which may take seconds.
-        "import marshal, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        # What lies in the working directory is not Python's own signal.
+        "import marshal, sys; "
+        "sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]; "
+        # SIGTERM is ignored before anything else is imported, which may take seconds.
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         f"file = open({setup_fd}, 'rb'); "
         f"sys.path[:], preload, later = marshal.loads(file.read({len(setup)})); file.close(); "
         "from lockstep.engine.forkserver import main; "

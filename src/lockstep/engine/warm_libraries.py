@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from lockstep import settings
+from lockstep.engine.forkserver import skip_library_finalizers
 from lockstep.engine.processes import children
 from lockstep.warm import modules
 from lockstep.warm.identity import variables_that_matter
@@ -97,6 +98,7 @@ class Libraries:
         own = (sys.prefix, sys.base_prefix, *modules.library_directories(), *_NO_FILES)
         looked_up = (path for path in self.preloaded.looked_up if not path.startswith(own))
         self._watch(path for path in looked_up if not os.path.isdir(path))
+        skip_library_finalizers()
         self.preloaded.hide()
         os.chdir("/")
         for stream in (sys.stdout, sys.stderr):
