@@ -71,6 +71,7 @@ def outcome(
     "command",
     [
         ["state.py", "a", "-m", "-v"],
+        ["-c", "class Own(KeyboardInterrupt): pass\nraise Own"],
         ["./link.py"],
         ["folder", "x"],
         ["archive.zip"],

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -227,6 +228,48 @@ def test_fifty_warm_starts_at_once(running: Warm) -> None:
     assert [script.returncode for script in scripts] == [0] * 50
     assert len({out[0] for out in outs}) == 50
     assert "True" in {out[1] for out in outs}  # all, unless the machine is very busy
+
+
+def test_a_script_that_can_be_read_but_once_is_read_once(running: Warm, tmp_path: Path) -> None:
+    pipe = tmp_path / "script"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("print('read')",))
+    writer.start()
+    done = running.run("-v", str(pipe))
+    writer.join()
+    assert done.stdout == "read\n", done.stderr
+    assert "no regular file" in done.stderr
+
+
+def test_output_that_cannot_be_written_is_an_error_at_the_end(running: Warm) -> None:
+    def outcome(*command: str) -> tuple[int, str]:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [*command, "-c", "print('lost')"],
+                env=running.environment,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=LIMIT_S,
+            )
+        return done.returncode, done.stderr
+
+    expected = outcome(sys.executable)
+    assert expected[0] == 120
+    assert outcome(*running.command("run")) == expected
+
+
+def test_an_interpreter_s_options_are_kept() -> None:
+    options = ["-X", "int_max_str_digits=5000", "-X", "no_debug_ranges", "-X", "dev", "-O"]
+    code = "from lockstep.warm.identity import interpreter_flags; print(*interpreter_flags())"
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert sorted(done.stdout.split()) == sorted(options)
 
 
 # Which server is whose.

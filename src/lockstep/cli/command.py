@@ -10,7 +10,7 @@ from lockstep import settings
 from lockstep.lookup import own_directories
 from lockstep.storage import open_storage
 
-__all__ = ["Command", "add_run", "run_names", "whole_number"]
+__all__ = ["Command", "WholeNumber", "add_run", "run_names"]
 
 
 class Command(NamedTuple):
@@ -40,21 +40,23 @@ def add_run(parser: ArgumentParser, name: str = "run", *, nargs: str | None = No
     vars(argument)["completer"] = run_names  # where argcomplete looks for it
 
 
-def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+class WholeNumber(NamedTuple):
     """For ``type=``: a whole number of this range. Another one is a wrong argument."""
 
-    def read(text: str) -> int:
+    least: int
+    most: int | None = None
+
+    def __call__(self, text: str) -> int:
+        """The number that ``text`` is."""
         try:
             value = int(text)
         except ValueError:
             raise ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < least:
-            raise ArgumentTypeError(f"{value} is less than {least}")
-        if most is not None and value > most:
-            raise ArgumentTypeError(f"{value} is greater than {most}")
+        if value < self.least:
+            raise ArgumentTypeError(f"{value} is less than {self.least}")
+        if self.most is not None and value > self.most:
+            raise ArgumentTypeError(f"{value} is greater than {self.most}")
         return value
-
-    return read
 
 
 def run_names(prefix: str, **_: Any) -> list[str]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
-from lockstep.cli.command import Command, add_run, whole_number
+from lockstep.cli.command import Command, WholeNumber, add_run
 from lockstep.console.text import clean, without_controls
 from lockstep.lookup import find_run
 from lockstep.observe.state import may_run, spool_of
@@ -34,7 +34,7 @@ def _arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rank",
-        type=whole_number(0),
+        type=WholeNumber(0),
         action="append",
         metavar="N",
         help="only this rank; may be repeated",
@@ -48,7 +48,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--lines",
-        type=whole_number(0),
+        type=WholeNumber(0),
         metavar="N",
         help="only the last N lines of each rank",
     )

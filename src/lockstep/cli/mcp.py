@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from lockstep import __version__
 from lockstep.cli import compare, env, logs, ls, plot, show, why
-from lockstep.cli.command import Command
+from lockstep.cli.command import Command, WholeNumber
 from lockstep.console.text import clean
 from lockstep.errors import LockstepError
 
@@ -118,7 +118,7 @@ def _schema(action: argparse.Action) -> dict[str, Any]:
     if action.nargs == 0:
         kind: dict[str, Any] = {"type": "boolean"}
     else:
-        kind = {"type": "integer" if action.type is int else "string"}
+        kind = {"type": "integer" if isinstance(action.type, WholeNumber) else "string"}
         if action.choices:
             kind["enum"] = list(action.choices)
         if action.nargs == "+" or type(action).__name__ == "_AppendAction":

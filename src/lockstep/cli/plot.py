@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
 from lockstep.checks import is_number
-from lockstep.cli.command import Command, add_run, whole_number
+from lockstep.cli.command import Command, WholeNumber, add_run
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean, format_value
 from lockstep.errors import LockstepError
@@ -33,7 +33,7 @@ def _arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--log", action="store_true", help="a logarithmic vertical axis")
     parser.add_argument(
-        "--width", type=whole_number(1), help="columns; by default those of the terminal"
+        "--width", type=WholeNumber(1), help="columns; by default those of the terminal"
     )
 
 

@@ -8,7 +8,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from lockstep.cli.command import Command, whole_number
+from lockstep.cli.command import Command, WholeNumber
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean, shorten
 from lockstep.lookup import find_run
@@ -44,10 +44,10 @@ def _describe(value: Any) -> str:
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the run, as the other commands name it")
     parser.add_argument(
-        "--step", type=whole_number(1), required=True, help="the training_iteration to go back to"
+        "--step", type=WholeNumber(1), required=True, help="the training_iteration to go back to"
     )
     parser.add_argument(
-        "--rank", type=whole_number(0), default=0, help="whose variables; 0 by default"
+        "--rank", type=WholeNumber(0), default=0, help="whose variables; 0 by default"
     )
     parser.add_argument(
         "--pdb", action="store_true", help="open the debugger there, on this terminal"

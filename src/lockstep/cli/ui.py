@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from lockstep import settings
-from lockstep.cli.command import Command, run_names, whole_number
+from lockstep.cli.command import Command, WholeNumber, run_names
 from lockstep.lookup import find_place
 
 __all__ = ["COMMAND"]
@@ -26,7 +26,7 @@ def _arguments(parser: ArgumentParser) -> None:
         "--host", default="127.0.0.1", help="where it listens; by default only on this machine"
     )
     parser.add_argument(
-        "--port", type=whole_number(0, 65535), help="by default the first free one from 8300 on"
+        "--port", type=WholeNumber(0, 65535), help="by default the first free one from 8300 on"
     )
     parser.add_argument(
         "--allow-host",

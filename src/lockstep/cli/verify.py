@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from lockstep.cli.command import Command, whole_number
+from lockstep.cli.command import Command, WholeNumber
 from lockstep.cli.fork import split_step
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean
@@ -21,7 +21,7 @@ def _arguments(parser: ArgumentParser) -> None:
         "checkpoints (0: the beginning); by default the newest with a report after it",
     )
     parser.add_argument(
-        "--steps", type=whole_number(1), default=10, help="how many reports; 10 by default"
+        "--steps", type=WholeNumber(1), default=10, help="how many reports; 10 by default"
     )
     parser.add_argument(
         "--ignore", metavar="NAME", action="append", default=[], help="do not compare this metric"

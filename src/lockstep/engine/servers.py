@@ -22,6 +22,7 @@ from lockstep.engine.wire import receive_with_files, send_with_files
 from lockstep.errors import EngineError
 from lockstep.warm.caller import capture
 from lockstep.warm.client import ask
+from lockstep.warm.identity import interpreter_flags
 from lockstep.warm.messages import receive, send
 from lockstep.warm.place import Place, Unavailable
 from lockstep.warm.variables import matters_at_import
@@ -259,7 +260,7 @@ def _start_cold(spec: GroupSpec, remote: socket.socket) -> subprocess.Popen[byte
         "from lockstep.engine.forkserver import main; "
         f"main({remote_fd}, {os.getpid()}, preload, later)"
     )
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    flags = interpreter_flags()
     try:
         process = subprocess.Popen(
             [sys.executable or "python", *flags, "-c", code],

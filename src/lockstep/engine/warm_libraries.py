@@ -24,7 +24,7 @@ from lockstep import settings
 from lockstep.engine.forkserver import skip_library_finalizers
 from lockstep.engine.processes import children
 from lockstep.warm import modules
-from lockstep.warm.identity import variables_that_matter
+from lockstep.warm.identity import interpreter_flags, variables_that_matter
 from lockstep.warm.place import Place
 from lockstep.warm.preloaded import Preloaded, package_of
 
@@ -239,8 +239,6 @@ class Libraries:
         Args:
             others_fd: the other variables of whoever has taught something new.
         """
-        import subprocess
-
         self._others_fd = max(self._others_fd, others_fd)
 
         place = self._place
@@ -259,7 +257,7 @@ class Libraries:
             f"file = open({setup_fd}, 'rb'); setup = marshal.loads(file.read()); file.close(); "
             f"main({self._lock_fd}, {self._others_fd}, *setup)"
         )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        flags = interpreter_flags()
         os.chdir(self._place.identity[8] or "/")
         os.execve(sys.executable, [sys.executable, *flags, "-c", code], self._before)
 

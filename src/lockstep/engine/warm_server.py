@@ -405,6 +405,8 @@ class _Server:
         source = os.fsencode(target) if kind == CODE else b""
         if kind == SCRIPT and target != "-":
             path = _path(program, directory_fd)
+            if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+                return "the script is no regular file, and can be read but once"
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 source = file.read()
         reads = self._libraries.reads
@@ -497,6 +499,7 @@ def _finish(code: Any, interrupted: bool, loaded: set[str], streams: Iterable[An
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    written = _flush_standard_streams()
     _flush(streams)
     # Objects of the script's own modules may write when they are destroyed: an open file does.
     mains = ("__main__", "__mp_main__")
@@ -512,15 +515,34 @@ def _finish(code: Any, interrupted: bool, loaded: set[str], streams: Iterable[An
                 if not private or (name[:1] == "_" and name[1:2] != "_"):
                     values[name] = None
     gc.collect()
-    _flush(streams)
+    _flush((sys.stdout, sys.stderr, *streams))
+    if not written:
+        os._exit(120)
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(0 if code is None else int(code) & 0xFF if -(1 << 63) <= code < 1 << 63 else 255)
 
 
-def _flush(others: Iterable[Any]) -> None:
-    for stream in (sys.stdout, sys.stderr, *others):
+def _flush_standard_streams() -> bool:
+    """As the interpreter does at its end; whether all could be written. If not, its code is 120."""
+    written = True
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or getattr(stream, "closed", False):
+            continue
+        try:
+            stream.flush()
+        except Exception as error:
+            written = False
+            if stream is sys.stdout and sys.stderr is not None:
+                with contextlib.suppress(Exception):
+                    text = f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n"
+                    sys.stderr.write(text)
+    return written
+
+
+def _flush(streams: Iterable[Any]) -> None:
+    for stream in streams:
         with contextlib.suppress(Exception):
             stream.flush()
 

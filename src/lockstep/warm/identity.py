@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.warm.variables import matters_at_import
 
-__all__ = ["LIMITS", "environment_identity", "variables_that_matter"]
+__all__ = ["LIMITS", "environment_identity", "interpreter_flags", "variables_that_matter"]
 
 _VERSION = 1
 """Of everything that client and server say to each other."""
@@ -48,6 +48,18 @@ def environment_identity(environment: Mapping[str, str]) -> list[Any]:
         _text("/proc/self/oom_score_adj"),
         [line for line in _text("/proc/self/status").splitlines() if line.startswith(_STATUS)],
     ]
+
+
+def interpreter_flags() -> list[str]:
+    """The options that an interpreter needs to be like this one."""
+    import subprocess
+
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    given = {word.partition("=")[0] for word in flags}
+    for name, value in sys._xoptions.items():  # of which it knows but a few
+        if name not in given:
+            flags += ["-X", name if value is True else f"{name}={value}"]
+    return flags
 
 
 def variables_that_matter(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from types import ModuleType
 
 from lockstep import settings
-from lockstep.warm.identity import environment_identity
+from lockstep.warm.identity import environment_identity, interpreter_flags
 from lockstep.warm.place import Place, Unavailable
 from lockstep.warm.variables import matters_at_import
 
@@ -187,7 +187,7 @@ def start_server(place: Place, environment: Mapping[str, str]) -> bool:
         "from lockstep.engine.warm_server import main\n"
         f"main({lock}, {setup_fd}, *setup)"
     )
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    flags = interpreter_flags()
     directory = place.identity[8] or "/"
     try:
         with open(setup_fd, "wb", closefd=False) as file:

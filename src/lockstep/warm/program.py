@@ -54,7 +54,7 @@ def run_program(program: Program) -> Any:
         return error.code
     except BaseException as error:
         code = _show(error)
-        if isinstance(error, KeyboardInterrupt):
+        if type(error) is KeyboardInterrupt:  # of a subclass the interpreter returns 1
             raise KeyboardInterrupt from None
         return code
     return None
