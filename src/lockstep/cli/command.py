@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lockstep import settings
@@ -40,7 +41,8 @@ def add_run(parser: ArgumentParser, name: str = "run", *, nargs: str | None = No
     vars(argument)["completer"] = run_names  # where argcomplete looks for it
 
 
-class WholeNumber(NamedTuple):
+@dataclass(frozen=True)
+class WholeNumber:
     """For ``type=``: a whole number of this range. Another one is a wrong argument."""
 
     least: int
