@@ -41,13 +41,14 @@ def second():
 
     state = train.State(step=0)
     state.restore()
-    if train.get_context().get_world_rank() == 0:
-        note(f"begin {state.step + 1} {code_of_the_user.VERSION}")
-    steps = code_of_the_user.STEPS and state.step + code_of_the_user.STEPS
-    while state.step != steps:
+    began, steps = state.step, code_of_the_user.STEPS
+    while not steps or state.step != began + steps:
         state.step += 1
         time.sleep(0.01)  # a step: the test needs no thousands of them
         train.report({"step": state.step, "version": code_of_the_user.VERSION}, checkpoint=state)
+        # After the first report: then both ranks have imported this version.
+        if state.step == began + 1 and train.get_context().get_world_rank() == 0:
+            note(f"begin {state.step} {code_of_the_user.VERSION}")
 
 
 if __name__ == "__main__":
