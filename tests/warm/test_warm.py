@@ -149,7 +149,10 @@ def test_a_server_that_is_killed_at_any_step_means_an_ordinary_start(warm: Warm)
             elif step in ("ready", "go"):
                 send(client, "ready")
             if step == "go":
-                receive(client)
+                message = receive(client)
+                assert message is not None
+                for fd in message[2]:
+                    os.close(fd)
 
     with path.with_suffix(".lock").open() as lock, socket.socket(socket.AF_UNIX) as listener:
         fcntl.flock(lock, fcntl.LOCK_EX)  # so that nobody starts another server
