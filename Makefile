@@ -86,7 +86,7 @@ clean:
 
 .venv/.torch:
 	@echo "setup: .venv with $(TORCH)"
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 14) or sys.exit("lockstep needs Python 3.10 to 3.13, but $(PYTHON) is %d.%d: run make PYTHON=python3.11." % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 15) or sys.exit("lockstep needs Python 3.10 to 3.14, but $(PYTHON) is %d.%d: run make PYTHON=python3.11." % v)'
 	@$(PYTHON) -m venv .venv
 	@$(PY) $(PIP) $(TORCH)
 	@touch $@
