@@ -181,6 +181,8 @@ class Controller:
         self._memory = self._choose_memory(config.checkpoint_config.peer_copies, handed)
         self._digests: dict[str, dict[int, Any]] = {}
         """Of states that are being saved: what each rank has in common with others."""
+        self._late: list[tuple[e.Save, CheckpointRecord]] = []
+        """Checkpoints that exist although the run did not wait for them."""
         self._held_since: dict[str, float] = {}
         """States that wait for the one before, and since when."""
         self._pace = Pace.of(config.checkpoint_config)
@@ -746,10 +748,15 @@ class Controller:
     def _arrived_late(self, save: e.Save, record: CheckpointRecord) -> None:
         """Storage has answered after all: the checkpoint exists, and the run did not wait for it.
 
-        It is complete. If it is the newest it counts, else nobody needs it.
+        It is complete. If it is the newest it counts, else nobody needs it. That is known for a
+        state that the driver writes; else the run may be in another attempt, and it is known at
+        the end.
         """
         awaited = [other.id for other in self.state.saves if other.name == save.name]
         if self.ended or save.id in awaited:  # the next try finds it there
+            return
+        if not save.adopted and not self.state.phase.ended:
+            self._late.append((save, record))
             return
         newest = self._run.newest_stored()
         if awaited or (newest is not None and newest.id > record.id):
@@ -977,6 +984,8 @@ class Controller:
         if self._group is not None:
             self._group.close()
             self._group = None
+        for late in self._late:
+            self._arrived_late(*late)
         if action.phase in (e.Phase.INTERRUPTED, e.Phase.PREEMPTED):
             self._validations.close()  # a restored run validates what is pending
         # The run has ended only when storage has: copies and deletes may still be queued.
