@@ -293,3 +293,8 @@ def test_types() -> None:
         DataType.int8().to_python_type()
     with pytest.raises(TypeError, match=r"DataType\('x'\)"):
         DataType("x")
+
+
+def test_paths_of_this_machine_as_ray_writes_them(tmp_path: Path) -> None:
+    blocks(4).write_parquet(f"local://{tmp_path}/data")
+    assert lockstep.data.read_parquet(f"local://{tmp_path}/data").count() == 4
