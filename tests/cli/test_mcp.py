@@ -135,7 +135,7 @@ def test_answers_are_short_enough_for_an_assistant(ask: Ask) -> None:
         ("show", {"run": "nothing"}, "nothing"),
         ("show", {}, "required: RUN"),
         ("plot", {"run": ["short"], "metric": "los"}, "it has loss"),
-        ("logs", {"run": "short", "rank": ["first"]}, "invalid int value: 'first'"),
+        ("logs", {"run": "short", "rank": ["first"]}, "'first' is not a whole number"),
         ("logs", {"run": "--follow"}, "--follow"),
     ],
 )
