@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.s3 import serve
 
 with suppress(ImportError):  # the environments of single frameworks do not have it
     import hypothesis
@@ -249,6 +252,15 @@ def session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         ]
     assert not leaks, "left at the end of the session: " + "; ".join(leaks)
     assert not forkservers, f"lockstep.shutdown() left fork servers: {forkservers}"
+
+
+@pytest.fixture(scope="session")
+def s3_port(session_environment: None) -> Iterator[int]:
+    """The port of an S3 server, which takes seconds to start: one for all tests of a process."""
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto is not installed")
+    with serve() as port:
+        yield port
 
 
 @pytest.fixture(autouse=True)

@@ -22,20 +22,12 @@ from lockstep.storage import Lease, RemoteStorage, Storage, lease, open_storage
 from lockstep.train import Checkpoint, DataParallelTrainer, Result
 from lockstep.train.record.run import Run
 from tests.integration.runs import failure, fit
-from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
-
-pytest.importorskip("moto.server")
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with serve() as port:
-        yield port
+from tests.s3 import new_bucket, s3_filesystem, s3_uri
 
 
 @pytest.fixture
-def storage(port: int) -> Iterator[RemoteStorage]:
-    storage = open_storage(f"{new_bucket()}/run", s3_filesystem(port))
+def storage(s3_port: int) -> Iterator[RemoteStorage]:
+    storage = open_storage(f"{new_bucket()}/run", s3_filesystem(s3_port))
     assert isinstance(storage, RemoteStorage)
     yield storage
     storage._remote._filesystem = None
@@ -144,8 +136,8 @@ def test_of_drivers_that_begin_at_the_same_moment_one_at_most_gets_it(storage: S
         one.release()
 
 
-def test_a_run_is_driven_once(port: int) -> None:
-    uri = s3_uri(port, new_bucket())
+def test_a_run_is_driven_once(s3_port: int) -> None:
+    uri = s3_uri(s3_port, new_bucket())
 
     def train_func() -> None:
         experiment = open_storage(uri).child("named")
@@ -168,9 +160,9 @@ def test_a_run_is_driven_once(port: int) -> None:
 
 
 def test_a_driver_that_lost_its_lease_publishes_nothing(
-    port: int, monkeypatch: pytest.MonkeyPatch
+    s3_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = s3_uri(port, new_bucket())
+    uri = s3_uri(s3_port, new_bucket())
 
     def train_func() -> None:
         train.report({"n": 0}, checkpoint=Checkpoint.from_dict({"n": 0}))

@@ -13,16 +13,8 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.errors import StorageError
 from lockstep.run_layout import MANIFEST
 from lockstep.storage import RemoteStorage, Storage, open_storage
-from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
+from tests.s3 import new_bucket, s3_filesystem, s3_uri
 from tests.storage.test_storage import StorageContract
-
-pytest.importorskip("moto.server")
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with serve() as port:
-        yield port
 
 
 @pytest.fixture
@@ -31,8 +23,8 @@ def bucket() -> str:
 
 
 @pytest.fixture
-def uri(port: int, bucket: str) -> str:
-    return s3_uri(port, bucket)
+def uri(s3_port: int, bucket: str) -> str:
+    return s3_uri(s3_port, bucket)
 
 
 def disconnected_after(storage: Storage) -> Iterator[Storage]:
@@ -44,8 +36,8 @@ def disconnected_after(storage: Storage) -> Iterator[Storage]:
 
 class TestS3(StorageContract):
     @pytest.fixture
-    def storage(self, port: int, bucket: str) -> Iterator[Storage]:
-        yield from disconnected_after(open_storage(f"{bucket}/prefix", s3_filesystem(port)))
+    def storage(self, s3_port: int, bucket: str) -> Iterator[Storage]:
+        yield from disconnected_after(open_storage(f"{bucket}/prefix", s3_filesystem(s3_port)))
 
 
 class TestS3FromUri(StorageContract):
@@ -78,7 +70,7 @@ def test_a_server_that_is_not_there_is_one_sentence() -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_a_missing_bucket_is_named(port: int, uri: str, bucket: str) -> None:
+def test_a_missing_bucket_is_named(s3_port: int, uri: str, bucket: str) -> None:
     storage = open_storage(uri.replace("&allow_bucket_creation=true", ""))
     with pytest.raises(StorageError, match=bucket):
         storage.write("a", b"1")

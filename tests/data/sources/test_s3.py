@@ -11,17 +11,14 @@ import pytest
 
 import lockstep.data
 from lockstep.errors import StorageError
-from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
-
-pytest.importorskip("moto.server")
+from tests.s3 import new_bucket, s3_filesystem, s3_uri
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with serve() as port:
-        # What Arrow opens on first use and keeps is then there before a test begins.
-        s3_filesystem(port).get_file_info("nothing")
-        yield port
+def port(s3_port: int) -> int:
+    # What Arrow opens on first use and keeps is then there before a test begins.
+    s3_filesystem(s3_port).get_file_info("nothing")
+    return s3_port
 
 
 @pytest.fixture(autouse=True)

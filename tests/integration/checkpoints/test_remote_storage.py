@@ -10,7 +10,6 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from lockstep.storage import Storage, open_storage
 from lockstep.train import CheckpointConfig, CheckpointUploadMode, Result, RunConfig
 from tests.faulty import Faults, faulty_filesystem
 from tests.integration.runs import failure, fit, run_script, trainer
-from tests.s3 import new_bucket, s3_filesystem, s3_uri, serve
+from tests.s3 import new_bucket, s3_filesystem, s3_uri
 
 SYNC, ASYNC, NO_UPLOAD = (
     CheckpointUploadMode.SYNC,
@@ -94,17 +93,10 @@ def check_epochs(result: Result) -> None:
 KEEP_TWO = CheckpointConfig(num_to_keep=2)
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    pytest.importorskip("moto.server")
-    with serve() as port:
-        yield port
-
-
 class TestS3:
     @pytest.mark.parametrize("mode", ["sync", "async"])
-    def test_by_uri(self, port: int, mode: str) -> None:
-        uri = s3_uri(port, new_bucket())
+    def test_by_uri(self, s3_port: int, mode: str) -> None:
+        uri = s3_uri(s3_port, new_bucket())
         result = fit(
             epochs,
             config={"mode": mode},
@@ -123,18 +115,18 @@ class TestS3:
         assert "secret" not in text
         assert open_storage(text).root == newest(result).path
 
-    def test_no_upload_with_another_token(self, port: int) -> None:
+    def test_no_upload_with_another_token(self, s3_port: int) -> None:
         from pyarrow import fs
 
         newer = fs.S3FileSystem(
-            endpoint_override=f"127.0.0.1:{port}",
+            endpoint_override=f"127.0.0.1:{s3_port}",
             scheme="http",
             region="us-east-1",
             access_key="key",
             secret_key="secret",
             session_token="newer",
         )
-        filesystem, bucket = s3_filesystem(port), new_bucket()
+        filesystem, bucket = s3_filesystem(s3_port), new_bucket()
         assert not filesystem.equals(newer)
         open_storage(f"{bucket}/mine", filesystem).write("file", b"x")
 
@@ -147,8 +139,8 @@ class TestS3:
         )
         assert newest(result).files() == {"file": 1}
 
-    def test_by_filesystem(self, port: int) -> None:
-        filesystem = s3_filesystem(port)
+    def test_by_filesystem(self, s3_port: int) -> None:
+        filesystem = s3_filesystem(s3_port)
         result = fit(
             epochs,
             config={"mode": "async"},
@@ -160,13 +152,13 @@ class TestS3:
         check_epochs(Result.from_path(result.path, filesystem))
         check_epochs(Result.from_path(result.log_dir.parent, filesystem))
 
-    def test_resume_from_there(self, port: int) -> None:
+    def test_resume_from_there(self, s3_port: int) -> None:
         def train_func() -> None:
             known = train.load_checkpoint()
             start = known["epoch"] + 1 if known else 0
             train.report({}, checkpoint=Checkpoint.from_dict({"epoch": start}))
 
-        uri = s3_uri(port, new_bucket())
+        uri = s3_uri(s3_port, new_bucket())
         first = fit(train_func, storage_path=uri)
         again = trainer(train_func, storage_path=uri)
         again.resume_from_checkpoint = newest(first)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from lockstep.train import (
 from lockstep.train.torch import TorchConfig, TorchTrainer
 from tests.integration.runs import failure, fit, run_script, trainer
 from tests.repository import SRC
-from tests.s3 import new_bucket, s3_uri, serve
+from tests.s3 import new_bucket, s3_uri
 
 QUIET = RunConfig(verbose=0)
 
@@ -508,16 +508,9 @@ class TestResume:
         assert result.metrics["step"] == 102
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    pytest.importorskip("moto.server")
-    with serve() as port:
-        yield port
-
-
 class TestRemote:
-    def test_s3(self, port: int, config: dict[str, Any]) -> None:
-        uri = s3_uri(port, new_bucket())
+    def test_s3(self, s3_port: int, config: dict[str, Any]) -> None:
+        uri = s3_uri(s3_port, new_bucket())
         first = failed_run(config, storage_path=uri, name="remote")
         open_gate(config)
         place = uri.replace("prefix?", "prefix/remote?")
@@ -531,8 +524,8 @@ class TestRemote:
         rows = list(csv.DictReader(storage.read("progress.csv").decode().splitlines()))
         assert [row["step"] for row in rows] == list("012345")
 
-    def test_s3_after_the_drivers_death(self, port: int, tmp_path: Path) -> None:
-        uri = s3_uri(port, new_bucket())
+    def test_s3_after_the_drivers_death(self, s3_port: int, tmp_path: Path) -> None:
+        uri = s3_uri(s3_port, new_bucket())
         done = run_script(
             tmp_path,
             f"""
