@@ -240,6 +240,9 @@ def session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         # No warm server is used, or left behind. A test that wants one has a directory for it.
         patch.setenv("LOCKSTEP_WARM", "0")
         patch.setenv("XDG_RUNTIME_DIR", temporary)
+        # Trials are forked with the libraries that the driver has loaded. In this process these are
+        # more with each test, and every time a new fork server would import them, for seconds.
+        patch.setattr("lockstep.tune.execution.launch._LIBRARIES", ())
         before = Snapshot()
         yield
         if "lockstep.engine" in sys.modules:
