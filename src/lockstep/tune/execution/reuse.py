@@ -44,6 +44,8 @@ class ReusingEngine(Engine):
         self.name = engine.name
         self.single_machine = engine.single_machine
         self.in_this_process = engine.in_this_process
+        self.cluster = engine.cluster
+        self.node_memory = engine.node_memory
         self._idle: list[_Worker] = []
         self._ending: set[_Worker] = set()
 
@@ -206,6 +208,9 @@ class _Trial(WorkerGroup):
 
     def dump_stacks(self, rank: int) -> None:
         self._worker.group.dump_stacks(rank)
+
+    def sample(self) -> None:
+        self._worker.group.sample()
 
     def problem(self, rank: int) -> str:
         return self._worker.group.problem(rank)
