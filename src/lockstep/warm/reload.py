@@ -141,10 +141,10 @@ class _Supervisor:
         while True:
             code, ended = self._run_once()
             if ended or (code == 0 and not self._stopped):
-                self._write_memory()
+                self._write_memory("it is lost")
                 return _end(code)
             if not self._stopped and self._changed is None:
-                self._write_memory()
+                self._write_memory("it is still in memory, for the next start")
                 print(
                     "lockstep run: paused, because the script has failed. Save a changed file to "
                     "try again; Ctrl-C ends it.",
@@ -184,8 +184,12 @@ class _Supervisor:
     def _unblock(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def _write_memory(self) -> None:
-        """No script has taken the last state: write it, so that it outlives this process."""
+    def _write_memory(self, otherwise: str) -> None:
+        """No script has taken the last state: write it, so that it outlives this process.
+
+        Args:
+            otherwise: what is said if that fails.
+        """
         number, files = self._memory
         run = None if number is None else self._runs[number]
         if run is None:
@@ -197,8 +201,7 @@ class _Supervisor:
         )
         if done.returncode:
             print(
-                f"lockstep run: the last state could not be written to {run[0]}; it is still in "
-                "memory, for the next start.",
+                f"lockstep run: the last state could not be written to {run[0]}; {otherwise}.",
                 file=sys.stderr,
             )
         else:

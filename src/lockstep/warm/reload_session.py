@@ -76,6 +76,8 @@ class ReloadSession:
 
     def look(self) -> str | None:
         """The file that has changed since this script was started; None if none has."""
+        if self._sock.fileno() < 0:
+            return self.stopping
         self._sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             message, _ = self._receive()

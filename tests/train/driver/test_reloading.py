@@ -88,6 +88,7 @@ def test_the_next_driver_starts_from_it(run: Run, part: MemoryPart, above: Above
     assert first.give(record(4), [part], {})
     above.read()
     assert above.number == 3
+    run.restored = True  # the next script's run is the same one
     session = above.session()
     assert Reloading(session, 2, run).taken is None, "another call of fit()"
     second = Reloading(session, 3, run)
@@ -106,9 +107,28 @@ def test_the_next_driver_starts_from_it(run: Run, part: MemoryPart, above: Above
 def test_what_is_on_storage_is_not_started_from(run: Run, part: MemoryPart, above: Above) -> None:
     assert Reloading(above.session(), 0, run).give(record(1), [part], {})
     above.read()
+    run.restored = True
     run.checkpoints.append(record(1))
     assert Reloading(above.session(), 0, run).taken is None
     assert run.pending is None
+
+
+def test_another_run_does_not_start_from_it(run: Run, part: MemoryPart, above: Above) -> None:
+    """The run of the state was deleted, to start over."""
+    assert Reloading(above.session(), 0, run).give(record(1), [part], {})
+    above.read()
+    assert Reloading(above.session(), 0, run).taken is None
+    assert run.pending is None
+    above.read()
+    assert not above.files, "nobody needs it any more"
+
+
+def test_a_script_whose_process_above_is_gone_runs_on(above: Above) -> None:
+    session = above.session()
+    above.close()
+    above.files = []
+    for _ in range(2):
+        assert session.look() is None
 
 
 def test_it_is_written_where_no_driver_takes_it(

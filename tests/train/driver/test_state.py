@@ -1397,6 +1397,17 @@ class TestTrainingStates:
         machine.feed(e.SaveFailed(name, ERROR, timed_out=True))
         assert machine.phase() is Phase.STOPPING
 
+    def test_one_that_is_lost_is_not_needed_once_a_newer_one_arrives(self) -> None:
+        machine = self.machine()
+        name = self.snapshot(machine, 1)
+        machine.feed(e.SealedPart(0, name), e.SealedPart(1, name))
+        (adopt,) = [a for a in machine.gone(0, 1, exitcode=-9) if isinstance(a, e.Adopt)]
+        machine.feed(e.SaveFailed(name, ERROR, timed_out=True))
+        machine.run()
+        newer = adopt.save._replace(name="checkpoint_newer", id=adopt.save.id + 1)
+        assert machine.feed(e.Arrived(newer)) == [e.Discard((name,))]
+        assert machine.stop() == [e.End(Phase.FINISHED, ())]
+
     def test_one_that_arrives_late_is_not_lost(self) -> None:
         machine = self.machine()
         name = self.snapshot(machine, 1)
@@ -1404,7 +1415,11 @@ class TestTrainingStates:
         (adopt,) = [a for a in machine.gone(0, 1, exitcode=-9) if isinstance(a, e.Adopt)]
         machine.feed(e.SaveFailed(name, ERROR, timed_out=True))
         machine.run()
+        older = adopt.save._replace(name="checkpoint_older", id=adopt.save.id - 1)
+        assert machine.feed(e.Arrived(older)) == []
+        assert machine.state.lost is not None
         assert machine.feed(e.Arrived(adopt.save)) == []
+        assert machine.state.lost is None
         assert name in machine.state.committed
         assert machine.state.safe_rows == 1
         assert machine.stop() == [e.End(Phase.FINISHED, ())]

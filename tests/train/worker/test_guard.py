@@ -337,6 +337,20 @@ def test_the_first_broken_step_of_many_stays(monkeypatch: pytest.MonkeyPatch) ->
         watch.close()
 
 
+def test_a_broken_step_before_one_of_other_parameters_is_seen() -> None:
+    model = nn.Linear(2, 1)
+    watch = StepWatch(skip=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    try:
+        model.weight.grad, model.bias.grad = torch.tensor([[NAN, 1.0]]), torch.ones(1)
+        optimizer.step()
+        model.weight.grad = None
+        optimizer.step()
+        assert watch.read() == BrokenStep(1, 2, [id(model.weight)])
+    finally:
+        watch.close()
+
+
 def test_a_gpu_says_which_step_was_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its way runs on a CPU, too."""
     monkeypatch.setattr(steps, "_STEPS", 2)

@@ -87,10 +87,12 @@ class Reloading:
         if descriptors:
             self._is_kept = True
             handed = _unpack(descriptors)
-            if _is_new(handed.record, run.newest_stored()):
+            # A run that is not restored is another one: that of the state was deleted.
+            if run.restored and _is_new(handed.record, run.newest_stored()):
                 self.taken, run.pending = handed, handed.record
             else:
                 handed.close()
+                self.stored()
 
     def give(
         self, record: CheckpointRecord, parts: Sequence[MemoryPart], metadata: Mapping[str, Any]

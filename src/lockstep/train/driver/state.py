@@ -695,9 +695,11 @@ def _arrived(state: RunState, event: Arrived) -> tuple[RunState, list[Action]]:
         safe_rows=max(state.safe_rows, save.report_number),
         history=_note(state, f"{save.name} arrived late"),
     )
-    if state.lost is not None and state.lost.save.id == save.id:
-        state = state._replace(lost=None)
-    return state, []
+    if state.lost is None or state.lost.save.id > save.id:
+        return state, []
+    if state.lost.save.id == save.id:
+        return state._replace(lost=None), []
+    return _forget_lost(state)
 
 
 def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Action]]:
@@ -706,7 +708,7 @@ def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Act
     # Storage that does not answer ends an attempt, unless the ranks of the state are gone already.
     if save is not None and (save.adopted or (save.is_state and not event.timed_out)):
         if event.torn:
-            save = save._replace(sealed=set_of((), state.world_size))
+            save = save._replace(sealed=set_of((), state.world_size), is_state=False)
         tried = len(state.gone) == state.world_size
         state = state._replace(
             saves=tuple(other for other in state.saves if other.name != save.name),

@@ -59,7 +59,7 @@ class StepWatch:
         for device, pairs in groups.items():
             key = id(optimizer), device
             seen = self._seen.get(key)
-            if seen is None or not seen.fits(pairs):
+            if seen is None:
                 kind = _Sums if device.type == "cpu" else _Flags
                 seen = self._seen[key] = kind(pairs)
             seen.add(pairs)
@@ -128,18 +128,19 @@ class _Sums:
     """Steps on a CPU: a sum of each gradient, which is finite if the whole gradient is."""
 
     def __init__(self, pairs: Pairs) -> None:
-        self._names = [id(parameter) for parameter, _ in pairs]
+        self._names: list[int] = []
         self._sums: list[Any] = []
         """Of the newest steps: looked at together, each operation costs more than it computes."""
         self._looked_at = 0
         self._broken: tuple[int, list[int]] | None = None
 
-    def fits(self, pairs: Pairs) -> bool:
-        return len(pairs) == len(self._names)
-
     def add(self, pairs: Pairs) -> None:
         import torch
 
+        names = [id(parameter) for parameter, _ in pairs]
+        if names != self._names:
+            self._look()
+            self._names = names
         # As wide as a float at least, so that a sum of finite numbers stays finite.
         sums = [
             part.sum(dtype=torch.float32 if part.element_size() < 4 else None) for _, part in pairs
@@ -186,9 +187,6 @@ class _Flags:
         """Of ``_STEPS`` steps each."""
         self._steps = 0
         self._parameters: list[Any] = []
-
-    def fits(self, pairs: Pairs) -> bool:
-        return True
 
     def add(self, pairs: Pairs) -> None:
         import torch
