@@ -131,3 +131,15 @@ def test_a_change_that_is_no_step_is_noticed(memory: SnapshotMemory) -> None:
     model[0].weight.data.zero_()
     taken.wait()
     assert content(taken, "model.0.weight").equal(before)
+
+
+def test_a_change_of_the_optimizer_is_noticed(memory: SnapshotMemory) -> None:
+    model, optimizer = big()
+    state = train.State(model=model, optimizer=optimizer)
+    take(memory, state).wait()
+    taken = take(memory, state)
+    assert taken.overlapped is not None
+    for values in optimizer.state.values():
+        values["exp_avg"].zero_()
+    with pytest.raises(StorageError, match="or the optimizer's tensors"):
+        taken.wait()

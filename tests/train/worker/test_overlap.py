@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lockstep.errors import StorageError
+from lockstep.state.tree import Leaf
 from lockstep.train import State
 from lockstep.train.worker.overlap import StepFence, sum_bits
 from lockstep.train.worker.snapshot import Overlapped
@@ -93,3 +94,15 @@ def test_parameters_that_something_else_has_changed_are_not_used() -> None:
     with pytest.raises(StorageError, match="not by a step of an optimizer"):
         torn.check()
     assert torn.is_torn
+
+
+def test_a_change_before_the_next_step_is_noticed() -> None:
+    moment = torch.ones(3)
+    for changes, is_torn in ((0, False), (1, True)):
+        leaf = Leaf("exp_avg", moment, "F32", (3,), 12, True)
+        overlapped = Overlapped([leaf], (), None)
+        for _ in range(changes):
+            moment.zero_()
+        overlapped.close()
+        moment.add_(1)  # the step
+        assert overlapped.is_torn is is_torn

@@ -16,6 +16,7 @@ import json
 import mmap
 import os
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +63,8 @@ class Overlapped:
 
     def __init__(self, leaves: Sequence[Leaf], parameters: Sequence[Any], stream: Any) -> None:
         self._leaves: Sequence[Leaf] = leaves
+        self._versions = [leaf.source._version for leaf in leaves]
+        self._lock = threading.Lock()
         self._stream = stream
         # On the function's own stream, so before anything that it starts after this.
         self._before = sum_bits(parameters) if parameters else None
@@ -72,17 +75,26 @@ class Overlapped:
         """The copy is ordered, on the stream that is current."""
         self._after = sum_bits(parameters) if parameters else None
 
+    def close(self) -> None:
+        """Changes from now on do not matter: they wait for the copy, or it is complete."""
+        with self._lock:
+            now = [leaf.source._version for leaf in self._leaves]
+            self.is_torn |= bool(now) and now != self._versions
+            self._leaves = ()
+
     def check(self) -> None:
-        """The copy is complete. Raises StorageError if the parameters were changed before."""
-        self._leaves = ()
-        if self._before is None:
-            return
-        with sys.modules["torch"].cuda.stream(self._stream):
-            self.is_torn = not self._before.equal(self._after)
+        """The copy is complete. Raises StorageError if the tensors were changed before.
+
+        torch counts the changes of a tensor, but not those through ``.data``: the sums show them.
+        """
+        self.close()
+        if self._before is not None:
+            with sys.modules["torch"].cuda.stream(self._stream):
+                self.is_torn |= not self._before.equal(self._after)
         if self.is_torn:
             raise StorageError(
-                "the parameters were changed while they were copied, and not by a step of an "
-                "optimizer. From now on a report waits for the copy."
+                "the parameters, or the optimizer's tensors, were changed while they were copied, "
+                "and not by a step of an optimizer. From now on a report waits for the copy."
             )
 
 
@@ -368,7 +380,12 @@ class SnapshotMemory:
             event = self._stream.record_event(cuda.Event(blocking=True))
         if self._fence is None:
             self._fence = StepFence()
-        self._fence.raise_(lambda: cuda.current_stream(device).wait_event(event))
+
+        def before_step() -> None:
+            overlapped.close()
+            cuda.current_stream(device).wait_event(event)
+
+        self._fence.raise_(before_step)
         self._overlapped = overlapped
         return event
 
