@@ -56,7 +56,6 @@ LAZY_FILES = {
 }
 # The devices of NVIDIA's driver, which CUDA opens on first use and keeps until the process ends.
 CUDA_FILES = "/dev/nvidia"
-CUDA_KEEPS = (CUDA_FILES, "anon_inode:[eventfd]")
 SETTLE_SECONDS = 120.0
 LOAD_OF_THE_SUITE = 1.5
 """The load per processor that the suite itself makes, about."""
@@ -119,8 +118,6 @@ def open_files() -> dict[int, str]:
         with suppress(OSError):  # the descriptor that listed the directory is gone
             target = os.readlink(f"/proc/self/fd/{name}")
             found[int(name)] = target
-    if any(target.startswith(CUDA_FILES) for target in found.values()):
-        found = {fd: name for fd, name in found.items() if not name.startswith(CUDA_KEEPS)}
     for lazy in _lazy_files.values():  # one that was closed may be another file's by now
         for fd in [fd for fd, target in lazy.items() if found.get(fd) != target]:
             del lazy[fd]
@@ -200,6 +197,10 @@ class Snapshot:
 
     def _new_files(self, before: Snapshot) -> list[str]:
         new = {fd: name for fd, name in self.files.items() if before.files.get(fd) != name}
+        if any(name.startswith(CUDA_FILES) for name in new.values()):
+            # The pipes and events that CUDA opens with them it keeps as well.
+            new = {fd: name for fd, name in new.items() if name.startswith("/")}
+            new = {fd: name for fd, name in new.items() if not name.startswith(CUDA_FILES)}
         for module, kinds in LAZY_FILES.items():
             # Jupyter makes another event loop after a test has called asyncio.run().
             due = module not in _lazy_files or module == "jupyter_core.utils"
