@@ -489,7 +489,9 @@ UP = "import os, signal; print(os.getpid(), flush=True)\nwhile True: signal.paus
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_the_command_ends_by_the_script_s_signal(running: Warm, number: signal.Signals) -> None:
-    with running.popen("-c", UP, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as script:
+    # The suite may have been started with nohup, which has its processes ignore SIGHUP.
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + UP
+    with running.popen("-c", code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as script:
         assert script.stdout is not None
         pid = int(script.stdout.readline())
         os.kill(pid, number)
