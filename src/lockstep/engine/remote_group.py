@@ -184,7 +184,7 @@ class RemoteGroup(ConnectedGroup):
     @property
     def waits_for_room(self) -> bool:
         """See :class:`WorkerGroup`."""
-        return self._placement is None and bool(self._waits_for)
+        return self._placement is None and bool(self._waits_for and self._alive)
 
     def kill(self) -> None:
         """See :class:`WorkerGroup`."""

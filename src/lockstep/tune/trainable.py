@@ -213,7 +213,7 @@ class TrainableFunction:
         cls: the class.
         checkpoint_frequency: save after every n-th step; 0: never.
         checkpoint_at_end: save when the trial is done, or stopped. Pausing always saves.
-        keeps: the process may run another trial, so keep the object for ``reset_config``.
+        keeps: keep the object for ``reset_config``, where the process may run another trial.
     """
 
     def __init__(
@@ -232,7 +232,8 @@ class TrainableFunction:
 
     def __call__(self, config: dict[str, Any]) -> None:
         """Step until the trial is done or stopped."""
-        trainable = _kept_with(config) or self.cls(config)
+        keeps = self.keeps and can_keep
+        trainable = (_kept_with(config) if keeps else None) or self.cls(config)
         try:
             checkpoint = api.get_checkpoint()
             if checkpoint is not None:
@@ -240,12 +241,12 @@ class TrainableFunction:
             while not self._step(trainable):
                 pass
         except BaseException as error:
-            if not (self.keeps and isinstance(error, StopTraining)):
+            if not (keeps and isinstance(error, StopTraining)):
                 trainable.stop()
                 raise
             _kept.append(trainable)
             raise
-        if self.keeps:
+        if keeps:
             _kept.append(trainable)
         else:
             trainable.stop()
@@ -273,6 +274,9 @@ class TrainableFunction:
             raise
         return done
 
+
+can_keep = False
+"""Whether this process runs one trial after the other, and calls ``stop_kept`` in the end."""
 
 _kept: list[Trainable] = []
 """With ``reuse_actors``: the object of the trial before, at most one."""

@@ -2,6 +2,7 @@
 
     a trial's run ends      ReusingEngine                        reused_worker.main
     WorkerExited ◀───────── the trial is over ◀──────── Idle ──  the process waits
+                            when its output is read
     WorkerGroup.close ────▶ kept, if it is idle
     Engine.start ─────────▶ one that is idle, if it fits ──────▶ NextTrial, then the payload
 
@@ -13,13 +14,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from lockstep.engine import Engine, GroupSpec, WorkerGroup
-from lockstep.engine.base import EngineEvent, OutputSink, WorkerExited, WorkerMessage
-from lockstep.engine.loop import EventLoop
+from lockstep.engine.base import (
+    EngineEvent,
+    EngineNotice,
+    OutputSink,
+    WorkerExited,
+    WorkerMessage,
+)
+from lockstep.engine.loop import EventLoop, Timer
 from lockstep.train.protocol import Exit, Lingering
 from lockstep.tune.execution.reused_worker import END_OF_OUTPUT, ENTRY, Idle, NextTrial
 
@@ -29,7 +37,7 @@ EXIT_S = 60.0
 """How long ``Trainable.cleanup()`` may take in an idle worker."""
 
 OUTPUT_S = 30.0
-"""How long the rest of a trial's output may take to be read."""
+"""How long the rest of a trial's output may take to be read. Then its worker is not reused."""
 
 
 class ReusingEngine(Engine):
@@ -48,6 +56,7 @@ class ReusingEngine(Engine):
         self.node_memory = engine.node_memory
         self._idle: list[_Worker] = []
         self._ending: set[_Worker] = set()
+        self._started: weakref.WeakSet[WorkerGroup] = weakref.WeakSet()
 
     def check(self, spec: GroupSpec) -> list[str]:
         """See :class:`Engine`."""
@@ -73,25 +82,31 @@ class ReusingEngine(Engine):
         output: OutputSink,
     ) -> WorkerGroup:
         """See :class:`Engine`."""
-        if spec.size != 1:
-            return self._engine.start(spec, loop, emit, output)
-        spec = replace(spec, entry=ENTRY)
-        kind = replace(spec, payload=b"", title="")
+        kind = replace(spec, entry=ENTRY, payload=b"", title="")
         for worker in self._idle:
             if worker.kind == kind:
                 self._idle.remove(worker)
                 return worker.run_next(spec, emit, output)
-        if self._idle:
-            # Of other resources, such as another GPU. The new worker may need its memory.
-            self._end(self._idle.pop(0))
-        return _Worker(kind, loop, self._engine, self._worker_gone).start(
-            spec, emit, output, self._idle.append
-        )
+        # Of other resources, such as another GPU. The new workers may need those, or the memory.
+        self._end_idle()
+
+        def heard(event: EngineEvent) -> None:
+            if isinstance(event, EngineNotice):
+                self._make_room()
+            emit(event)
+
+        if spec.size != 1:
+            group = self._engine.start(spec, loop, heard, output)
+        else:
+            group = _Worker(kind, loop, self._engine, self._worker_gone).start(
+                replace(spec, entry=ENTRY), heard, output, self._keep
+            )
+        self._started.add(group)
+        return group
 
     def finish(self, loop: EventLoop) -> None:
         """No trial follows: let the idle workers clean up and exit."""
-        while self._idle:
-            self._end(self._idle.pop())
+        self._end_idle()
         loop.run_until(lambda: not self._ending)
 
     def close(self) -> None:
@@ -101,9 +116,20 @@ class ReusingEngine(Engine):
         self._idle.clear()
         self._ending.clear()
 
-    def _end(self, worker: _Worker) -> None:
-        self._ending.add(worker)
-        worker.end()
+    def _keep(self, worker: _Worker) -> None:
+        self._idle.append(worker)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """On a cluster: what a group waits for may be what idle workers have."""
+        if any(group.waits_for_room for group in self._started):
+            self._end_idle()
+
+    def _end_idle(self) -> None:
+        while self._idle:
+            worker = self._idle.pop()
+            self._ending.add(worker)
+            worker.end()
 
     def _worker_gone(self, worker: _Worker) -> None:
         """A worker without a trial has ended: as it was told, or killed by somebody."""
@@ -130,7 +156,7 @@ class _Worker:
         self._engine = engine
         self._gone = gone
         self._trial: _Trial | None = None
-        self._output = _Output()
+        self._output = _Output(lambda: loop.call_soon(self._end_if_read))
 
     def start(
         self,
@@ -171,7 +197,8 @@ class _Worker:
         if trial is not self._trial:
             return
         self._trial = None
-        if trial.is_over and self._output.wait_for_end():
+        trial.stop_waiting()
+        if trial.is_over and trial.is_idle:
             self._keep(self)
         else:
             self.group.close()
@@ -182,14 +209,29 @@ class _Worker:
             if isinstance(event, WorkerExited):
                 self._gone(self)
         elif isinstance(event, WorkerMessage) and type(event.message) is Idle:
-            trial.is_over = True
-            trial.emit(WorkerExited(0, 0))
+            trial.is_idle = True
+            trial.late = self._loop.call_later(OUTPUT_S, self._end_unread)
+            self._end_if_read()
         # Threads of a trainable that is kept may stay.
         elif not (isinstance(event, WorkerMessage) and type(event.message) is Lingering):
-            if trial.is_over and isinstance(event, WorkerExited):
-                trial.is_over = False  # it died since, so it cannot be kept
-            elif not trial.is_over:
+            if isinstance(event, WorkerExited):
+                trial.is_idle = False  # it died since, so it cannot be kept
+            if not trial.is_over:
                 trial.emit(event)
+
+    def _end_if_read(self) -> None:
+        """A trial is over when its worker is idle and its output is read, whichever is last."""
+        trial = self._trial
+        if trial is not None and trial.is_idle and not trial.is_over and self._output.has_ended:
+            trial.is_over = True
+            trial.stop_waiting()
+            trial.emit(WorkerExited(0, 0))
+
+    def _end_unread(self) -> None:
+        """The rest of the output does not come: the worker's own end will be the trial's."""
+        if self._trial is not None:
+            self._trial.is_idle = False
+            self.group.send(0, Exit())
 
 
 class _Trial(WorkerGroup):
@@ -198,7 +240,15 @@ class _Trial(WorkerGroup):
     def __init__(self, worker: _Worker, emit: Callable[[EngineEvent], None]) -> None:
         self._worker = worker
         self.emit = emit
+        self.is_idle = False
+        """The worker can run another trial."""
         self.is_over = False
+        """The run was told that its worker has ended; the process may wait for another trial."""
+        self.late: Timer | None = None
+
+    def stop_waiting(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
 
     def send(self, rank: int, message: Any) -> None:
         self._worker.group.send(rank, message)
@@ -232,10 +282,12 @@ class _Trial(WorkerGroup):
 class _Output(OutputSink):
     """Divides what a process prints among its trials, at the ends that the process marks."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[], None]) -> None:
         self._lock = threading.Lock()
         self._sink: OutputSink | None = None
-        self._ended = threading.Event()
+        self._ended = ended
+        self.has_ended = False
+        """All output of the trial is read."""
         self._rest = b""
         """What may be the beginning of a mark."""
 
@@ -243,11 +295,7 @@ class _Output(OutputSink):
         """What comes now is of another trial."""
         with self._lock:
             self._sink = sink
-            self._ended.clear()
-
-    def wait_for_end(self) -> bool:
-        """Wait until all output of the trial is read; False: that takes too long."""
-        return self._ended.wait(OUTPUT_S)
+            self.has_ended = False
 
     def write(self, rank: int, data: bytes) -> None:
         with self._lock:
@@ -258,7 +306,8 @@ class _Output(OutputSink):
                 sink, self._sink = self._sink, None
                 if sink is not None:
                     sink.close()
-                self._ended.set()
+                self.has_ended = True
+                self._ended()
             held = _beginning_of_mark(data)
             self._rest = data[len(data) - held :]
             self._pass(data[: len(data) - held])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lockstep.engine.base import Channel
 from lockstep.engine.titles import set_title
 from lockstep.train.worker.main import main as run_trial
-from lockstep.tune.trainable import stop_kept
+from lockstep.tune import trainable
 
 __all__ = ["END_OF_OUTPUT", "ENTRY", "Idle", "NextTrial", "main"]
 
@@ -30,6 +30,8 @@ class NextTrial(NamedTuple):
 
 def main(channel: Channel) -> int:
     """Run trials until one fails, or no other follows."""
+    trainable.can_keep = True
+    printed = os.dup(1)  # a trainable may redirect its own
     try:
         while True:
             exitcode = run_trial(channel)
@@ -37,16 +39,17 @@ def main(channel: Channel) -> int:
                 return exitcode
             sys.stdout.flush()
             sys.stderr.flush()
-            _write(END_OF_OUTPUT)
+            _write(printed, END_OF_OUTPUT)
             channel.send(Idle())
             message = channel.receive()
             if not isinstance(message, NextTrial):
                 return 0
             set_title(message.title, message.title.partition(": rank")[0], f":{channel.rank}")
     finally:
-        stop_kept()
+        trainable.stop_kept()
+        os.close(printed)
 
 
-def _write(data: bytes) -> None:
+def _write(fd: int, data: bytes) -> None:
     while data:
-        data = data[os.write(1, data) :]
+        data = data[os.write(fd, data) :]
