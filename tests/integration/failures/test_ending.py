@@ -17,7 +17,7 @@ from pyarrow import fs
 
 import lockstep
 from lockstep import train, tune
-from lockstep.engine.processes import children
+from lockstep.engine.processes import children, process_state
 from lockstep.engine.servers import ForkServer
 from lockstep.errors import StorageError, TrainingInterrupted, WorkerDiedError
 from lockstep.train import Checkpoint
@@ -71,6 +71,8 @@ def sit(config: dict[str, Any]) -> None:
         time.sleep(0.005)
     if rank == 0 and config["stopped"] == "server":
         os.kill(os.getppid(), signal.SIGSTOP)
+        while process_state(os.getppid()) != "stopped":  # where the machine is busy, not at once
+            time.sleep(0.005)
     if rank == 0 and config.get("dies"):
         os.kill(os.getpid(), signal.SIGKILL)
     (place / f"up {rank}").touch()
@@ -191,7 +193,7 @@ def _stall_again() -> None:
 def test_storage_that_stalls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalled: threading.Event, storage: str
 ) -> None:
-    def publish(run: Run, record: Any) -> None:
+    def publish(run: Run, record: Any, stage: int | None = None) -> None:
         stalled.set()
         release.wait()
 

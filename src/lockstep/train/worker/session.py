@@ -133,7 +133,7 @@ class Session:
         self._unsaved: StateBase | None = None
         """The state that was reported last, if the driver did not want it then."""
         self._unsaved_validation: dict[str, Any] | None = None
-        self._start_state = _open_parts(memory, channel.node.id if channel.node else "")
+        self._start_state = _open_parts(memory, channel.node.id if memory and channel.node else "")
         self._starts_in_memory = bool(memory)
         """The other ranks start from a state in memory."""
         self._fallback = fallback
