@@ -173,12 +173,13 @@ def _spools(text: str) -> Iterator[tuple[Storage, str | None]]:
             yield storage, None if text in names else trial_id
 
 
-def parent_of(run: Storage, header: dict[str, Any]) -> Storage | None:
+def parent_of(run: Storage, header: dict[str, Any], *, connect: bool = True) -> Storage | None:
     """The run that the one in ``run`` was forked from; None if it is no fork.
 
     Args:
         run: the fork's directory.
         header: the first record of its journal.
+        connect: follow a URI that a journal on this machine names.
 
     Raises:
         FileNotFoundError: the parent's directory is gone.
@@ -190,7 +191,8 @@ def parent_of(run: Storage, header: dict[str, Any]) -> Storage | None:
     if "relative" in parent:
         path = os.path.normpath(os.path.join(run.root, str(parent["relative"])))
         places.append(lambda: open_storage(path, None if run.is_local else run.filesystem))
-    places.append(lambda: open_storage(str(parent["path"])))
+    if connect or not run.is_local or "://" not in str(parent["path"]):
+        places.append(lambda: open_storage(str(parent["path"])))
     for place in places:
         with suppress(LockstepError, OSError, ValueError):
             found = place()

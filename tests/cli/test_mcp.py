@@ -162,3 +162,7 @@ def test_a_request_that_is_wrong_is_refused(ask: Ask, send: Callable[[str], Any]
     assert "logs takes run, rank, grep, lines" in unknown["message"]
     away = ask("tools/call", name="show", arguments={"run": "s3://bucket/run"})
     assert "give a name or a path, not a URI" in away["message"]
+
+
+def test_a_line_that_nests_too_deeply_is_refused(send: Callable[[str], Any]) -> None:
+    assert send("[" * 200_000)["error"]["code"] == -32700

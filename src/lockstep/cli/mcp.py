@@ -17,7 +17,6 @@ from lockstep import __version__
 from lockstep.cli import compare, env, logs, ls, plot, show, why
 from lockstep.cli.command import Command, WholeNumber
 from lockstep.console.text import clean
-from lockstep.errors import LockstepError
 
 __all__ = ["COMMAND"]
 
@@ -29,6 +28,8 @@ _PARSE, _REQUEST, _METHOD, _PARAMETERS = -32700, -32600, -32601, -32602
 _MAX_POINTS = 200
 _MAX_LINES = 200
 _MAX_ANSWER = 200_000
+_MAX_OUTPUT = 64 << 20
+"""How much of a command is kept until it is thinned."""
 
 
 class _Refused(Exception):
@@ -74,7 +75,7 @@ class _Tool:
     def call(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """What the command prints, or the sentence that says why it could not."""
         words = self._words(arguments)
-        output = io.StringIO()
+        output = _Bounded()
         try:
             with redirect_stdout(output):
                 options = self._parser.parse_args(words, argparse.Namespace(json=True))
@@ -84,8 +85,8 @@ class _Tool:
                 text = _thinned(text)
             if len(text) > _MAX_ANSWER:
                 raise ValueError(f"the answer has {len(text):,} characters: ask for less.")
-        except (LockstepError, OSError, ValueError) as error:
-            return _content(clean(str(error)), failed=True)
+        except Exception as error:  # whatever a damaged run makes of a command, the server stays
+            return _content(clean(str(error) or type(error).__name__), failed=True)
         return _content(text or "Nothing was found.")
 
     def _words(self, arguments: dict[str, Any]) -> list[str]:
@@ -112,6 +113,15 @@ class _Tool:
                 else:
                     options.append(f"{action.option_strings[-1]}={one}")
         return [*options, "--", *positions]
+
+
+class _Bounded(io.StringIO):
+    """What a command prints, up to a bound: logs may be larger than the memory."""
+
+    def write(self, text: str) -> int:
+        if self.tell() + len(text) > _MAX_OUTPUT:
+            raise ValueError(f"the answer has more than {_MAX_OUTPUT:,} characters: ask for less.")
+        return super().write(text)
 
 
 def _schema(action: argparse.Action) -> dict[str, Any]:
@@ -172,7 +182,7 @@ def _reply(tools: dict[str, _Tool], line: bytes) -> dict[str, Any] | None:
     try:
         try:
             request = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _Refused(_PARSE, f"this is not JSON: {error}.") from None
         method = request.get("method") if isinstance(request, dict) else None
         given = request.get("params") or {} if isinstance(request, dict) else {}

@@ -88,7 +88,8 @@ def _reported(
 def _of_parents(storage: Storage, records: RunRecords, metric: str) -> Points:
     """The points of a fork's parents up to where it was forked, as far as they are there."""
     try:
-        parent = parent_of(storage, records.run)
+        # A chart of somebody's directory connects to nobody.
+        parent = parent_of(storage, records.run, connect=False)
     except FileNotFoundError:
         return []
     if parent is None:

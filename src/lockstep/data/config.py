@@ -95,12 +95,16 @@ class DataConfig:
         """
         output: list[dict[str, Any]] = [{} for _ in range(world_size)]
         for name, dataset in datasets.items():
-            if self.splits(name):
-                shards = dataset.streaming_split(world_size, equal=self.equal)
-            else:
-                shards = [dataset.iterator() for _ in range(world_size)]
-            for mine, shard in zip(output, shards, strict=True):
-                mine[name] = shard
+            split = self.splits(name)
+            plan = dataset.prepare(
+                world_size if split else 1,
+                equal=self.equal,
+                order=self.order,
+                seed=self.seed,
+                name=f"datasets[{name!r}]",
+            )
+            for rank, mine in enumerate(output):
+                mine[name] = plan.shard(rank if split else 0)
         return output
 
     def splits(self, name: str) -> bool:

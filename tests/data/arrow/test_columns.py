@@ -64,3 +64,8 @@ def test_lists_of_one_length_in_some_batches_only() -> None:
     batches = list(dataset.repartition(4).iter_batches(batch_size=3))
     assert [batch["x"].dtype == object for batch in batches] == [False, True, False]
     assert [list(map(len, batch["x"])) for batch in batches] == [[2, 2, 2], [2, 1, 1], [1, 1]]
+
+
+def test_whole_numbers_beside_an_unknown_one_stay_whole() -> None:
+    table = pa.table({"a": pa.array([[2**60 + 1, None]], pa.large_list(pa.int64()))})
+    assert lockstep.data.from_arrow(table).take_all() == [{"a": [2**60 + 1, None]}]

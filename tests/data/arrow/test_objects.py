@@ -16,6 +16,7 @@ import lockstep.data
 from lockstep import train
 from lockstep.config import RunConfig, ScalingConfig
 from lockstep.data.arrow.objects import from_objects, is_object, object_type, restored
+from lockstep.data.sources.shared_tables import SharedTables, open_shared
 from lockstep.train import DataParallelTrainer
 
 
@@ -136,3 +137,30 @@ def test_blocks_with_arrays_of_different_lengths_are_one_dataset() -> None:
     assert [row["a"].tolist() for row in dataset.take_all()] == [[0], [1, 1], [2, 2, 2]]
     (batch,) = dataset.iter_batches(batch_size=3, batch_format="numpy")
     assert [array.tolist() for array in batch["a"]] == [[0], [1, 1], [2, 2, 2]]
+
+
+class Evil:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_file_that_says_it_has_objects_is_bytes_in_every_process(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    evil = pa.array([pickle.dumps(Evil(touched))] * 4, pa.large_binary())
+    field = pa.field("p", pa.large_binary(), metadata={"ARROW:extension:name": "lockstep.object"})
+    pq.write_table(pa.table([evil], schema=pa.schema([field])), tmp_path / "evil.parquet")
+    dataset = lockstep.data.read_parquet(str(tmp_path / "evil.parquet"))
+    rows = dataset.map_batches(lambda batch: batch, processes=True, concurrency=1).take_all()
+    assert rows[0]["p"] == evil[0].as_py()
+    tables = SharedTables()
+    try:
+        shared = open_shared(tables.add(dataset.to_arrow()))
+        assert shared.schema.types == [pa.large_binary()]
+    finally:
+        tables.close()
+    assert not touched.exists()

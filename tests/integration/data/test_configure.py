@@ -107,3 +107,14 @@ def test_what_ray_does_by_itself() -> None:
     parts = config.configure({"a": lockstep.data.range(4), "b": lockstep.data.range(3)}, 2)
     assert [part["a"].count() for part in parts] == [2, 2]
     assert [part["b"].count() for part in parts] == [3, 3]
+
+
+def test_what_ray_does_by_itself_follows_order_and_seed() -> None:
+    dataset = lockstep.data.range(64).random_shuffle()
+
+    def rows() -> list[list[int]]:
+        config = DataConfig(order="global", seed=3)
+        shards = config.configure({"train": dataset}, 2)
+        return [[row["id"] for row in shard["train"].iter_rows()] for shard in shards]
+
+    assert rows() == rows()

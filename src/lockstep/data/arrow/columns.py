@@ -216,7 +216,8 @@ def to_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
         return list(writable(to_numpy(array), owned=False))
     if is_object(kind):
         return object_values(array)
-    if types.is_large_list(kind) and types.is_primitive(kind.value_type):
+    is_numbers = types.is_large_list(kind) and types.is_primitive(kind.value_type)
+    if is_numbers and not array.flatten().null_count:
         return [None if v is None else v.copy() for v in _list_values(array)]
     if is_ragged(kind):
         numbers, shapes = array.flatten()

@@ -1,8 +1,9 @@
 """Python objects in rows, where Arrow has no type for them: a column of pickles.
 
 The type is not registered with Arrow. So a file that says it has such a column is read as bytes,
-and reading a file never executes anything; only tables that lockstep's own processes send each
-other are taken as they are (``restored``).
+and reading a file never executes anything. Only in tables that lockstep's own processes send each
+other it becomes a column of objects again (``restored``), and of those the sender has removed what
+a file only says (``unmarked``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["from_objects", "is_object", "object_type", "object_values", "restored"]
+__all__ = ["from_objects", "is_object", "object_type", "object_values", "restored", "unmarked"]
 
 _NAME = "lockstep.object"
 _FIELD_KEY = b"ARROW:extension:name"
@@ -79,12 +80,29 @@ def object_values(array: pa.Array) -> list[Any]:
     return [None if data is None else pickle.loads(data) for data in array.storage.to_pylist()]
 
 
+def unmarked(table: pa.Table) -> pa.Table:
+    """A table to be sent: no column of something else says that it has Python objects."""
+    import pyarrow as pa
+
+    fields = list(table.schema)
+    false = [
+        place
+        for place, field in enumerate(fields)
+        if _says_objects(field) and not is_object(field.type)
+    ]
+    if not false:
+        return table
+    for place in false:
+        fields[place] = fields[place].remove_metadata()
+    return pa.Table.from_arrays(table.columns, schema=pa.schema(fields, table.schema.metadata))
+
+
 def restored(table: pa.Table) -> pa.Table:
     """A table that another process of lockstep has sent, with its columns of objects."""
     import pyarrow as pa
 
     for place, field in enumerate(table.schema):
-        if (field.metadata or {}).get(_FIELD_KEY) == _NAME.encode():
+        if _says_objects(field):
             chunks = [
                 pa.ExtensionArray.from_storage(object_type(), chunk)
                 for chunk in table.column(place).chunks
@@ -92,3 +110,7 @@ def restored(table: pa.Table) -> pa.Table:
             column = pa.chunked_array(chunks, object_type())
             table = table.set_column(place, field.name, column)
     return table
+
+
+def _says_objects(field: pa.Field) -> bool:
+    return (field.metadata or {}).get(_FIELD_KEY) == _NAME.encode()

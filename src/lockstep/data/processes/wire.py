@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
-from lockstep.data.arrow.objects import restored
+from lockstep.data.arrow.objects import restored, unmarked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +27,7 @@ def send_table(sock: socket.socket, table: pa.Table) -> None:
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
+    table = unmarked(table)
     with pa.ipc.new_stream(sink, table.schema) as writer:
         # Of a slice, only its own rows are written.
         writer.write_table(table)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lockstep.data.arrow.objects import restored
+from lockstep.data.arrow.objects import restored, unmarked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,11 +48,12 @@ class SharedTables:
         if id(table) not in self._files:
             file = os.memfd_create("lockstep-table")
             self._files[id(table)] = (file, table)
+            sent = unmarked(table)
             with (
                 pa.PythonFile(os.fdopen(os.dup(file), "wb", 1 << 20)) as sink,
-                pa.ipc.new_file(sink, table.schema) as writer,
+                pa.ipc.new_file(sink, sent.schema) as writer,
             ):
-                writer.write_table(table)
+                writer.write_table(sent)
         return f"/proc/{os.getpid()}/fd/{self._files[id(table)][0]}"
 
     def close(self) -> None:
