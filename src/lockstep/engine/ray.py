@@ -804,9 +804,9 @@ def ask_nodes(
         # Drivers have agents of their own on a node. Each of these can ask any worker there.
         calls = {
             node: [
-                ray.get_actor(name, _NAMESPACE).stacks.remote(asked, is_complete, seconds)
+                agent.stacks.remote(asked, is_complete, seconds)
                 for name in names
-                if name.startswith(f"{node}-")
+                if name.startswith(f"{node}-") and (agent := _found(name)) is not None
             ]
             for node, asked in workers.items()
         }
@@ -817,6 +817,16 @@ def ask_nodes(
     finally:
         if joined:
             ray.shutdown()
+
+
+def _found(name: str) -> Any:
+    """The agent of this name; None if it has ended since it was listed."""
+    import ray
+
+    try:
+        return ray.get_actor(name, _NAMESPACE)
+    except ValueError:
+        return None
 
 
 def _first_answer(calls: Sequence[Any], deadline: float) -> list[list[str] | str] | str:

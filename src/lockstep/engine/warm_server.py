@@ -516,11 +516,11 @@ def _finish(code: Any, interrupted: bool, loaded: set[str], streams: Iterable[An
                     values[name] = None
     gc.collect()
     _flush((sys.stdout, sys.stderr, *streams))
-    if not written:
-        os._exit(120)
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+    if not written:
+        os._exit(120)
     os._exit(0 if code is None else int(code) & 0xFF if -(1 << 63) <= code < 1 << 63 else 255)
 
 

@@ -242,11 +242,11 @@ def noted_loggers(note: Callable[[Change], None]) -> Iterator[list[Callable[[], 
             note(_setting_again(self, name, value))
 
     def noted(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: logging.Logger, argument: Any) -> None:
+        def call(self: logging.Logger, *args: Any, **named: Any) -> None:
             if self is not logging.root:
                 touch(self)
-                note(lambda: method(self, argument))
-            method(self, argument)
+                note(lambda: method(self, *args, **named))
+            method(self, *args, **named)
 
         return call
 

@@ -8,18 +8,22 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from lockstep.checkpoint import Checkpoint
 from lockstep.engine.base import Holder, MemoryPlace, Node, NodeMemory
 from lockstep.engine.loop import EventLoop
 from lockstep.engine.snapshots import SnapshotStore
 from lockstep.errors import CheckpointError, EngineError
 from lockstep.state.memory import checksum, create_memory
 from lockstep.storage import open_storage
+from lockstep.train.context import TrainContext
 from lockstep.train.driver.cluster_memory import ClusterMemory
-from lockstep.train.protocol import MemoryPart
-from lockstep.train.worker.session import _fetched, _open_parts
+from lockstep.train.protocol import Answer, Committed, MemoryPart
+from lockstep.train.worker.session import Session, _fetched, _open_parts
 
 SIZE = 4096
 SECRET = b"s" * 32
@@ -201,3 +205,18 @@ def test_the_next_snapshot_takes_the_place_of_the_last(driver: Driver) -> None:
     assert 9 in driver.nodes.dropped
     driver.memory.add("three", driver.parts[0], "a")
     driver.memory.seal("three", 0, (), lambda: pytest.fail("it is gone"))
+
+
+def test_what_other_nodes_have_dropped_is_on_storage(driver: Driver, tmp_path: Path) -> None:
+    driver.save("one", 1)
+    parts = driver.memory.parts("one", ["a", "c"])["c"]
+    channel: Any = SimpleNamespace(node=Node("c", "127.0.0.1"))
+    storage = open_storage(str(tmp_path))
+    session = Session(channel, TrainContext(), storage, None, None, [], memory=parts)
+    driver.memory.drop_until(1)
+    driver.settle()
+    # Not an older checkpoint, before the driver says that this one is on storage.
+    with pytest.raises(CheckpointError, match="the next attempt starts again"):
+        session.start_state()
+    session._learn(Answer(False, committed=[Committed(1, Checkpoint(tmp_path), {})]))
+    assert session.start_state() == Checkpoint(tmp_path)

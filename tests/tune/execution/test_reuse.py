@@ -19,6 +19,7 @@ from lockstep.engine.base import (
     OutputSink,
     WorkerExited,
     WorkerMessage,
+    WorkerPreempted,
 )
 from lockstep.engine.loop import EventLoop
 from lockstep.train.protocol import Exit
@@ -402,3 +403,11 @@ def test_no_worker_stays_idle_while_another_waits_for_room(driven: Driven) -> No
     trial.close()
     assert worker.told == [Exit()]
     assert waiting[1] == [EngineNotice("Waiting: 2 CPU are not free.")]
+
+
+def test_a_worker_whose_machine_goes_runs_no_other_trial(driven: Driven) -> None:
+    (going,) = driven.idle(1)
+    going.emit(WorkerPreempted(0))
+    driven.start()
+    assert going.told == [Exit()]
+    assert len(driven.below.started) == 2

@@ -153,7 +153,13 @@ class ClusterMemory:
                 kept.holders.append(future.result())
                 then()
 
-        future.add_done_callback(lambda _: self._loop.call_soon(arrived))
+        def done(_: Future[Holder]) -> None:
+            if kept.dropped:  # the run may be over, and its loop closed
+                arrived()
+            else:
+                self._loop.call_soon(arrived)
+
+        future.add_done_callback(done)
 
     def _settle(self, kept: _Kept) -> None:
         """A part is sealed, and its node keeps it: now it outlives its rank."""

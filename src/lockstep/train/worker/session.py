@@ -278,7 +278,7 @@ class Session:
         Raises:
             CheckpointError: the memory has changed, or only other ranks can open it.
         """
-        if self._start_state:
+        if self._start_state and self._fetch_start():
             self._restored = True
             if self.shards is not None:
                 self.shards.start_at(self.shards.first)
@@ -292,9 +292,19 @@ class Session:
             )
         return found
 
+    def _fetch_start(self) -> bool:
+        """Read what other nodes keep; False: it is gone, and so on storage, or lost."""
+        for place, (part, descriptor) in enumerate(self._start_state):
+            try:
+                self._start_state[place] = part, _fetched(part, descriptor)
+            except CheckpointError:
+                self._drop_start()
+                self._starts_in_memory = True  # until it is known to be on storage
+                return False
+        return True
+
     def _state_in_memory(self) -> StoredState:
         buffers, indexes = {}, {}
-        self._start_state = [(part, _fetched(part, fd)) for part, fd in self._start_state]
         for part, descriptor in self._start_state:
             # Mapped at once: a page at a time would take longer than copying them.
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)

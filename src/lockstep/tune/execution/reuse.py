@@ -26,6 +26,7 @@ from lockstep.engine.base import (
     OutputSink,
     WorkerExited,
     WorkerMessage,
+    WorkerPreempted,
 )
 from lockstep.engine.loop import EventLoop, Timer
 from lockstep.train.protocol import Exit, Lingering
@@ -84,7 +85,7 @@ class ReusingEngine(Engine):
         """See :class:`Engine`."""
         kind = replace(spec, entry=ENTRY, payload=b"", title="")
         for worker in self._idle:
-            if worker.kind == kind:
+            if worker.kind == kind and not worker.is_going:
                 self._idle.remove(worker)
                 return worker.run_next(spec, emit, output)
         # Of other resources, such as another GPU. The new workers may need those, or the memory.
@@ -155,6 +156,8 @@ class _Worker:
         self._loop = loop
         self._engine = engine
         self._gone = gone
+        self.is_going = False
+        """Its machine was told to end soon."""
         self._trial: _Trial | None = None
         self._output = _Output(lambda: loop.call_soon(self._end_if_read))
 
@@ -205,6 +208,8 @@ class _Worker:
 
     def _event(self, event: EngineEvent) -> None:
         trial = self._trial
+        if isinstance(event, WorkerPreempted):
+            self.is_going = True
         if trial is None:
             if isinstance(event, WorkerExited):
                 self._gone(self)
