@@ -58,6 +58,44 @@ def test_a_summary_of_some_columns_with_other_aggregates() -> None:
         dataset.summary(columns=["x"])
 
 
+def test_a_summary_of_columns_whose_values_have_no_statistics() -> None:
+    table = pa.table(
+        {
+            "flag": [True, None],
+            "half": pa.array(np.array([1, 2], np.float16)),
+            "span": pa.array([1, None], pa.duration("s")),
+        }
+    )
+    assert lockstep.data.from_arrow(table).summary().statistics == {
+        "flag": {"count": 2, "missing_pct": 50},
+        "half": {"count": 2, "missing_pct": 0},
+        "span": {"count": 2, "missing_pct": 50},
+    }
+
+
+def test_a_summary_of_a_column_called_statistic() -> None:
+    summary = lockstep.data.from_items([{"statistic": 1, "x": 2}]).summary()
+    with pytest.raises(ValueError, match="a column of the dataset is called 'statistic'"):
+        summary.to_pandas()
+    for name, most in (("statistic", 1), ("x", 2)):
+        stats = summary.get_column_stats(name)
+        assert stats.set_index("statistic")["value"]["max"] == most
+
+
+def test_the_most_frequent_values_of_arrays() -> None:
+    arrays = lockstep.data.from_items([{"a": np.array(v)} for v in ([1, 2], [2, 3], [1, 2])])
+    assert arrays.aggregate(ApproximateTopK("a", 1, encode_lists=True)) == {
+        "approx_topk(a)": [{"a": 2, "count": 3}]
+    }
+    assert arrays.aggregate(ApproximateTopK("a", 1)) == {
+        "approx_topk(a)": [{"a": [1, 2], "count": 2}]
+    }
+    images = lockstep.data.from_items([{"a": np.eye(3, dtype=np.int64)}])
+    assert images.aggregate(ApproximateTopK("a", 1, encode_lists=True)) == {
+        "approx_topk(a)": [{"a": 0, "count": 6}]
+    }
+
+
 def test_the_most_frequent_values() -> None:
     dataset = lockstep.data.from_items([{"w": w} for w in "abacaba"])
     assert dataset.aggregate(ApproximateTopK("w", 2)) == {
@@ -147,6 +185,11 @@ class Named(FilenameProvider):
         return f"mine_{task_index}.{self.file_format}"
 
 
+class Same(FilenameProvider):
+    def get_filename_for_task(self, write_uuid: str, task_index: int) -> str:
+        return "same.csv"
+
+
 class Rows(FilenameProvider):
     def get_filename_for_row(self, row: dict[str, Any], *args: Any) -> str:
         return f"{row['name']}.png"
@@ -177,6 +220,50 @@ def test_names_of_files(tmp_path: Path) -> None:
         dataset.write_json(tmp_path / "j", filename_provider=Wrong())
     with pytest.raises(TypeError, match="filename_provider='x'"):
         dataset.write_json(tmp_path / "j", filename_provider="x")  # type: ignore[arg-type]
+
+
+def test_a_write_with_chosen_names_keeps_earlier_files(tmp_path: Path) -> None:
+    named = Named(file_format="csv")
+    (tmp_path / "folder.csv").mkdir()
+    assert blocks(4).write_csv(tmp_path, filename_provider=named) == ["mine_0.csv"]
+    assert blocks(3).write_csv(tmp_path, filename_provider=named) == ["mine_1.csv"]
+    assert lockstep.data.read_csv(tmp_path).count() == 7
+    assert blocks(2).write_csv(tmp_path, filename_provider=named, mode="ignore") == []
+    with pytest.raises(FileExistsError, match=r"has 'mine_0.csv' of an earlier write"):
+        blocks(2).write_csv(tmp_path, filename_provider=named, mode="error")
+    assert lockstep.data.read_csv(tmp_path).count() == 7
+    # The rows come from the files that are replaced.
+    names = lockstep.data.read_csv(tmp_path).write_csv(
+        tmp_path, filename_provider=named, num_rows_per_file=2, mode="overwrite"
+    )
+    assert names == [f"mine_{n}.csv" for n in range(4)]
+    assert column(lockstep.data.read_csv(tmp_path)) == [0, 1, 2, 3, 0, 1, 2]
+    blocks(2).write_csv(tmp_path, filename_provider=Same(), mode="overwrite")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.csv", "same.csv"]
+
+
+def test_a_chosen_name_that_is_taken(tmp_path: Path) -> None:
+    taken = "has 'same.csv' already; the filename_provider must return another name"
+    for mode in ("append", "overwrite"):
+        with pytest.raises(FileExistsError, match=taken):
+            blocks(4).write_csv(
+                tmp_path / mode, filename_provider=Same(), num_rows_per_file=2, mode=mode
+            )
+    blocks(4).write_csv(tmp_path, filename_provider=Same())
+    with pytest.raises(FileExistsError, match=taken):
+        blocks(3).write_csv(tmp_path, filename_provider=Same())
+    assert (tmp_path / "same.csv").read_text().count("\n") == 5
+
+
+def test_chosen_names_in_partitions(tmp_path: Path) -> None:
+    rows = lockstep.data.from_items([{"k": n % 2, "n": n} for n in range(4)])
+    named = Named(file_format="parquet")
+    for mode, count in (("append", 4), ("append", 8), ("overwrite", 4)):
+        rows.write_parquet(tmp_path, partition_cols=["k"], filename_provider=named, mode=mode)
+        assert lockstep.data.read_parquet(tmp_path).count() == count
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet"))
+    assert files == ["k=0/mine_0.parquet", "k=1/mine_0.parquet"]
+    assert sorted(column(lockstep.data.read_parquet(tmp_path), "n")) == [0, 1, 2, 3]
 
 
 def test_a_later_write_replaces_files_of_every_format(tmp_path: Path) -> None:
@@ -225,6 +312,16 @@ def test_sql(tmp_path: Path) -> None:
             "INSERT INTO t VALUES (?, ?)", connect
         )
     assert lockstep.data.read_sql("SELECT * FROM t", connect).count() == 3
+
+
+def test_sql_that_has_no_columns_or_one_twice() -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(":memory:")
+
+    with pytest.raises(ValueError, match=r"called 'a', 'b'; give them different names with AS"):
+        lockstep.data.read_sql("SELECT 1 AS b, 2 AS a, 3 AS b, 4 AS a, 5 AS c", connect)
+    with pytest.raises(ValueError, match=r"^read_sql: the statement returns no rows\.$"):
+        lockstep.data.read_sql("CREATE TABLE t (id INTEGER)", connect)
 
 
 def test_seeds_as_objects() -> None:

@@ -583,13 +583,18 @@ class ApproximateTopK(_Values):
         self.encode_lists = encode_lists
 
     def _of(self, column: pa.ChunkedArray) -> list[dict[str, Any]]:
+        import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.types as types
 
-        lists = types.is_list(column.type) or types.is_large_list(column.type)
-        if lists and self.encode_lists:
-            column = pc.list_flatten(column).drop_null()
-        if (lists and not self.encode_lists) or types.is_struct(column.type):
+        if self.encode_lists:
+            if isinstance(column.type, pa.FixedShapeTensorType):
+                kept = [chunk.storage for chunk in column.chunks]
+                column = pa.chunked_array(kept, column.type.storage_type)
+            lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+            if any(is_list(column.type) for is_list in lists):
+                column = pc.list_flatten(column).drop_null()
+        if types.is_nested(column.type):
             counts: dict[str, int] = {}  # Arrow counts neither lists nor structs
             first: dict[str, Any] = {}
             for value in column.to_pylist():

@@ -73,7 +73,8 @@ class Aggregates(DatasetBase):
         """Statistics of each column, in one pass: the count, and by the kind of its values more.
 
         Numbers have mean, min, max, std, median, and how many percent are missing or zero; times
-        min and max; text the ten most frequent values.
+        min and max; text the ten most frequent values. Booleans, 16-bit floats, durations, lists
+        and arrays have how many percent are missing.
 
         Args:
             columns: of these columns; None: of all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -229,13 +230,23 @@ def read_sql(
         sql_params: for ``cursor.execute``.
         shard_keys, shard_hash_fn: for Ray's scheduler; accepted and ignored, as are ``hints``
             (``concurrency``, …).
+
+    Raises:
+        ValueError: the statement returns no rows, or columns have the same name.
     """
     check_hints("read_sql", hints)
     connection = connection_factory()
     try:
         cursor = connection.cursor()
         cursor.execute(sql, *(() if sql_params is None else (sql_params,)))
+        if cursor.description is None:
+            raise ValueError("read_sql: the statement returns no rows.")
         names = [column[0] for column in cursor.description]
+        if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+            raise ValueError(
+                f"read_sql: several columns are called {', '.join(map(repr, twice))}; give them "
+                "different names with AS."
+            )
         rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
     finally:
         connection.close()

@@ -24,7 +24,10 @@ class FilenameProvider:
         self.dataset_uuid, self.file_format = dataset_uuid, file_format
 
     def get_filename_for_task(self, write_uuid: str, task_index: int) -> str:
-        """The name of a file: ``task_index`` counts the files of the write ``write_uuid``."""
+        """The name of a file: ``task_index`` counts the files of the write ``write_uuid``.
+
+        It begins after the files of earlier writes, with ``mode="overwrite"`` at 0.
+        """
         # A subclass of Ray's older form may have no constructor of this class.
         begins, ends = getattr(self, "dataset_uuid", None), getattr(self, "file_format", None)
         name = f"{write_uuid}_{task_index:06}"

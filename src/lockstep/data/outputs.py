@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     import pyarrow.fs
+
+    from lockstep.storage import Storage
 
 __all__ = ["Outputs"]
 
@@ -122,7 +124,8 @@ class Outputs(DatasetBase):
                 and numbers the new files after them, ``"overwrite"`` removes them once the new
                 files are written, ``"ignore"`` writes nothing if there are such files, ``"error"``
                 (or ``"create"``) raises.
-            filename_provider: chooses the files' names; see ``FilenameProvider``.
+            filename_provider: chooses the files' names; see ``FilenameProvider``. With it, every
+                file with the format's ending is one of an earlier write.
             try_create_dir, arrow_open_stream_args: accepted and ignored; the directory is always
                 created.
             concurrency, ray_remote_args: for Ray's scheduler; accepted and ignored.
@@ -132,7 +135,8 @@ class Outputs(DatasetBase):
             The names of the files.
 
         Raises:
-            FileExistsError: there are files of an earlier write, and ``mode`` is ``"error"``.
+            FileExistsError: there are files of an earlier write, and ``mode`` is ``"error"``; or
+                the ``filename_provider`` returned a name that is taken.
         """
         import pyarrow.parquet as pq
 
@@ -430,12 +434,11 @@ class Outputs(DatasetBase):
         mode = _MODES[mode]
         storage = open_storage(path, filesystem)
         storage.make_directory()
-        names_there = storage.walk_files() if keys else storage.listdir()
-        earlier = {
-            name: int(found[1])
-            for name in names_there
-            if (found := _FILE.fullmatch(name.rpartition("/")[2]))
-        }
+        if keys or provider is not None:  # a walk tells files from directories
+            there = {name for name in storage.walk_files() if keys or "/" not in name}
+        else:
+            there = set(storage.listdir())
+        earlier = _earlier(there, None if provider is None else ending)
         if earlier and mode == "error":
             raise FileExistsError(
                 f"{storage.uri!r} has {min(earlier)!r} of an earlier write; write to "
@@ -444,8 +447,12 @@ class Outputs(DatasetBase):
         if earlier and mode == "ignore":
             return []
         first = max(earlier.values(), default=-1) + 1
+        if provider is not None:
+            # Its names may have no number, and those that "overwrite" finds may be used again.
+            first = 0 if mode == "overwrite" else max(first, len(earlier))
         token = secrets.token_hex(4)
-        names: list[str] = []
+        names: dict[str, None] = {}
+        replacing: list[tuple[str, str, str]] = []
         with tempfile.TemporaryDirectory(prefix=scratch_prefix("data")) as scratch:
             tables = cut_tables(self._pieces(), rows or _ROWS_PER_FILE, False, "pyarrow")
             parts = (
@@ -457,21 +464,54 @@ class Outputs(DatasetBase):
                 short = f"part-{number:05d}-{token}.{ending}"
                 if provider is not None:
                     short = file_name(provider, table, token, number)
-                file = os.path.join(scratch, short)
-                write(_as_written(table, tensors=ending in _HAVE_TENSORS), file)
-                # Readers of a local directory see a file only once it is complete. An object store
-                # publishes an object when its upload ends.
                 name = directory + short
-                staged = f"{directory}{TEMPORARY}{short}" if storage.is_local else name
-                storage.put(staged, file, move=True, flush=False)
-                if storage.is_local:
-                    os.replace(storage.path(staged), storage.path(name))
-                names.append(name)
-        if mode == "overwrite":  # only now: a write that fails loses nothing
-            for name in earlier:
+                if name in names or (name in there and mode != "overwrite"):
+                    raise FileExistsError(
+                        f"{storage.uri!r} has {name!r} already; the filename_provider must return "
+                        "another name for each file."
+                    )
+                file = os.path.join(scratch, f"{len(names)}-{short}")
+                write(_as_written(table, tensors=ending in _HAVE_TENSORS), file)
+                names[name] = None
+                if name in there:
+                    replacing.append((file, directory, short))
+                else:
+                    _put(storage, file, directory, short)
+            # Only now: a write that fails loses nothing, and the rows may be read from these files.
+            for file, directory, short in replacing:
+                _put(storage, file, directory, short)
+        if mode == "overwrite":
+            for name in earlier.keys() - names.keys():
                 with contextlib.suppress(FileNotFoundError):  # another write removed it
                     storage.filesystem.delete_file(storage.path(name))
-        return names
+        return list(names)
+
+
+def _earlier(names: Iterable[str], ending: str | None) -> dict[str, int]:
+    """The files of earlier writes → their numbers, -1 for none.
+
+    With an ``ending``, a ``FilenameProvider`` chooses names: every file that ends so counts.
+    """
+    found = {}
+    for name in names:
+        if match := _FILE.fullmatch(name.rpartition("/")[2]):
+            found[name] = int(match[1])
+        elif ending is not None and name.endswith(f".{ending}"):
+            found[name] = -1
+    return found
+
+
+def _put(storage: Storage, file: str, directory: str, short: str) -> None:
+    """Move a file into the storage.
+
+    Readers of a local directory see it only once it is complete. An object store publishes an
+    object when its upload ends.
+    """
+    name = directory + short
+    staged = f"{directory}{TEMPORARY}{short}" if storage.is_local else name
+    storage.put(staged, file, move=True, flush=False)
+    if storage.is_local:
+        os.replace(storage.path(staged), storage.path(name))
 
 
 def _partitioned(table: pa.Table, keys: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:

@@ -45,10 +45,22 @@ class DatasetSummary:
     statistics: Mapping[str, Mapping[str, Any]]
 
     def to_pandas(self) -> pd.DataFrame:
-        """A row for each statistic, a column for each column."""
+        """A row for each statistic, a column for each column.
+
+        The first column, ``"statistic"``, has the statistics' names.
+
+        Raises:
+            ValueError: a column of the dataset is called ``"statistic"``, too.
+        """
         import pandas as pd
 
-        names = sorted({name for found in self.statistics.values() for name in found})
+        if _STATISTIC in self.columns:
+            raise ValueError(
+                f"to_pandas: a column of the dataset is called {_STATISTIC!r}, as is the column of "
+                "the statistics' names; use get_column_stats(), or rename the column before "
+                "summary()."
+            )
+        names = self._names()
         values = {
             column: [self.statistics[column].get(name) for name in names] for column in self.columns
         }
@@ -60,12 +72,19 @@ class DatasetSummary:
         Raises:
             ValueError: there is no such column in the summary.
         """
+        import pandas as pd
+
         if column not in self.statistics:
             raise ValueError(
                 f"get_column_stats({column!r}): the summary has {', '.join(self.columns)}."
             )
-        frame = self.to_pandas()[[_STATISTIC, column]]
-        return frame.rename(columns={column: "value"})
+        names = self._names()
+        values = [self.statistics[column].get(name) for name in names]
+        return pd.DataFrame({_STATISTIC: names, "value": values})
+
+    def _names(self) -> list[str]:
+        """The statistics that any column has."""
+        return sorted({name for found in self.statistics.values() for name in found})
 
 
 def summary_aggregates(
@@ -93,16 +112,22 @@ def _by_kind(kind: pa.DataType) -> Callable[[str], Sequence[AggregateFn]]:
 
     if types.is_null(kind):
         return lambda name: [Count(name)]
+    # Arrow computes neither the mean of booleans and 16-bit floats nor the order of durations.
+    unordered = (types.is_boolean, types.is_float16, types.is_duration, types.is_interval)
+    if any(is_kind(kind) for is_kind in unordered):
+        return _of_any
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return _of_numbers
-    if types.is_boolean(kind):
         return _of_numbers
     if types.is_temporal(kind):
         return lambda name: [Count(name), Min(name), Max(name), MissingValuePercentage(name)]
     nested = types.is_nested(kind) or hasattr(kind, "extension_name")
     if nested:  # arrays, lists, objects: the most frequent ones say little
-        return lambda name: [Count(name), MissingValuePercentage(name)]
+        return _of_any
     return lambda name: [Count(name), MissingValuePercentage(name), ApproximateTopK(name, _TOP)]
+
+
+def _of_any(name: str) -> Sequence[AggregateFn]:
+    return [Count(name), MissingValuePercentage(name)]
 
 
 def _of_numbers(name: str) -> Sequence[AggregateFn]:
