@@ -109,9 +109,9 @@ $(ENVIRONMENTS:%=.venv-%/.done): .venv-%/.done: environments/%.txt environments/
 	@bash environments/$*.sh .venv-$*/bin/python
 	@touch $@
 
-.venv-peers/.done: benchmarks/requirements-peers.txt
-	@echo "setup: .venv-peers with $(TORCH) and benchmarks/requirements-peers.txt"
+.venv-peers/.done: benchmarks/requirements-peers.txt pyproject.toml
+	@echo "setup: .venv-peers with $(TORCH), lockstep and benchmarks/requirements-peers.txt"
 	@$(PYTHON) -m venv .venv-peers
 	@.venv-peers/bin/python $(PIP) $(TORCH)
-	@.venv-peers/bin/python $(PIP) -r benchmarks/requirements-peers.txt
+	@.venv-peers/bin/python $(PIP) -e . -r benchmarks/requirements-peers.txt
 	@touch $@

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,7 +103,6 @@ FUNCTIONS = {"train": train, "kill": be_killed, "lose": wait_for_loss, "report":
 
 def play_driver(config: dict[str, Any]) -> None:
     """``fits``: what to fit, one after the other, in this driver."""
-    sys.path.insert(0, str(common.HERE.parent / "src"))
     if config["system"] in ("trials", "local trials"):
         _trials(config)
         return
