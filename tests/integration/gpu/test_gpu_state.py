@@ -120,6 +120,8 @@ def test_a_change_that_is_no_step_is_noticed(memory: SnapshotMemory) -> None:
     model, optimizer = big()
     state = train.State(model=model, optimizer=optimizer)
     take(memory, state).wait()
+    # CUDA loads a kernel at its first use, which waits for the whole device, and so for the copy.
+    torch.ones(1, device="cuda").clamp_(-1e-3, 1e-3)
     taken = take(memory, state)
     for parameter in model.parameters():
         parameter.data.clamp_(-1e-3, 1e-3)  # at once, and seen by no hook
@@ -137,6 +139,7 @@ def test_a_change_of_the_optimizer_is_noticed(memory: SnapshotMemory) -> None:
     model, optimizer = big()
     state = train.State(model=model, optimizer=optimizer)
     take(memory, state).wait()
+    torch.ones(1, device="cuda").zero_()  # its kernel is loaded
     taken = take(memory, state)
     assert taken.overlapped is not None
     for values in optimizer.state.values():
