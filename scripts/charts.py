@@ -30,7 +30,7 @@ def groups_of(page: str) -> list[tuple[str, list[tuple[str, str]]]]:
         what, ours, peer, theirs, *_ = cells
         if what:
             groups.append((what, [("lockstep", ours)]))
-        if theirs:
+        if theirs and not theirs.startswith("–"):  # which was not measured
             groups[-1][1].append((peer, theirs))
     return [(what, bars) for what, bars in groups if len(bars) > 1]
 

@@ -13,6 +13,7 @@ PAGE = """# How long?
 | --- | --- | --- | --- | --- | --- |
 | a fit() | 46.6 ms | torchrun | 0.47 s | 10× | ✓ |
 |  |  | Ray Train | 8.09 s | 174× | ✓ |
+|  |  | Accelerate | – (took over 120 s and was ended) | – | ? |
 | alone | 1 s |  |  |  |  |
 """
 
