@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import multiprocessing
 import os
 import signal
 import sys
@@ -224,6 +225,8 @@ def settled_leaks(before: Snapshot) -> list[str]:
     gc.collect()
     deadline = time.monotonic() + SETTLE_SECONDS
     while (leaks := Snapshot().leaks_since(before)) and time.monotonic() < deadline:
+        # A process that multiprocessing has terminated is waited for when it starts the next one.
+        multiprocessing.active_children()
         time.sleep(0.01)
     return leaks
 
