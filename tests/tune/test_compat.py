@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,12 @@ def test_a_metric_without_a_mode(tmp_path: Path) -> None:
     needs = tune.TuneConfig(metric="loss", scheduler=tune.schedulers.ASHAScheduler())
     with pytest.raises(ValueError, match="give metric and mode"):
         tune.Tuner(trial, param_space={"x": 1}, tune_config=needs, run_config=config).fit()
+
+
+@pytest.mark.parametrize("mode", ["most", {}, [[]], ["min", "most"], []])
+def test_a_mode_that_is_none(mode: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"TuneConfig(mode={mode!r}): expected 'min'")):
+        tune.TuneConfig(mode=mode)
 
 
 def test_points_beyond_a_grid(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def check_objective(owner: str, metric: Any, mode: Any) -> None:
     ):
         raise ValueError(f"{owner}(metric={metric!r}): expected the name of a reported metric.")
     modes = mode if isinstance(mode, (list, tuple)) else [mode]
-    if mode is not None and (not modes or not set(modes) <= {"min", "max"}):
+    if mode is not None and (not modes or not all(one in ("min", "max") for one in modes)):
         raise ValueError(f"{owner}(mode={mode!r}): expected 'min' or 'max'.")
     if isinstance(mode, (list, tuple)) and metric is not None and len(modes) != len(metrics):
         raise ValueError(
