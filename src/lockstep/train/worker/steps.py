@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 __all__ = ["BrokenStep", "StepWatch", "local_part"]
@@ -161,8 +162,8 @@ class _Sums:
     def _look(self) -> None:
         import torch
 
-        if self._sums and self._broken is None:
-            finite = torch.isfinite(torch.stack(self._sums))
+        if self._sums and self._broken is None and not _is_finite(sums := torch.stack(self._sums)):
+            finite = torch.isfinite(sums)
             bad = finite.all(1).logical_not_().nonzero()
             if len(bad):
                 row = int(bad[0])
@@ -216,6 +217,11 @@ class _Flags:
                 if gradient is not None and not torch.isfinite(local_part(gradient)).all():
                     parameters.append(id(parameter))
         return BrokenStep(step, self._steps, parameters)
+
+
+def _is_finite(sums: Any) -> bool:
+    """True: every one is. False: at least one is not, or they are too large to be added."""
+    return math.isfinite(sums.sum().item())
 
 
 def _anywhere(found: bool, meshes: list[Any]) -> bool:
