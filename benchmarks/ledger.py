@@ -26,6 +26,7 @@ def train(config: dict[str, Any]) -> None:
     from lockstep import train
 
     rank = train.get_context().get_world_rank()
+    weights = {"weights": np.ones(4 << 20)}
     batches = iter(range(STEPS))
     if config["data_s"] is not None:
         shard = train.get_dataset_shard("train")
@@ -33,9 +34,8 @@ def train(config: dict[str, Any]) -> None:
     for step, _ in enumerate(batches):
         time.sleep(STEP_S + config["slower_s"] * (rank == 1))
         save = config["every"] and rank == 0 and step % config["every"] == 0
-        weights = {"weights": np.ones(4 << 20)} if save else None
         train.report(
-            {"step": step}, checkpoint=train.Checkpoint.from_dict(weights) if weights else None
+            {"step": step}, checkpoint=train.Checkpoint.from_dict(weights) if save else None
         )
 
 

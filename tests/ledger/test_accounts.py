@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from lockstep import train
-from lockstep.ledger import ACCOUNTS, Goodput
+from lockstep.ledger import ACCOUNTS, Goodput, read_ledger
+from lockstep.records import RunRecords
+from lockstep.storage import open_storage
 from lockstep.train import Result
 from tests.integration.runs import fit
 from tests.ledger.journals import Simulation
@@ -235,6 +237,25 @@ def test_checkpoints_and_data_of_a_real_run(tmp_path: Path, mode: str) -> None:
     goodput = check_complete(trainer.fit())
     assert goodput["data"] > 0
     assert goodput["checkpoint"] > 0
+
+
+def test_making_a_dict_a_checkpoint_is_no_computing(tmp_path: Path) -> None:
+    def train_func() -> None:
+        class Slow:
+            def __reduce__(self) -> tuple[Any, ...]:
+                time.sleep(0.2)
+                return int, ()
+
+        checkpoint = train.Checkpoint.from_dict({"weights": Slow()})
+        train.report({}, checkpoint=checkpoint)
+        train.report({}, checkpoint=checkpoint)  # made once
+
+    run_config = train.RunConfig(verbose=0, storage_path=str(tmp_path))
+    result = train.DataParallelTrainer(train_func, run_config=run_config).fit()
+    ledger = read_ledger(RunRecords(open_storage(result.path)))
+    first, second, *_ = ledger.attempts[0].intervals
+    assert first.waits[0]["checkpoint"] >= 0.2
+    assert "checkpoint" not in second.waits[0]
 
 
 def test_a_run_that_is_running(tmp_path: Path) -> None:

@@ -182,6 +182,8 @@ class Session:
             data = None if self.shards is None else self.shards.progress(elapsed)
             if data is not None and data.waited_s:
                 self.waited("data", data.waited_s)
+            if isinstance(checkpoint, Checkpoint) and (spent := checkpoint.take_encoding_time()):
+                self.waited("checkpoint", spent)
             report = Report(
                 self._number,
                 plain,
