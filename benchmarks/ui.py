@@ -134,7 +134,11 @@ def watch(system: dict[str, Any]) -> None:
             _await_answer(address, server)
             opened = time.perf_counter()
             page.goto(address + system["page"], wait_until="commit")
-            page.locator(system["content"]).first.wait_for(state="visible", timeout=READY_S * 1000)
+            content = page.locator(system["content"]).first
+            while not content.is_visible():  # its own wait looks twice a second after a while
+                if time.perf_counter() - opened > READY_S:
+                    raise SystemExit("the page shows nothing")
+                time.sleep(0.02)
             now = time.perf_counter()
             time.sleep(2.0)  # what it reads in the background counts, too
             print(
