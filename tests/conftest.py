@@ -64,37 +64,32 @@ LOAD_OF_THE_SUITE = 1.5
 _lazy_files: dict[str, dict[int, str]] = {}
 
 
-def descendants() -> dict[int, str]:
-    """pid → command line of every process below this one; a kept process is not in it."""
+def child_processes() -> tuple[set[int], dict[int, str]]:
+    """The direct children that may outlive a test; pid → command line of all others below."""
+    kept: set[int] = set()
     found: dict[int, str] = {}
-    keepers = kept_processes()
-    pending = [os.getpid()]
+    for pid in _children(os.getpid()):
+        command = _command(pid)
+        if any(name in command for name in KEPT_PROCESSES):
+            kept.add(pid)
+        else:
+            found[pid] = command
+    pending = [*kept, *found]
     while pending:
         parent = pending.pop()
         for pid in _children(parent):
             pending.append(pid)
             command = _command(pid)
-            server = parent in keepers and any(name in command for name in FORK_SERVER)
-            if pid not in keepers and not server:
+            if not (parent in kept and any(name in command for name in FORK_SERVER)):
                 found[pid] = command
-    return found
-
-
-def kept_processes() -> set[int]:
-    """Pids of the direct children that may outlive a test."""
-    return {
-        pid
-        for pid in _children(os.getpid())
-        if any(name in _command(pid) for name in KEPT_PROCESSES)
-    }
+    return kept, found
 
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as file:
-                found += map(int, file.read().split())
+            found += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
     except OSError:
         pass  # it ended meanwhile, or this system has no /proc
     return found
@@ -102,10 +97,15 @@ def _children(pid: int) -> list[int]:
 
 def _command(pid: int) -> str:
     try:
-        text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        text = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode().strip()
     except OSError:
         text = ""
     return text or "(a zombie: nobody waited for it)"
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def open_files() -> dict[int, str]:
@@ -169,13 +169,20 @@ def temporary_directories() -> set[str]:
 class Snapshot:
     """What a process holds at one moment."""
 
-    kept: set[int] = field(default_factory=kept_processes)
-    processes: dict[int, str] = field(default_factory=descendants)
+    children: tuple[set[int], dict[int, str]] = field(default_factory=child_processes)
     threads: set[threading.Thread] = field(default_factory=own_threads)
     files: dict[int, str] = field(default_factory=open_files)
     environment: dict[str, str] = field(default_factory=environment)
     directory: str = field(default_factory=working_directory)
     temporary: set[str] = field(default_factory=temporary_directories)
+
+    @property
+    def kept(self) -> set[int]:
+        return self.children[0]
+
+    @property
+    def processes(self) -> dict[int, str]:
+        return self.children[1]
 
     def leaks_since(self, before: Snapshot) -> list[str]:
         """One line for each thing held now that was not held before."""
@@ -254,9 +261,8 @@ def session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
             lockstep.shutdown()
         leaks = settled_leaks(before)
-        forkservers = [
-            pid for pid in kept_processes() if any(name in _command(pid) for name in FORK_SERVER)
-        ]
+        kept, _ = child_processes()
+        forkservers = [pid for pid in kept if any(name in _command(pid) for name in FORK_SERVER)]
     assert not leaks, "left at the end of the session: " + "; ".join(leaks)
     assert not forkservers, f"lockstep.shutdown() left fork servers: {forkservers}"
 

@@ -17,7 +17,7 @@ from lockstep.engine.processes import descendants as family
 from tests.conftest import (
     SETTLE_SECONDS,
     _command,
-    descendants,
+    child_processes,
     environment,
     own_threads,
     temporary_directories,
@@ -32,7 +32,7 @@ def lockstep_processes() -> set[int]:
     names = ("ray::AgentActor", "lockstep fork server", "lockstep worker")
     return {
         pid
-        for pid, command in descendants().items()
+        for pid, command in child_processes()[1].items()
         if any(name in command for name in names) and lives(pid)
     }
 
