@@ -167,6 +167,7 @@ def main(
 
 def _preload(names: list[str], control: socket.socket, known: Collection[str] = ()) -> None:
     """Import modules, and send the driver the variables that they have read."""
+    gc.disable()  # what is imported stays; to look through it again and again takes long
     with recorded_reads() as reads:
         for name in names:
             try:
@@ -180,6 +181,7 @@ def _preload(names: list[str], control: socket.socket, known: Collection[str] = 
             stream.flush()  # a fork copies the buffer: every worker would print it again
     gc.collect()
     gc.freeze()  # a collection in a worker would write to these pages, and so copy them
+    gc.enable()
     with contextlib.suppress(OSError):  # the driver is gone, and the keeper will see it
         send_with_files(control, Preloaded(frozenset(reads.union(known))), [])
 
