@@ -41,13 +41,13 @@ def train(config: dict[str, Any]) -> None:
 
 def play_lockstep(config: dict[str, Any]) -> None:
     from lockstep import data
+    from lockstep.journal.records import RunRecords
     from lockstep.ledger import read_ledger
     from lockstep.ledger.what_if import (
         saved_by_fewer_checkpoints,
         saved_without_data_waits,
         saved_without_rank,
     )
-    from lockstep.records import RunRecords
     from lockstep.storage import open_storage
     from lockstep.train import CheckpointConfig, DataParallelTrainer, RunConfig, ScalingConfig
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from lockstep.journal.lookup import find_run
+from lockstep.journal.records import RunRecords
 from lockstep.ledger import read_ledger
-from lockstep.lookup import find_run
-from lockstep.records import RunRecords
 
 COLOURS = {
     "compute": "#2f855a",

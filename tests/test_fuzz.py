@@ -20,8 +20,8 @@ from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, ScalingC
 from lockstep.error_record import unpack_error
 from lockstep.errors import LockstepError
 from lockstep.journal import Journal, parse_line
+from lockstep.journal.records import RunRecords, existing_checkpoints
 from lockstep.metrics import describable, normalise
-from lockstep.records import RunRecords, existing_checkpoints
 from lockstep.result import Result
 from lockstep.run_layout import JOURNAL_FILE, MANIFEST
 from lockstep.storage import LocalStorage

@@ -16,10 +16,8 @@ from lockstep.config import CheckpointConfig
 from lockstep.error_record import unpack_error, with_live
 from lockstep.errors import LockstepError, StorageError
 from lockstep.journal import parse_line
-from lockstep.ledger import Goodput, read_ledger
-from lockstep.lookup import find_run, parent_of
-from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
-from lockstep.records import (
+from lockstep.journal.lookup import find_run, parent_of
+from lockstep.journal.records import (
     RunRecords,
     damage_named,
     existing_checkpoints,
@@ -27,6 +25,8 @@ from lockstep.records import (
     open_checkpoint,
     reported_metrics,
 )
+from lockstep.ledger import Goodput, read_ledger
+from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
 from lockstep.reproduction import Reproduction
 from lockstep.retention import CheckpointRecord, worst_to_best
 from lockstep.returned import Returned, unpack_data, unpack_returned

@@ -24,9 +24,9 @@ from lockstep.cli import stack
 from lockstep.engine.attach import ATTACH_SIGNAL, StackRequest, is_worker, start_ticks
 from lockstep.errors import EngineError
 from lockstep.journal import Journal
-from lockstep.lock import Lock
+from lockstep.journal.lock import Lock
+from lockstep.journal.records import newest_run
 from lockstep.observe import stacks
-from lockstep.records import newest_run
 from lockstep.run_layout import ENVIRONMENT_FILE
 from lockstep.storage import open_storage
 from tests.integration.runs import failure, fit

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import cli, train, tune
-from lockstep.environment import hidden_secrets
+from lockstep.journal.environment import hidden_secrets
 from lockstep.run_layout import ENVIRONMENT_FILE
 from tests.integration.runs import fit
 from tests.repository import SRC
@@ -28,7 +28,7 @@ result = train.DataParallelTrainer(
 
 PATIENT = """
 import runpy, sys
-from lockstep import environment
+from lockstep.journal import environment
 environment._CLOSE_S = 60
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

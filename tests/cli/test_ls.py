@@ -13,7 +13,7 @@ import pytest
 from lockstep import cli, train, tune
 from lockstep.cli.command import Command
 from lockstep.cli.program import COMMANDS
-from lockstep.lock import Lock
+from lockstep.journal.lock import Lock
 from tests.integration.runs import failure, fit
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import cli, train
-from lockstep.lock import Lock
+from lockstep.journal.lock import Lock
 from tests.integration.runs import fit
 
 

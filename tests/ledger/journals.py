@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.journal import Journal
+from lockstep.journal.records import RunRecords
 from lockstep.ledger import Ledger, read_ledger
-from lockstep.records import RunRecords
 from lockstep.storage import open_storage
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from lockstep.journal.records import RunRecords
 from lockstep.ledger import read_ledger
 from lockstep.ledger.followed import FollowedLedger
-from lockstep.records import RunRecords
 from lockstep.storage import open_storage
 from tests.ledger.journals import Simulation
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep import train
+from lockstep.journal.records import RunRecords
 from lockstep.ledger import Ledger, read_ledger
 from lockstep.ledger.what_if import (
     find_straggler,
@@ -19,7 +20,6 @@ from lockstep.ledger.what_if import (
     saved_without_failures,
     saved_without_rank,
 )
-from lockstep.records import RunRecords
 from lockstep.storage import open_storage
 from lockstep.storage.local import LocalStorage
 from lockstep.train import Checkpoint

@@ -14,7 +14,7 @@ import pytest
 
 from lockstep import train, tune
 from lockstep.errors import InsufficientResourcesError, TrainingInterrupted
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.storage import open_storage
 from lockstep.train import (
     Checkpoint,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.journal.records import RunRecords
 from lockstep.ledger import read_ledger
-from lockstep.records import RunRecords
 from lockstep.storage import open_storage
 from lockstep.ui import follow as follow_module
 from lockstep.ui import library as library_module

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lockstep import settings
-from lockstep.lookup import own_directories
+from lockstep.journal.lookup import own_directories
 from lockstep.storage import open_storage
 
 __all__ = ["Command", "WholeNumber", "add_run", "run_names"]

@@ -8,11 +8,11 @@ from typing import Any
 from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_json, print_table
 from lockstep.console.text import format_value
-from lockstep.lookup import find_run
+from lockstep.journal.lookup import find_run
+from lockstep.journal.records import RunRecords, damage_named
 from lockstep.metrics import flatten
 from lockstep.observe.environment import environment_of
 from lockstep.observe.state import best_of, last_metrics, run_summary
-from lockstep.records import RunRecords, damage_named
 
 __all__ = ["COMMAND"]
 

@@ -20,10 +20,10 @@ from lockstep.cli.command import Command
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean
 from lockstep.engine.resources import visible_gpus
-from lockstep.environment import installed, machine
 from lockstep.errors import LockstepError
-from lockstep.lock import Lock, is_locked
-from lockstep.records import RunRecords
+from lockstep.journal.environment import installed, machine
+from lockstep.journal.lock import Lock, is_locked
+from lockstep.journal.records import RunRecords
 from lockstep.run_layout import TEMPORARY
 from lockstep.storage import open_storage
 

@@ -7,9 +7,9 @@ from argparse import ArgumentParser, Namespace
 from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_facts, print_json
 from lockstep.console.text import clean_lines
-from lockstep.lookup import find_run
+from lockstep.journal.lookup import find_run
+from lockstep.journal.records import damage_named
 from lockstep.observe.environment import diff_of, environment_facts, environment_of
-from lockstep.records import damage_named
 from lockstep.run_layout import ENVIRONMENT_FILE
 
 __all__ = ["COMMAND"]

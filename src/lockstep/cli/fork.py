@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.cli.command import Command
 from lockstep.console.text import clean
-from lockstep.lookup import find_run
+from lockstep.journal.lookup import find_run
 
 __all__ = ["COMMAND", "changed", "split_step"]
 

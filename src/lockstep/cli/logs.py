@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from lockstep.cli.command import Command, WholeNumber, add_run
 from lockstep.console.text import clean, without_controls
-from lockstep.lookup import find_run
+from lockstep.journal.lookup import find_run
+from lockstep.journal.records import RunRecords, damage_named
 from lockstep.observe.state import may_run, spool_of
-from lockstep.records import RunRecords, damage_named
 from lockstep.run_layout import LOG_DIRECTORY, log_file
 from lockstep.storage import Storage, open_storage
 from lockstep.storage.base import CHUNK, open_regular

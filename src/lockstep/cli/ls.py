@@ -14,10 +14,10 @@ from lockstep.cli.command import Command, run_names
 from lockstep.cli.output import print_json, print_table, short_time
 from lockstep.console.text import format_value, shorten
 from lockstep.errors import LockstepError, StorageError
-from lockstep.lookup import find_place, own_directories, own_spools
+from lockstep.journal.lookup import find_place, own_directories, own_spools
+from lockstep.journal.records import RunRecords, damage_named
 from lockstep.metrics import look_up
 from lockstep.observe.state import experiment_summary, is_running, run_summary
-from lockstep.records import RunRecords, damage_named
 from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage, open_storage
 

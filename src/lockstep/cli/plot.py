@@ -12,9 +12,9 @@ from lockstep.cli.command import Command, WholeNumber, add_run
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean, format_value
 from lockstep.errors import LockstepError
-from lockstep.lookup import find_run, parent_of, run_name
+from lockstep.journal.lookup import find_run, parent_of, run_name
+from lockstep.journal.records import RunRecords, damage_named, reported_metrics
 from lockstep.metrics import flatten, look_up
-from lockstep.records import RunRecords, damage_named, reported_metrics
 from lockstep.storage import Storage
 
 __all__ = ["COMMAND", "chart"]

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.cli.command import Command, WholeNumber
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean, shorten
-from lockstep.lookup import find_run
+from lockstep.journal.lookup import find_run
 from lockstep.run_layout import scratch_prefix
 
 __all__ = ["COMMAND"]

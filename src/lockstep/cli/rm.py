@@ -13,10 +13,10 @@ from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean, plural
 from lockstep.errors import LockstepError
-from lockstep.lock import Lock, is_locked
-from lockstep.lookup import find_place
+from lockstep.journal.lock import Lock, is_locked
+from lockstep.journal.lookup import find_place
+from lockstep.journal.records import RunRecords, damage_named
 from lockstep.observe.state import may_run
-from lockstep.records import RunRecords, damage_named
 from lockstep.run_layout import JOURNAL_FILE, TEMPORARY, experiment_number
 from lockstep.storage import Storage
 from lockstep.storage.base import storage_errors

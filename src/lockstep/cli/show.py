@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_facts, print_json, print_table
 from lockstep.console.text import date, metrics_line, plural, shorten
+from lockstep.journal.lookup import find_place, run_name
+from lockstep.journal.records import RunRecords, damage_named, existing_checkpoints, newest_run
 from lockstep.ledger import read_ledger
 from lockstep.ledger.why import duration
-from lockstep.lookup import find_place, run_name
 from lockstep.metrics import first_of
 from lockstep.observe.environment import environment_of, start_facts
 from lockstep.observe.state import (
@@ -26,7 +27,6 @@ from lockstep.observe.state import (
     run_summary,
     trial_statuses,
 )
-from lockstep.records import RunRecords, damage_named, existing_checkpoints, newest_run
 from lockstep.run_layout import JOURNAL_FILE
 from lockstep.state.files import StoredState
 from lockstep.storage import Storage

@@ -10,10 +10,10 @@ from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean
 from lockstep.errors import LockstepError
-from lockstep.lookup import find_run, is_own_directory, run_name
+from lockstep.journal.lookup import find_run, is_own_directory, run_name
+from lockstep.journal.records import RunRecords, damage_named
 from lockstep.observe.stacks import stacks_now
 from lockstep.observe.state import hosts_of, spool_of
-from lockstep.records import RunRecords, damage_named
 from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage, open_storage
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_json
-from lockstep.lookup import find_place
+from lockstep.journal.lookup import find_place
 
 __all__ = ["COMMAND"]
 

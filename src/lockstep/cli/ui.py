@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 
 from lockstep import settings
 from lockstep.cli.command import Command, WholeNumber, run_names
-from lockstep.lookup import find_place
+from lockstep.journal.lookup import find_place
 
 __all__ = ["COMMAND"]
 

@@ -8,7 +8,7 @@ from lockstep.cli.command import Command, WholeNumber
 from lockstep.cli.fork import split_step
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean
-from lockstep.lookup import find_run
+from lockstep.journal.lookup import find_run
 
 __all__ = ["COMMAND"]
 

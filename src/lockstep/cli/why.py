@@ -10,10 +10,10 @@ from typing import Any
 from lockstep.cli.command import Command, add_run
 from lockstep.cli.output import print_json
 from lockstep.console.text import clean, plural
+from lockstep.journal.lookup import find_run, run_name
+from lockstep.journal.records import RunRecords, damage_named
 from lockstep.ledger import Goodput, Ledger, read_ledger
 from lockstep.ledger.why import Reason, duration, reasons
-from lockstep.lookup import find_run, run_name
-from lockstep.records import RunRecords, damage_named
 
 __all__ = ["COMMAND"]
 

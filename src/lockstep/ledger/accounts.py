@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 
 __all__ = [
     "ACCOUNTS",

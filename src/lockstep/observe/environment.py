@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.console.text import date, plural
 from lockstep.errors import StorageError
 from lockstep.journal import parse_line
-from lockstep.records import damage_named
+from lockstep.journal.records import damage_named
 from lockstep.run_layout import ENVIRONMENT_FILE
 from lockstep.storage import Storage, open_storage
 

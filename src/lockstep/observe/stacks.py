@@ -10,7 +10,7 @@ from lockstep.console.source_lines import source_line
 from lockstep.console.stacks import first_dump, has_dump, parse_stacks, tidy_stacks
 from lockstep.engine.attach import ask_workers
 from lockstep.errors import LockstepError
-from lockstep.lookup import run_name
+from lockstep.journal.lookup import run_name
 from lockstep.observe.state import RunFacts, hosts_of, newest_attempt, started_of
 
 __all__ = ["Stacks", "stacks_now"]

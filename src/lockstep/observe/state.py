@@ -11,10 +11,10 @@ from lockstep.config import CheckpointConfig, RunConfig
 from lockstep.engine.attach import is_worker
 from lockstep.error_record import summarise_error
 from lockstep.journal import parse_line
-from lockstep.lock import is_locked
-from lockstep.lookup import is_own_directory, run_name
+from lockstep.journal.lock import is_locked
+from lockstep.journal.lookup import is_own_directory, run_name
+from lockstep.journal.records import RunRecords, reported_metrics
 from lockstep.metrics import first_of, look_up
-from lockstep.records import RunRecords, reported_metrics
 from lockstep.run_layout import JOURNAL_FILE, experiment_file
 from lockstep.storage import Storage
 from lockstep.train.driver.best import Best, BestSoFar

@@ -10,10 +10,10 @@ from typing import Any
 
 from lockstep.error_record import summarise_error
 from lockstep.journal import parse_line, read_lines
-from lockstep.records import reported_metrics
+from lockstep.journal.records import reported_metrics
+from lockstep.journal.segments import read_journal
 from lockstep.result import Result
 from lockstep.run_layout import JOURNAL_FILE
-from lockstep.segments import read_journal
 from lockstep.storage import open_storage
 from lockstep.testing.compare import ABSENT, Comparison
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.config import RunConfig
 from lockstep.console.text import shorten
 from lockstep.errors import TrainingFailedError, TrainingInterrupted
-from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
+from lockstep.journal.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.reproduction import Reproduction
 from lockstep.run_layout import scratch_prefix
 from lockstep.storage import Storage

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from itertools import islice
 
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.trackers.csv import csv_file
 from lockstep.trackers.json import json_file
 

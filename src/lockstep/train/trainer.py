@@ -36,9 +36,9 @@ from lockstep.errors import (
     TrainingPreempted,
     WorkerGroupError,
 )
-from lockstep.lock import is_locked
+from lockstep.journal.lock import is_locked
+from lockstep.journal.records import RunRecords, newest_run, start_time
 from lockstep.metrics import describable
-from lockstep.records import RunRecords, newest_run, start_time
 from lockstep.redact import redact
 from lockstep.result import Result
 from lockstep.run_layout import JOURNAL_FILE, newest_directories

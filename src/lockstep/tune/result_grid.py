@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from lockstep.journal.records import RunRecords
 from lockstep.metrics import first_of, flatten, look_up
-from lockstep.records import RunRecords
 from lockstep.result import Result
 from lockstep.storage import Storage, open_storage
 from lockstep.tune import plots

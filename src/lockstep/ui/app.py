@@ -34,8 +34,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lockstep.errors import LockstepError
+from lockstep.journal.records import damage_named
 from lockstep.observe.stacks import stacks_now
-from lockstep.records import damage_named
 from lockstep.train.driver.failure import name_ranks
 from lockstep.ui.library import Library
 from lockstep.ui.logs import LogTail, log_ranks, search_log

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from lockstep.config import CheckpointConfig, RunConfig
 from lockstep.errors import LockstepError
 from lockstep.journal import check_version, parse_line
+from lockstep.journal.records import damage_named, reported_metrics
 from lockstep.ledger.followed import FollowedLedger
 from lockstep.metrics import flatten
-from lockstep.records import damage_named, reported_metrics
 from lockstep.run_layout import JOURNAL_FILE, RESOURCES_FILE
 from lockstep.train.driver.best import Best, BestSoFar
 from lockstep.ui.follow import Follower

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from lockstep.lookup import own_spools
-from lockstep.segments import list_segments, segment_name
+from lockstep.journal.lookup import own_spools
+from lockstep.journal.segments import list_segments, segment_name
 from lockstep.storage import Storage, open_storage
 
 __all__ = ["Place", "Root", "Version", "open_roots"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.journal import check_version, parse_line
+from lockstep.journal.records import damage_named
 from lockstep.metrics import first_of, flatten, look_up
-from lockstep.records import damage_named
 from lockstep.ui.follow import Follower
 from lockstep.ui.model import RunModel
 from lockstep.ui.places import Place

@@ -15,12 +15,12 @@ from typing import Any
 
 from lockstep.errors import StorageError
 from lockstep.journal import parse_line
-from lockstep.lock import is_locked
-from lockstep.lookup import run_name
+from lockstep.journal.lock import is_locked
+from lockstep.journal.lookup import run_name
+from lockstep.journal.records import damage_named
 from lockstep.metrics import flatten
 from lockstep.observe.environment import diff_of, environment_facts
 from lockstep.observe.state import diagnosis, newest_attempt
-from lockstep.records import damage_named
 from lockstep.run_layout import ENVIRONMENT_FILE, JOURNAL_FILE, MANIFEST
 from lockstep.ui.library import Library
 from lockstep.ui.model import RunModel

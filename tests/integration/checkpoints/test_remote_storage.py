@@ -540,7 +540,7 @@ KILLED = """
     import os, signal, time
     from pyarrow import fs
     from lockstep import train
-    from lockstep.segments import read_journal
+    from lockstep.journal.segments import read_journal
     from lockstep.storage import open_storage
     from lockstep.train import DataParallelTrainer, RunConfig
 

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 import lockstep
 from lockstep import cli, train
 from lockstep.errors import CheckpointError, StorageError
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.run_layout import MANIFEST
 from lockstep.state.files import StoredState
 from lockstep.storage import local, open_storage

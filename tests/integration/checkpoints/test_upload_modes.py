@@ -18,7 +18,7 @@ import pytest
 from lockstep import train
 from lockstep.errors import CheckpointError, StorageError
 from lockstep.jobs import JobThread
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import MANIFEST
 from lockstep.storage import local, open_storage

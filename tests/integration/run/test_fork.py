@@ -13,7 +13,7 @@ import pytest
 from lockstep import cli, train
 from lockstep.cli.fork import changed, split_step
 from lockstep.errors import CheckpointError
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.storage import open_storage
 from lockstep.train import CheckpointConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig
 from lockstep.train.record.fork import choose_fork

@@ -17,7 +17,7 @@ import pytest
 
 from lockstep import tune
 from lockstep.errors import LockstepError, StorageError
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.storage import open_storage
 from lockstep.train import Checkpoint, RunConfig
 from lockstep.tune import ResultGrid, TuneConfig, Tuner

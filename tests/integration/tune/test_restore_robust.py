@@ -11,7 +11,7 @@ import pytest
 
 from lockstep import tune
 from lockstep.errors import LockstepError, StorageError
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.train import Checkpoint, RunConfig
 from lockstep.tune import Tuner
 from lockstep.tune.schedulers import FIFOScheduler

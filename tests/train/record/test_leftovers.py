@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from lockstep import train
 from lockstep.journal import Journal
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.run_layout import (
     EXPERIMENT_SPOOL_PREFIX,
     JOURNAL_FILE,

@@ -18,7 +18,7 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
 from lockstep.errors import CheckpointError
-from lockstep.records import RunRecords, address_from, existing_checkpoints
+from lockstep.journal.records import RunRecords, address_from, existing_checkpoints
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import JOURNAL_FILE, MANIFEST, lock_path, snapshot_prefix
 from lockstep.storage import Storage, open_storage

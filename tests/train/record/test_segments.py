@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from lockstep.errors import StorageError
 from lockstep.jobs import JobThread
-from lockstep.segments import list_segments, read_journal, segment_name
+from lockstep.journal.segments import list_segments, read_journal, segment_name
 from lockstep.storage import Storage, open_storage
 from lockstep.train.record import mirror as mirrors
 from lockstep.train.record.mirror import Mirror

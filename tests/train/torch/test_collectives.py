@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from lockstep import train
+from lockstep.journal.records import RunRecords
 from lockstep.ledger import read_ledger
 from lockstep.ledger.what_if import find_straggler
-from lockstep.records import RunRecords
 from lockstep.storage import open_storage
 from lockstep.train import RunConfig, ScalingConfig
 from lockstep.train.torch import TorchTrainer, prepare_model

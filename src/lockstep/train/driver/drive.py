@@ -23,7 +23,7 @@ from lockstep.early_stopping import EarlyStopping
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import StorageError, TrainingInterrupted
 from lockstep.jobs import JobThread
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller
 from lockstep.train.driver.events import Phase

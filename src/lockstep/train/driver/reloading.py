@@ -19,8 +19,8 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from lockstep.config import CheckpointUploadMode
-from lockstep.lock import Lock
-from lockstep.records import RunRecords, existing_checkpoints
+from lockstep.journal.lock import Lock
+from lockstep.journal.records import RunRecords, existing_checkpoints
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import JOURNAL_FILE, METADATA_FILE
 from lockstep.state.memory import create_memory

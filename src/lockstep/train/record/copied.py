@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from lockstep.errors import CheckpointError, StorageError
-from lockstep.records import address_from, open_checkpoint
+from lockstep.journal.records import address_from, open_checkpoint
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import MANIFEST, checkpoint_name, scratch_prefix
 from lockstep.storage import Storage

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lockstep.config import RunConfig
-from lockstep.records import RunRecords, existing_checkpoints
+from lockstep.journal.records import RunRecords, existing_checkpoints
 from lockstep.retention import CheckpointRecord
 from lockstep.storage import Storage
 from lockstep.train.record.copied import copy_checkpoint

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from lockstep.engine.processes import process_state
-from lockstep.lock import is_locked
-from lockstep.lookup import is_own_directory
+from lockstep.journal.lock import is_locked
+from lockstep.journal.lookup import is_own_directory
 from lockstep.run_layout import (
     COPIED_FILE,
     EXPERIMENT_SPOOL_PREFIX,

@@ -19,14 +19,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from lockstep.errors import StorageError
-from lockstep.run_layout import COPIED_FILE, KEPT_FILE, SNAPSHOT_PREFIX, lock_path
-from lockstep.segments import (
+from lockstep.journal.segments import (
     delete_segments,
     list_segments,
     read_journal,
     segment_directory,
     segment_name,
 )
+from lockstep.run_layout import COPIED_FILE, KEPT_FILE, SNAPSHOT_PREFIX, lock_path
 from lockstep.storage import Lease, Storage
 from lockstep.train.record.leftovers import take_lost_lines
 

@@ -16,13 +16,14 @@ from lockstep.checkpoint import Checkpoint
 from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
-from lockstep.environment import EnvironmentRecorder
 from lockstep.error_record import error_data, error_text
 from lockstep.errors import StorageError
 from lockstep.journal import Journal
+from lockstep.journal.environment import EnvironmentRecorder
+from lockstep.journal.records import RunRecords, existing_checkpoints, open_address, open_checkpoint
+from lockstep.journal.segments import segment_directory
 from lockstep.ledger.live import LiveTimes
 from lockstep.metrics import first_result, full_row, look_up
-from lockstep.records import RunRecords, existing_checkpoints, open_address, open_checkpoint
 from lockstep.result import Result
 from lockstep.retention import PENDING, CheckpointRecord, surplus
 from lockstep.returned import Returned
@@ -40,7 +41,6 @@ from lockstep.run_layout import (
     run_directory,
     spool_prefix,
 )
-from lockstep.segments import segment_directory
 from lockstep.storage import Storage, open_storage
 from lockstep.storage.local import open_private
 from lockstep.train.datasets import merge_positions

@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockstep.records import RunRecords, newest_run
+from lockstep.journal.records import RunRecords, newest_run
 from lockstep.run_layout import JOURNAL_FILE, TRAINER_FILE
 from lockstep.storage import Storage, open_storage
 from lockstep.train.record.kept_objects import KeptObjects, pickle_each, pickle_run_config

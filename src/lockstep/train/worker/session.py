@@ -24,8 +24,8 @@ from lockstep.engine.snapshots import fetch_snapshot
 from lockstep.error_record import pack_error
 from lockstep.errors import CheckpointError, EngineError, StopTraining, StorageError
 from lockstep.jobs import JobThread
+from lockstep.journal.records import address_from
 from lockstep.metrics import normalise
-from lockstep.records import address_from
 from lockstep.run_layout import snapshot_prefix, state_data, state_index
 from lockstep.state.files import StoredState, bytes_source
 from lockstep.state.memory import checksum, open_memory

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from lockstep.errors import CheckpointError
 from lockstep.journal import parse_line
-from lockstep.records import RunRecords
+from lockstep.journal.records import RunRecords
 from lockstep.retention import CheckpointRecord
 from lockstep.storage import Storage
 from lockstep.train.record.copied import copy_checkpoint

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.error_record import pack_error
 from lockstep.errors import LockstepError
-from lockstep.records import address_from
+from lockstep.journal.records import address_from
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import run_directory
 from lockstep.train.driver.events import Phase

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from lockstep.environment import EnvironmentRecorder
 from lockstep.journal import Journal
+from lockstep.journal.environment import EnvironmentRecorder
 from lockstep.run_layout import (
     EXPERIMENT_SPOOL_PREFIX,
     FORMAT_VERSION,

@@ -23,9 +23,9 @@ from typing import Any
 
 from lockstep.checks import is_number
 from lockstep.journal import check_version, parse_line, read_lines
-from lockstep.records import RunRecords, damage_named
+from lockstep.journal.records import RunRecords, damage_named
+from lockstep.journal.segments import read_journal
 from lockstep.run_layout import experiment_file, experiment_number
-from lockstep.segments import read_journal
 from lockstep.storage import Storage
 
 __all__ = [

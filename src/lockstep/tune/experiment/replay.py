@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from lockstep.early_stopping import EarlyStopping
 from lockstep.hooks import call_hook
-from lockstep.records import RunRecords, existing_checkpoints, open_checkpoint
+from lockstep.journal.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
 from lockstep.trackers.complete import complete_tables
 from lockstep.tune.experiment.configs import decode_config

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 from lockstep.callback import TrialSnapshot, TrialStatus
 from lockstep.errors import LockstepError
 from lockstep.journal import parse_line
+from lockstep.journal.records import RunRecords
 from lockstep.metrics import look_up
-from lockstep.records import RunRecords
 from lockstep.run_layout import error_file
 from lockstep.storage import Storage
 

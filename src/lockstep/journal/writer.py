@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lockstep.errors import StorageError
-from lockstep.lock import Lock
+from lockstep.journal.lock import Lock
 from lockstep.run_layout import FORMAT_VERSION
 from lockstep.storage.local import open_private
 

@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.errors import StorageError
 from lockstep.journal import Journal
-from lockstep.lock import Lock, is_locked
+from lockstep.journal.lock import Lock, is_locked
 from lockstep.run_layout import lock_path
 
 
@@ -75,7 +75,10 @@ sys.stdin.read()
 
 
 def test_the_lock_of_a_killed_process_is_free(path: str) -> None:
-    script = f"import os; from lockstep.lock import Lock; Lock({path!r}); os.kill(os.getpid(), 9)"
+    script = (
+        "import os; from lockstep.journal.lock import Lock\n"
+        f"Lock({path!r}); os.kill(os.getpid(), 9)"
+    )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
     assert os.path.exists(lock_path(path))
     assert is_locked(path) is False

@@ -10,10 +10,10 @@ from typing import Any
 from lockstep.checkpoint import Checkpoint
 from lockstep.errors import CheckpointError, StorageError
 from lockstep.journal import check_version, parse_line, read_lines
+from lockstep.journal.segments import read_journal
 from lockstep.metrics import full_row
 from lockstep.retention import CheckpointRecord
 from lockstep.run_layout import JOURNAL_FILE
-from lockstep.segments import read_journal
 from lockstep.storage import Storage
 
 __all__ = [

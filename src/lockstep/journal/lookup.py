@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep import settings
 from lockstep.errors import LockstepError
-from lockstep.records import RunRecords, newest_run, start_time
+from lockstep.journal.records import RunRecords, newest_run, start_time
 from lockstep.redact import redact
 from lockstep.run_layout import JOURNAL_FILE, SPOOL_PREFIX
 from lockstep.storage import Storage, open_storage

@@ -13,8 +13,8 @@ import pytest
 
 from lockstep.errors import StorageError
 from lockstep.journal import Journal, check_version, parse_line, read_lines
-from lockstep.lock import is_locked
-from lockstep.records import RunRecords
+from lockstep.journal.lock import is_locked
+from lockstep.journal.records import RunRecords
 from lockstep.run_layout import FORMAT_VERSION
 from lockstep.storage import LocalStorage
 from lockstep.tune.experiment.records import ExperimentRecords

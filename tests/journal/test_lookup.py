@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep import cli, train
-from lockstep.lookup import find_place, find_run, is_own_directory
+from lockstep.journal.lookup import find_place, find_run, is_own_directory
 from lockstep.run_layout import JOURNAL_FILE, spool_prefix
 from tests.integration.runs import fit
 
@@ -73,7 +73,7 @@ def test_another_user_s_spool_is_not_opened(
     os.mkfifo(spool / JOURNAL_FILE)  # to open it would never end
     assert cli.main(["show", "anything"]) == 1  # our own: it is not a regular file
     another_user(monkeypatch)
-    monkeypatch.setattr("lockstep.lookup.RunRecords", None)  # would be called
+    monkeypatch.setattr("lockstep.journal.lookup.RunRecords", None)  # would be called
     assert cli.main(["stack", "anything"]) == 1
     assert "is neither a directory nor a name" in capsys.readouterr().err
 
