@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.checkpoint import Checkpoint
+from lockstep.checkpoint.returned import Returned, unpack_data, unpack_returned
 from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig
 from lockstep.error_record import unpack_error, with_live
@@ -29,7 +30,6 @@ from lockstep.ledger import Goodput, read_ledger
 from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
 from lockstep.reproduction import Reproduction
 from lockstep.retention import CheckpointRecord, worst_to_best
-from lockstep.returned import Returned, unpack_data, unpack_returned
 from lockstep.run_layout import JOURNAL_FILE, RETURN_FILE
 from lockstep.storage import Storage, open_storage
 

@@ -32,9 +32,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from lockstep.checkpoint.returned import Returned
 from lockstep.config import CheckpointUploadMode
 from lockstep.engine.base import Holder, WorkerInfo
-from lockstep.returned import Returned
 from lockstep.storage import Storage
 from lockstep.train.context import Ranks, TrainContext
 

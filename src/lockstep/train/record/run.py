@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep import settings
 from lockstep.checkpoint import Checkpoint
+from lockstep.checkpoint.returned import Returned
 from lockstep.checks import is_number
 from lockstep.config import CheckpointConfig, CheckpointUploadMode, RunConfig
 from lockstep.engine.base import WorkerInfo
@@ -26,7 +27,6 @@ from lockstep.ledger.live import LiveTimes
 from lockstep.metrics import first_result, full_row, look_up
 from lockstep.result import Result
 from lockstep.retention import PENDING, CheckpointRecord, surplus
-from lockstep.returned import Returned
 from lockstep.run_layout import (
     ERROR_FILE,
     FORMAT_VERSION,

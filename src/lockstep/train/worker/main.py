@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 from lockstep import ray_names
+from lockstep.checkpoint.returned import pack_returned
 from lockstep.config import Guard
 from lockstep.engine.attach import start_ticks
 from lockstep.engine.base import Channel, Node, WorkerInfo
 from lockstep.error_record import pack_error
 from lockstep.errors import StopTraining, StorageError, WorkerDiedError
-from lockstep.returned import pack_returned
 from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage
 from lockstep.train.backend import Backend, Wiring

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lockstep.checkpoint_dict import number_at, numbers_in, only_tensors, pickle_dict
-from lockstep.checkpoint_plain import decode_plain, encode_plain
+from lockstep.checkpoint.pickled import number_at, numbers_in, only_tensors, pickle_dict
+from lockstep.checkpoint.plain import decode_plain, encode_plain
 from lockstep.errors import CheckpointError, StorageError
 from lockstep.redact import redact
 from lockstep.run_layout import (

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.checkpoint import Checkpoint
-from lockstep.checkpoint_plain import decode_plain, encode_plain
+from lockstep.checkpoint.plain import decode_plain, encode_plain
 from lockstep.errors import CheckpointError
 from lockstep.run_layout import DICT_FILE, PICKLED_DICT_FILE
 from tests.train.torch.ranks import in_a_worker

@@ -10,8 +10,8 @@ import pickle
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
-from lockstep.checkpoint_dict import pickle_dict
-from lockstep.checkpoint_plain import decode_plain, encode_plain
+from lockstep.checkpoint.pickled import pickle_dict
+from lockstep.checkpoint.plain import decode_plain, encode_plain
 from lockstep.errors import LockstepError
 
 __all__ = ["Returned", "pack_returned", "unpack_data", "unpack_returned"]
