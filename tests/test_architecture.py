@@ -43,7 +43,6 @@ LAYERS = [
     "state",
     "checkpoint",
     "journal",
-    "reproduction",
     "ledger",
     "result",
     "callback",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Container, Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.checkpoint.returned import Returned, unpack_data, unpack_returned
@@ -28,7 +28,6 @@ from lockstep.journal.records import (
 )
 from lockstep.ledger import Goodput, read_ledger
 from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
-from lockstep.reproduction import Reproduction
 from lockstep.retention import CheckpointRecord, worst_to_best
 from lockstep.run_layout import JOURNAL_FILE, RETURN_FILE
 from lockstep.storage import Storage, open_storage
@@ -37,7 +36,43 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow.fs
 
-__all__ = ["Result"]
+__all__ = ["Reproduction", "Result"]
+
+
+class Reproduction(NamedTuple):
+    """What running a part of a run again has shown.
+
+    Attributes:
+        path: the run.
+        step: the ``training_iteration`` of the checkpoint that it was run again from; 0: it was run
+            again from its beginning.
+        steps: how many reports were compared, of every rank, bit by bit.
+        states: how many checkpoints were compared, entry by entry.
+        difference: the first difference; None if there is none.
+    """
+
+    path: str
+    step: int
+    steps: int
+    states: int
+    difference: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was the same."""
+        return self.difference is None
+
+    def __str__(self) -> str:
+        """One sentence."""
+        start = f"step {self.step}" if self.step else "the beginning"
+        after = f"{self.path}, run again from {start}:"
+        if self.difference is not None:
+            return f"{after} {self.difference}"
+        states = f" and {self.states} checkpoint(s)" if self.states else ""
+        return (
+            f"{after} {self.steps} report(s) of every rank{states} are the same, bit by bit "
+            "(times and speeds are not compared)."
+        )
 
 
 class Result:

@@ -16,7 +16,7 @@ from lockstep.config import RunConfig
 from lockstep.console.text import shorten
 from lockstep.errors import TrainingFailedError, TrainingInterrupted
 from lockstep.journal.records import RunRecords, existing_checkpoints, open_checkpoint
-from lockstep.reproduction import Reproduction
+from lockstep.result import Reproduction
 from lockstep.run_layout import scratch_prefix
 from lockstep.storage import Storage
 from lockstep.testing.compare import ABSENT, Comparison
