@@ -37,7 +37,6 @@ LAYERS = [
     "runtime",
     "config",
     "metrics",
-    "early_stopping",
     "retention",
     "storage",
     "state",

@@ -18,7 +18,6 @@ from lockstep.config import (
     ScalingConfig,
     SyncConfig,
 )
-from lockstep.early_stopping import EarlyStopping
 from lockstep.errors import (
     ControllerError,
     NCCLHangError,
@@ -48,6 +47,7 @@ from lockstep.train.api import (
 from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.constants import TRAIN_DATASET_KEY
 from lockstep.train.context import PreemptionInfo, TrainContext
+from lockstep.train.driver.early_stopping import EarlyStopping
 from lockstep.train.missing import raise_missing_name
 from lockstep.train.state import State
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer

@@ -19,13 +19,13 @@ from typing import Any
 from lockstep.config import RunConfig, StopCondition
 from lockstep.console import Display
 from lockstep.console.text import plural
-from lockstep.early_stopping import EarlyStopping
 from lockstep.engine.loop import EventLoop
 from lockstep.errors import StorageError, TrainingInterrupted
 from lockstep.jobs import JobThread
 from lockstep.journal.records import RunRecords
 from lockstep.train.driver.callbacks import CallbackDispatcher
 from lockstep.train.driver.controller import Controller
+from lockstep.train.driver.early_stopping import EarlyStopping
 from lockstep.train.driver.events import Phase
 from lockstep.train.driver.failure import describe, fails_again, first_cause
 from lockstep.train.driver.notes import missing_stop_note, repeats_note, unanswered_note

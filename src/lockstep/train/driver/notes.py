@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.config import StopCondition
-from lockstep.early_stopping import EarlyStopping
 from lockstep.metrics import AUTOMATIC_KEYS, flatten, look_up
+from lockstep.train.driver.early_stopping import EarlyStopping
 from lockstep.train.driver.events import ExplainHang
 from lockstep.train.driver.failure import name_ranks
 from lockstep.train.driver.hangs import Stalled

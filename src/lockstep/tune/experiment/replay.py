@@ -20,11 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lockstep.early_stopping import EarlyStopping
 from lockstep.hooks import call_hook
 from lockstep.journal.records import RunRecords, existing_checkpoints, open_checkpoint
 from lockstep.retention import CheckpointRecord
 from lockstep.trackers.complete import complete_tables
+from lockstep.train.driver.early_stopping import EarlyStopping
 from lockstep.tune.experiment.configs import decode_config
 from lockstep.tune.experiment.records import ExperimentRecords, TrialRecord, final_status
 from lockstep.tune.experiment.trial import Trial
