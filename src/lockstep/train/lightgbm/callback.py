@@ -14,7 +14,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from lockstep.train.boosting import BoosterReporter
+from lockstep.train.boosting.reports import BoosterReporter
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint

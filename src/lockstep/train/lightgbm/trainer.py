@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.checkpoint import Checkpoint
 from lockstep.train.api import get_checkpoint, get_dataset_shard
 from lockstep.train.backend import BackendConfig, only_config
-from lockstep.train.boosting_trainer import BoostingTrainer
+from lockstep.train.boosting.trainer import BoostingTrainer
 from lockstep.train.lightgbm.callback import RayTrainReportCallback
 from lockstep.train.lightgbm.config import LightGBMConfig, get_network_params
 

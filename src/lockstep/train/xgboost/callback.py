@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from lockstep.train.boosting import BoosterReporter
+from lockstep.train.boosting.reports import BoosterReporter
 
 if TYPE_CHECKING:
     from lockstep.checkpoint import Checkpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.train.boosting import BoosterCheckpoint
+from lockstep.train.boosting.reports import BoosterCheckpoint
 from lockstep.train.xgboost.callback import RayTrainReportCallback
 
 __all__ = ["XGBoostCheckpoint"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.train.boosting import WithoutModel
+from lockstep.train.boosting.reports import WithoutModel
 from lockstep.train.lightgbm.callback import RayTrainReportCallback
 
 __all__ = ["TuneReportCallback", "TuneReportCheckpointCallback"]

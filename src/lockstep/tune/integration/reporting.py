@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lockstep.train.boosting import BoosterReporter, Metrics, MetricsChoice, WithoutModel
+from lockstep.train.boosting.reports import BoosterReporter, Metrics, MetricsChoice, WithoutModel
 
 __all__ = ["BoosterReporter", "Metrics", "MetricsChoice", "WithoutModel"]

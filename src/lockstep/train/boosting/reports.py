@@ -1,4 +1,4 @@
-"""Shared by the callbacks for other libraries: which metrics to report, when to save."""
+"""What the callbacks of boosted trees share: which metrics to report, when to save."""
 
 from __future__ import annotations
 
