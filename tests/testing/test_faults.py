@@ -23,7 +23,7 @@ from lockstep.train import (
     ScalingConfig,
     WorkerGroupError,
 )
-from lockstep.train.serialize import dump
+from lockstep.train.function.serialize import dump
 from tests.integration.runs import hang_when
 
 EPOCHS = 4

@@ -69,7 +69,7 @@ def changed(config: Mapping[str, Any], changes: list[str]) -> Any:
     Raises:
         ValueError: a change goes into something that is no dict.
     """
-    from lockstep.train.function import config_like
+    from lockstep.train.function.arguments import config_like
 
     values: dict[str, Any] = dict(config)
     for change in changes:

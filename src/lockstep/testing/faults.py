@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.checks import check_field_int, is_number
-from lockstep.train.serialize import dump
+from lockstep.train.function.serialize import dump
 
 __all__ = ["FaultPlan", "InjectedError"]
 

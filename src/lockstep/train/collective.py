@@ -6,7 +6,7 @@ import pickle
 from typing import TypeVar, cast
 
 from lockstep.train.api import session_for
-from lockstep.train.serialize import dump
+from lockstep.train.function.serialize import dump
 
 __all__ = ["barrier", "broadcast_from_rank_zero"]
 

@@ -16,8 +16,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import StorageError
+from lockstep.train.function.serialize import dump
 from lockstep.train.protocol import Report
-from lockstep.train.serialize import dump
 from lockstep.train.streams import (
     ConfiguredPlan,
     RayDataset,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.console.text import shorten
 from lockstep.engine.base import WorkerInfo
+from lockstep.train.function.serialize import dump
 from lockstep.train.protocol import Stream
-from lockstep.train.serialize import dump
 
 if TYPE_CHECKING:
     from lockstep.data import DataConfig, Dataset

@@ -69,7 +69,9 @@ from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import RunState
 from lockstep.train.driver.validations import ValidationPlan
-from lockstep.train.function import config_like, takes_config
+from lockstep.train.function.arguments import config_like, takes_config
+from lockstep.train.function.serialize import LARGE_CAPTURE, dump, dump_function, large_captures
+from lockstep.train.function.sources import changed_note, differing_sources, name_of, sources_of
 from lockstep.train.protocol import VALIDATION_ENTRY, WORKER_ENTRY, Faults, WorkerSetup
 from lockstep.train.record.fork import Fork, choose_fork
 from lockstep.train.record.run import Run, experiment_storage
@@ -80,8 +82,6 @@ from lockstep.train.record.saved_trainer import (
     saved_sources,
     saved_trainer,
 )
-from lockstep.train.serialize import LARGE_CAPTURE, dump, dump_function, large_captures
-from lockstep.train.sources import changed_note, differing_sources, name_of, sources_of
 from lockstep.train.streams import ConfiguredPlan, RayDataset, StreamPlan, Streams
 from lockstep.train.training_loop import (
     SHARED_ARGUMENTS,

@@ -28,8 +28,8 @@ from lockstep.train.driver.drive import (
     driver_signals,
     install_quiet_excepthook,
 )
+from lockstep.train.function.sources import changed_note, name_of, sources_of
 from lockstep.train.record.run import experiment_storage
-from lockstep.train.sources import changed_note, name_of, sources_of
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer
 from lockstep.tune.execution.launch import (
     Launcher,

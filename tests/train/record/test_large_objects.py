@@ -14,8 +14,8 @@ from lockstep import train
 from lockstep.run_layout import OBJECT_DIRECTORY, TRAINER_FILE
 from lockstep.storage import open_storage
 from lockstep.train import Checkpoint, DataParallelTrainer, RunConfig
+from lockstep.train.function.serialize import dump, large_captures
 from lockstep.train.record.large_objects import LargeObjects, load_with_large_objects
-from lockstep.train.serialize import dump, large_captures
 from tests.integration.runs import failure, fit
 
 TABLE = np.arange(3 << 20)  # 24 MB

@@ -13,9 +13,9 @@ from typing import Any
 from lockstep.config import RunConfig
 from lockstep.redact import redacted
 from lockstep.storage import Storage
+from lockstep.train.function.serialize import Outside, dump
 from lockstep.train.record.large_objects import load_with_large_objects
 from lockstep.train.record.left_out import reduce_without_secrets
-from lockstep.train.serialize import Outside, dump
 
 __all__ = ["KeptObjects", "pickle_each", "pickle_run_config"]
 

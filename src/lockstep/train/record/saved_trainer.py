@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from lockstep.journal.records import RunRecords, newest_run
 from lockstep.run_layout import JOURNAL_FILE, TRAINER_FILE
 from lockstep.storage import Storage, open_storage
+from lockstep.train.function.sources import used_sources
 from lockstep.train.record.kept_objects import KeptObjects, pickle_each, pickle_run_config
 from lockstep.train.record.large_objects import LargeObjects
-from lockstep.train.sources import used_sources
 
 if TYPE_CHECKING:
     import pyarrow.fs

@@ -25,7 +25,9 @@ from lockstep.run_layout import JOURNAL_FILE
 from lockstep.storage import Storage
 from lockstep.train.backend import Backend, Wiring
 from lockstep.train.context import TrainContext
-from lockstep.train.function import config_like, takes_config
+from lockstep.train.function.arguments import config_like, takes_config
+from lockstep.train.function.sources import register_sources
+from lockstep.train.function.unpickling import load, load_function
 from lockstep.train.protocol import (
     Exit,
     Failed,
@@ -36,8 +38,6 @@ from lockstep.train.protocol import (
     Lingering,
     WorkerSetup,
 )
-from lockstep.train.sources import register_sources
-from lockstep.train.unpickling import load, load_function
 from lockstep.train.worker import session as sessions
 from lockstep.train.worker.by_value import send_on_by_value
 from lockstep.train.worker.debugger import Debugging

@@ -11,9 +11,9 @@ from lockstep import ray_names
 from lockstep.engine.base import Channel
 from lockstep.error_record import pack_error
 from lockstep.metrics import normalise
+from lockstep.train.function.sources import register_sources
+from lockstep.train.function.unpickling import load_function
 from lockstep.train.protocol import Failed, Interrupted, Validated, ValidationSetup
-from lockstep.train.sources import register_sources
-from lockstep.train.unpickling import load_function
 from lockstep.train.worker import session as sessions
 from lockstep.train.worker.by_value import send_on_by_value
 from lockstep.train.worker.main import adopt_main

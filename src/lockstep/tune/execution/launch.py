@@ -24,9 +24,9 @@ from lockstep.train.context import TrainContext
 from lockstep.train.datasets import check_datasets
 from lockstep.train.driver.run_plan import RunPlan
 from lockstep.train.driver.scaling import ScalingPolicy
-from lockstep.train.function import takes_config
+from lockstep.train.function.arguments import takes_config
+from lockstep.train.function.serialize import dump
 from lockstep.train.record.run import Run, RunPlace
-from lockstep.train.serialize import dump
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer, TrainerPayload
 from lockstep.tune.execution import reused_worker
 from lockstep.tune.execution.resources import Allocation, ResourcePool, ResourceRequest

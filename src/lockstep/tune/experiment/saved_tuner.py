@@ -9,8 +9,8 @@ from typing import Any
 
 from lockstep.config import RunConfig
 from lockstep.redact import redacted
+from lockstep.train.function.sources import used_sources
 from lockstep.train.record.kept_objects import KeptObjects, pickle_each, pickle_run_config
-from lockstep.train.sources import used_sources
 from lockstep.train.trainer import DataParallelTrainer
 from lockstep.tune.tune_config import TuneConfig
 

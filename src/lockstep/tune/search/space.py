@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lockstep.train.function import config_like
+from lockstep.train.function.arguments import config_like
 from lockstep.tune.search.sample import Categorical, Domain
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any, SupportsFloat
 
 from lockstep import settings
 from lockstep.run_layout import scratch_prefix
-from lockstep.train.serialize import dump
+from lockstep.train.function.serialize import dump
 from lockstep.tune.trainable import Trainable
 from lockstep.tune.utils.dicts import (
     deep_update,

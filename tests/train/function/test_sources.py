@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.train.sources import (
+from lockstep.train.function.sources import (
     changed_definitions,
     differing_sources,
     name_of,

@@ -7,7 +7,7 @@ from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lockstep.train.serialize import dump
+from lockstep.train.function.serialize import dump
 
 __all__ = ["config_like", "takes_config"]
 

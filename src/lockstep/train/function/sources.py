@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import Any
 
 from lockstep.redact import redact
-from lockstep.train.serialize import local_modules
+from lockstep.train.function.serialize import local_modules
 
 __all__ = [
     "changed_definitions",
