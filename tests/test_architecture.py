@@ -100,7 +100,6 @@ INNER_LAYERS = {
         "__init__",
     ],
     "train": [
-        "missing",
         "constants",
         "error",
         "predictor",
@@ -143,7 +142,6 @@ INNER_LAYERS = {
         "__init__",
     ],
     "tune": [
-        "missing",
         "parameters",
         "trainable",
         "search",

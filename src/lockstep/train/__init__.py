@@ -25,6 +25,7 @@ from lockstep.errors import (
     TrainingFailedError,
     WorkerGroupError,
 )
+from lockstep.missing import raise_missing_name
 from lockstep.result import Result
 from lockstep.train.api import (
     ReportedCheckpoint,
@@ -48,7 +49,6 @@ from lockstep.train.backend import Backend, BackendConfig
 from lockstep.train.constants import TRAIN_DATASET_KEY
 from lockstep.train.context import PreemptionInfo, TrainContext
 from lockstep.train.driver.early_stopping import EarlyStopping
-from lockstep.train.missing import raise_missing_name
 from lockstep.train.state import State
 from lockstep.train.trainer import BaseTrainer, DataParallelTrainer
 from lockstep.train.validation import ValidationConfig, ValidationFn, ValidationTaskConfig

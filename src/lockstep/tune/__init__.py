@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.callback import Callback
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig
+from lockstep.missing import raise_missing_name
 from lockstep.result import Result
 from lockstep.train.api import (
     get_checkpoint,
@@ -29,7 +30,6 @@ from lockstep.tune.compat import (
 from lockstep.tune.error import TuneError
 from lockstep.tune.experiment import Experiment
 from lockstep.tune.legacy import checkpoint_dir, is_session_enabled, run, run_experiments
-from lockstep.tune.missing import raise_missing_name
 from lockstep.tune.parameters import (
     PlacementGroupFactory,
     with_parameters,

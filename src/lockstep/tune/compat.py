@@ -1,7 +1,7 @@
 """Classes that scripts written for Ray Tune use and that have little or no effect here.
 
 A class without effect is accepted, with a warning where it is used. Names that do not exist here at
-all are in ``lockstep.tune.missing``.
+all are in ``lockstep.missing``.
 """
 
 from __future__ import annotations

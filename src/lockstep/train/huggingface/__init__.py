@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from lockstep.train.missing import raise_missing_name
+from lockstep.missing import raise_missing_name
 
 __all__ = ["transformers"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from lockstep.missing import raise_missing_name
 from lockstep.train.lightgbm.callback import RayTrainReportCallback
 from lockstep.train.lightgbm.checkpoint import LightGBMCheckpoint
 from lockstep.train.lightgbm.config import LightGBMConfig, get_network_params
 from lockstep.train.lightgbm.frames import normalize_pandas_for_lightgbm
 from lockstep.train.lightgbm.trainer import LightGBMTrainer
-from lockstep.train.missing import raise_missing_name
 
 __all__ = [
     "LightGBMCheckpoint",

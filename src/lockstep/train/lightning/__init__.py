@@ -11,8 +11,8 @@ import importlib.util
 import sys
 from typing import Any
 
+from lockstep.missing import raise_missing_name
 from lockstep.train.lightning.prepare import prepare_trainer
-from lockstep.train.missing import raise_missing_name
 
 __all__ = [
     "LockstepDDPStrategy",

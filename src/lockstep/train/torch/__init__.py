@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.train.missing import raise_missing_name
+from lockstep.missing import raise_missing_name
 from lockstep.train.torch.amp import (
     accelerate,
     backward,

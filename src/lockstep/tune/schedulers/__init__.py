@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lockstep.tune.missing import raise_missing_name
+from lockstep.missing import raise_missing_name
 from lockstep.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
 from lockstep.tune.schedulers.hb_bohb import HyperBandForBOHB
 from lockstep.tune.schedulers.hyperband import HyperBandScheduler

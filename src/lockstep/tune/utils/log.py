@@ -1,7 +1,7 @@
-"""Missing here: importing this module names the replacement. See ``lockstep.tune.missing``."""
+"""Missing here: importing this module names the replacement. See ``lockstep.missing``."""
 
 from __future__ import annotations
 
-from lockstep.tune.missing import raise_missing_module
+from lockstep.missing import raise_missing_module
 
 raise_missing_module(__name__)
