@@ -13,7 +13,7 @@ from lockstep.data.sources.shared_tables import open_shared, share
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Block", "MemorySource", "RangeSource", "Source"]
+__all__ = ["Block", "MemorySource", "RangeSource", "Source", "WithMoreColumns"]
 
 BLOCK_BYTES = 16 << 20
 """About how many bytes a block has, where the format does not decide it (as Parquet does)."""
@@ -92,6 +92,70 @@ class Source(ABC):
             StorageError: a file has changed or is gone.
         """
         return None
+
+
+class WithMoreColumns(Source):
+    """The rows of another source, with columns that its blocks do not have."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @abstractmethod
+    def _inside(self, columns: Sequence[str]) -> list[str]:
+        """Which of the columns the other source has."""
+
+    @abstractmethod
+    def _extended(self, table: pa.Table, block: Block, start: int) -> pa.Table:
+        """Rows of a block, from the row ``start`` of it, with all columns."""
+
+    @property
+    def text(self) -> str:  # type: ignore[override]  # read only, unlike the attribute
+        """As of the other source."""
+        return self._source.text
+
+    def is_ready(self) -> bool:
+        """As of the other source."""
+        return self._source.is_ready()
+
+    def index(self) -> list[Block]:
+        """The other source's blocks."""
+        return self._source.index()
+
+    def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
+        """A block with all columns."""
+        table = self._source.read(block, self._read_there(columns), threads)
+        return self._chosen(table, block, 0, columns)
+
+    def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
+        """The same rows in parts."""
+        done = 0
+        for table in self._source.stream(block, self._read_there(columns), threads):
+            yield self._chosen(table, block, done, columns)
+            done += table.num_rows
+
+    def _read_there(self, columns: Sequence[str] | None) -> list[str] | None:
+        if columns is None:
+            return None
+        # At least one column, to know the number of rows.
+        return self._inside(columns) or self._source.schema().names[:1]
+
+    def _chosen(
+        self, table: pa.Table, block: Block, start: int, columns: Sequence[str] | None
+    ) -> pa.Table:
+        table = self._extended(table, block, start)
+        return table if columns is None else table.select(list(columns))
+
+    def count(self, block: Block) -> int:
+        """The number of rows in a block."""
+        return self._source.count(block)
+
+    def files(self) -> list[str]:
+        """The other source's files."""
+        return self._source.files()
+
+    def check(self) -> None:
+        """Check the other source's files."""
+        self._source.check()
 
 
 class MemorySource(Source):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from lockstep.data.arrow.expressions import by_position
-from lockstep.data.sources.base import Block, Source
+from lockstep.data.sources.base import Block, Source, WithMoreColumns
 from lockstep.data.sources.paths import File
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def pruned(
     return [files[place] for place in kept], partitions.take(kept)
 
 
-class PartitionedSource(Source):
+class PartitionedSource(WithMoreColumns):
     """The rows of files, with the columns that their directories' names add.
 
     A column that is in the files themselves is taken from there.
@@ -256,23 +256,10 @@ class PartitionedSource(Source):
     def __init__(
         self, source: Source, files: Sequence[File], partitions: pa.Table, paths: bool = False
     ) -> None:
-        self._source = source
+        super().__init__(source)
         self._paths = paths
         self._rows = {file.path: place for place, file in enumerate(files)}
         self._partitions = partitions
-
-    @property
-    def text(self) -> str:  # type: ignore[override]
-        """As of the files."""
-        return self._source.text
-
-    def is_ready(self) -> bool:
-        """As of the files."""
-        return self._source.is_ready()
-
-    def index(self) -> list[Block]:
-        """The files' blocks."""
-        return self._source.index()
 
     def _added(self) -> list[str]:
         inside = self._source.schema().names
@@ -291,42 +278,15 @@ class PartitionedSource(Source):
         added = [self._partitions.schema.field(name) for name in self._added()]
         return pa.schema([*self._source.schema(), *added])
 
-    def read(self, block: Block, columns: Sequence[str] | None, threads: bool) -> pa.Table:
-        """A block with its file's partition values in each row."""
-        table = self._source.read(block, self._inside(columns), threads)
-        return self._with_partitions(table, block, columns)
-
-    def stream(self, block: Block, columns: Sequence[str] | None, threads: bool) -> Iterator[Any]:
-        """The same rows in parts."""
-        for table in self._source.stream(block, self._inside(columns), threads):
-            yield self._with_partitions(table, block, columns)
-
-    def _inside(self, columns: Sequence[str] | None) -> list[str] | None:
-        if columns is None:
-            return None
+    def _inside(self, columns: Sequence[str]) -> list[str]:
         inside = self._source.schema().names
-        # At least one column, to know the number of rows.
-        return [name for name in columns if name in inside] or inside[:1]
+        return [name for name in columns if name in inside]
 
-    def _with_partitions(
-        self, table: pa.Table, block: Block, columns: Sequence[str] | None
-    ) -> pa.Table:
+    def _extended(self, table: pa.Table, block: Block, start: int) -> pa.Table:
         import pyarrow as pa
 
         place = self._rows[block.name]
         for name in self._added():
             value = self._partitions[name][place]
             table = table.append_column(name, pa.repeat(value, table.num_rows))
-        return table if columns is None else table.select(list(columns))
-
-    def count(self, block: Block) -> int:
-        """The number of rows in a block."""
-        return self._source.count(block)
-
-    def files(self) -> list[str]:
-        """The files' paths."""
-        return self._source.files()
-
-    def check(self) -> None:
-        """Check the files."""
-        self._source.check()
+        return table
