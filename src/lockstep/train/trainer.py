@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockstep import runtime, settings
 from lockstep.callback import RunContext
@@ -45,7 +45,13 @@ from lockstep.run_layout import JOURNAL_FILE, newest_directories
 from lockstep.storage import Storage
 from lockstep.trackers import CSVLoggerCallback, JsonLoggerCallback
 from lockstep.trackers.complete import complete_tables
-from lockstep.train.backend import Backend, BackendConfig, check_backend, has_ray_backend
+from lockstep.train.backend import (
+    Backend,
+    BackendConfig,
+    check_backend,
+    has_ray_backend,
+    without_unasked_gpus,
+)
 from lockstep.train.context import TrainContext
 from lockstep.train.datasets import (
     PRELOADED,
@@ -308,6 +314,11 @@ class DataParallelTrainer(BaseTrainer):
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 
+    _backend_config_class: ClassVar[type[BackendConfig]] = BackendConfig
+    """Of the ``backend_config`` where the constructor and ``restore`` get none."""
+    _takes_every_gpu: ClassVar[bool] = False
+    """Whether the framework occupies all GPUs that a process sees."""
+
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any],
@@ -356,7 +367,7 @@ class DataParallelTrainer(BaseTrainer):
             self._arguments = {}
         if backend_config is not None and not isinstance(backend_config, BackendConfig):
             raise TypeError(f"backend_config={backend_config!r}: expected a BackendConfig.")
-        self.backend_config = backend_config or self._default_backend_config()
+        self.backend_config = backend_config or self._backend_config_class()
         check_backend(self.backend_config)
         if fault_plan is not None and not callable(fault_plan):
             raise TypeError(f"fault_plan={fault_plan!r}: expected a lockstep.testing.FaultPlan.")
@@ -377,11 +388,6 @@ class DataParallelTrainer(BaseTrainer):
         if self._kept_sources is None:
             return sources_of(self.train_loop_per_worker)
         return self._kept_sources
-
-    @classmethod
-    def _default_backend_config(cls) -> BackendConfig:
-        """The ``backend_config`` where the constructor and ``restore`` get none."""
-        return BackendConfig()
 
     @property
     def _engine(self) -> Engine:
@@ -777,6 +783,8 @@ class DataParallelTrainer(BaseTrainer):
             placement_strategy=self.scaling_config.placement_strategy,
             label_selectors=self.scaling_config.label_selectors,
         )
+        if self._takes_every_gpu:
+            spec = without_unasked_gpus(spec, self.scaling_config)
         room = engine.capacity(spec) if scaling.elastic else scaling.largest
         # Never None for a fixed size: engine.check() reports what does not fit.
         size = scaling.size_for(room)

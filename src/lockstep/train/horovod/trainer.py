@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
-from lockstep.engine import Engine, GroupSpec
-from lockstep.train.backend import Backend, only_config, without_unasked_gpus
-from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.backend import only_config
 from lockstep.train.horovod.config import HorovodConfig, check_installed
 from lockstep.train.protocol import Faults
 from lockstep.train.trainer import DataParallelTrainer
@@ -42,6 +40,9 @@ class HorovodTrainer(DataParallelTrainer):
         validation_config: how ``report(…, validation=True)`` validates a checkpoint.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
+
+    _backend_config_class = HorovodConfig
+    _takes_every_gpu = True
 
     def __init__(
         self,
@@ -82,11 +83,3 @@ class HorovodTrainer(DataParallelTrainer):
             validation_config=validation_config,
             fault_plan=fault_plan,
         )
-
-    def _group_spec(self, engine: Engine, backend: Backend, scaling: ScalingPolicy) -> GroupSpec:
-        spec = super()._group_spec(engine, backend, scaling)
-        return without_unasked_gpus(spec, self.scaling_config)
-
-    @classmethod
-    def _default_backend_config(cls) -> HorovodConfig:
-        return HorovodConfig()

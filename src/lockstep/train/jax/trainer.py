@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.config import ScalingConfig
-from lockstep.engine import Engine, GroupSpec
-from lockstep.train.backend import Backend, only_config, without_unasked_gpus
-from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.backend import only_config
 from lockstep.train.jax.config import JaxConfig, check_installed
 from lockstep.train.trainer import DataParallelTrainer
 
@@ -25,6 +23,9 @@ class JaxTrainer(DataParallelTrainer):
         options: as in ``DataParallelTrainer``.
     """
 
+    _backend_config_class = JaxConfig
+    _takes_every_gpu = True
+
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any],
@@ -38,11 +39,3 @@ class JaxTrainer(DataParallelTrainer):
         super().__init__(
             train_loop_per_worker, backend_config=config, scaling_config=scaling_config, **options
         )
-
-    def _group_spec(self, engine: Engine, backend: Backend, scaling: ScalingPolicy) -> GroupSpec:
-        spec = super()._group_spec(engine, backend, scaling)
-        return without_unasked_gpus(spec, self.scaling_config)
-
-    @classmethod
-    def _default_backend_config(cls) -> JaxConfig:
-        return JaxConfig()

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.train.api import get_checkpoint, get_dataset_shard
-from lockstep.train.backend import BackendConfig, only_config
+from lockstep.train.backend import only_config
 from lockstep.train.boosting.trainer import BoostingTrainer
 from lockstep.train.lightgbm.callback import RayTrainReportCallback
 from lockstep.train.lightgbm.config import LightGBMConfig, get_network_params
@@ -61,6 +61,7 @@ class LightGBMTrainer(BoostingTrainer):
     _library = "lightgbm"
     _data_arguments = "dataset_params"
     _own_loop = staticmethod(_train)
+    _backend_config_class = LightGBMConfig
 
     def __init__(
         self,
@@ -71,10 +72,6 @@ class LightGBMTrainer(BoostingTrainer):
     ) -> None:
         config = only_config(LightGBMConfig, lightgbm_config=lightgbm_config)
         super().__init__(train_loop_per_worker, backend_config=config, **options)
-
-    @classmethod
-    def _default_backend_config(cls) -> BackendConfig:
-        return LightGBMConfig()
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint) -> Any:

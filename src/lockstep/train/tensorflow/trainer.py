@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import RunConfig, ScalingConfig
-from lockstep.engine import Engine, GroupSpec
-from lockstep.train.backend import Backend, only_config, without_unasked_gpus
-from lockstep.train.driver.scaling import ScalingPolicy
+from lockstep.train.backend import only_config
 from lockstep.train.protocol import Faults
 from lockstep.train.tensorflow.config import TensorflowConfig, check_installed, legacy_keras
 from lockstep.train.trainer import DataParallelTrainer, TrainerPayload
@@ -48,6 +46,9 @@ class TensorflowTrainer(DataParallelTrainer):
         validation_config: how ``report(…, validation=True)`` validates a checkpoint.
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
+
+    _backend_config_class = TensorflowConfig
+    _takes_every_gpu = True
 
     def __init__(
         self,
@@ -102,11 +103,3 @@ class TensorflowTrainer(DataParallelTrainer):
             "workers use Keras 3, too)."
         )
         return replace(payload, warnings=[*payload.warnings, text])
-
-    def _group_spec(self, engine: Engine, backend: Backend, scaling: ScalingPolicy) -> GroupSpec:
-        spec = super()._group_spec(engine, backend, scaling)
-        return without_unasked_gpus(spec, self.scaling_config)
-
-    @classmethod
-    def _default_backend_config(cls) -> TensorflowConfig:
-        return TensorflowConfig()

@@ -40,6 +40,8 @@ class TorchTrainer(DataParallelTrainer):
         fault_plan: for tests: a ``lockstep.testing.FaultPlan`` to inject.
     """
 
+    _backend_config_class = TorchConfig
+
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any],
@@ -76,7 +78,3 @@ class TorchTrainer(DataParallelTrainer):
             validation_config=validation_config,
             fault_plan=fault_plan,
         )
-
-    @classmethod
-    def _default_backend_config(cls) -> TorchConfig:
-        return TorchConfig()

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.checkpoint import Checkpoint
 from lockstep.train.api import get_checkpoint, get_dataset_shard
-from lockstep.train.backend import BackendConfig, only_config
+from lockstep.train.backend import only_config
 from lockstep.train.boosting.trainer import BoostingTrainer
 from lockstep.train.xgboost.callback import RayTrainReportCallback
 from lockstep.train.xgboost.config import XGBoostConfig
@@ -56,6 +56,7 @@ class XGBoostTrainer(BoostingTrainer):
     _library = "xgboost"
     _data_arguments = "dmatrix_params"
     _own_loop = staticmethod(_train)
+    _backend_config_class = XGBoostConfig
 
     def __init__(
         self,
@@ -66,10 +67,6 @@ class XGBoostTrainer(BoostingTrainer):
     ) -> None:
         config = only_config(XGBoostConfig, xgboost_config=xgboost_config)
         super().__init__(train_loop_per_worker, backend_config=config, **options)
-
-    @classmethod
-    def _default_backend_config(cls) -> BackendConfig:
-        return XGBoostConfig()
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint) -> Any:
