@@ -31,7 +31,16 @@ from lockstep.tune.search.sample import (
     quantise,
 )
 from lockstep.tune.search.searcher import Mode, Searcher
-from lockstep.tune.search.space import Path, Space, children, contains, has_unresolved, is_grid
+from lockstep.tune.search.space import (
+    Path,
+    Space,
+    category_of,
+    children,
+    contains,
+    given_values,
+    is_grid,
+    path_name,
+)
 
 __all__ = ["LibrarySearcher", "Parameter", "import_library", "numpy_draws_from", "quiet_warnings"]
 
@@ -277,7 +286,7 @@ class LibrarySearcher(Searcher):
         def value_at(path: Path, domain: Domain, spec: Any) -> Any:
             if isinstance(domain, Function):
                 return domain.func(spec)
-            value = point[_name(path)]
+            value = point[path_name(path)]
             return domain.categories[value] if isinstance(domain, Categorical) else value
 
         return self._space.resolve_with(value_at)
@@ -296,40 +305,22 @@ class LibrarySearcher(Searcher):
     def _point_of(self, config: Mapping[str, Any], strict: bool) -> dict[str, Any]:
         """The parameters of a config, or of a part of one."""
         owner, point = type(self).__name__, {}
-
-        def collect(path: Path, given: Any, node: Any) -> None:
-            if isinstance(node, Function) or not has_unresolved(node):
-                return
-            if isinstance(node, Domain):
-                if not contains(node, given):
-                    if not strict:
-                        return
-                    raise ValueError(
-                        f"{owner}(points_to_evaluate=…) has {_name(path)!r}={given!r}, which "
-                        f"{node!r} does not contain; give a value within it."
-                    )
-                if not isinstance(node, Categorical):
-                    point[_name(path)] = given
-                    return
-                index = next(i for i, one in enumerate(node.categories) if contains(one, given))
-                point[_name(path)] = index
-                collect((*path, index), given, node.categories[index])
-                return
-            for key, child in children(node):
-                try:
-                    inside = given[key]
-                except (KeyError, IndexError, TypeError):
-                    continue  # a part of a config may lack it
-                collect((*path, key), inside, child)
-
-        if strict:
-            for key in config:
-                if key not in self._root:
-                    raise ValueError(
-                        f"{owner}(points_to_evaluate=…) has {key!r}, which is not in the space; "
-                        "add it there or leave it out."
-                    )
-        collect((), config, dict(self._root))
+        for key in config if strict else ():
+            if key not in self._root:
+                raise ValueError(
+                    f"{owner}(points_to_evaluate=…) has {key!r}, which is not in the space; "
+                    "add it there or leave it out."
+                )
+        for path, domain, value in given_values(dict(self._root), config):
+            if contains(domain, value):
+                if isinstance(domain, Categorical):
+                    value = category_of(domain, value)
+                point[path_name(path)] = value
+            elif strict:
+                raise ValueError(
+                    f"{owner}(points_to_evaluate=…) has {path_name(path)!r}={value!r}, which "
+                    f"{domain!r} does not contain; give a value within it."
+                )
         return point
 
 
@@ -344,17 +335,13 @@ def _bounds(domain: Float | Integer) -> tuple[float, float]:
 def _parameters(owner: str, node: Any, path: Path) -> Iterator[Parameter]:
     if is_grid(node):
         raise ValueError(
-            f"{owner} cannot search the grid_search at {_name(path)!r}; make it a tune.choice, or "
-            "leave search_alg out."
+            f"{owner} cannot search the grid_search at {path_name(path)!r}; make it a "
+            "tune.choice, or leave search_alg out."
         )
     if isinstance(node, Function):
         return
     if isinstance(node, Domain):
-        yield Parameter(_name(path), node)
+        yield Parameter(path_name(path), node)
         node = list(node.categories) if isinstance(node, Categorical) else ()
     for key, child in children(node):
         yield from _parameters(owner, child, (*path, key))
-
-
-def _name(path: Path) -> str:
-    return "/".join(map(str, path))

@@ -17,7 +17,17 @@ from lockstep.tune.search.sample import (
     Normal,
     quantise,
 )
-from lockstep.tune.search.space import Path, Space, children, contains, has_unresolved, is_grid
+from lockstep.tune.search.space import (
+    Path,
+    Space,
+    category_of,
+    children,
+    contains,
+    given_values,
+    has_unresolved,
+    is_grid,
+    path_name,
+)
 
 __all__ = ["OptunaSpace", "distributions_of", "open_space", "quiet_optuna"]
 
@@ -119,7 +129,7 @@ class _OfDomains:
         def suggest_value(path: Path, domain: Domain, spec: Any) -> Any:
             if isinstance(domain, Function):
                 return domain.func(spec)
-            return _to_value(domain, _suggest(trial, _name(path), _distribution(domain)))
+            return _to_value(domain, _suggest(trial, path_name(path), _distribution(domain)))
 
         return self._space.resolve_with(suggest_value)
 
@@ -129,34 +139,17 @@ class _OfDomains:
         """The values that Optuna would have suggested for this config."""
         parameters: dict[str, Any] = {}
         distributions: dict[str, Any] = {}
-
-        def collect(path: Path, given: Any, node: Any) -> None:
-            if isinstance(node, Function) or not has_unresolved(node):
-                return
-            if isinstance(node, Domain):
-                if not contains(node, given):
-                    if not strict:
-                        return
-                    raise ValueError(
-                        f"{_name(path)!r}={given!r} is not within {node!r}; give a value that is."
-                    )
-                name = _name(path)
-                parameters[name] = _to_parameter(node, given)
-                distributions[name] = _distribution(node)
-                if isinstance(node, Categorical):
-                    index = _category(node, given)
-                    collect((*path, index), given, node.categories[index])
-                return
-            for key, child in children(node):
-                try:
-                    inside = given[key]
-                except (KeyError, IndexError, TypeError):
-                    continue  # a part of a config may lack it
-                collect((*path, key), inside, child)
-
         if strict:
             _check_known(config, self._root)
-        collect((), config, dict(self._root))
+        for path, domain, value in given_values(dict(self._root), config):
+            name = path_name(path)
+            if contains(domain, value):
+                parameters[name] = _to_parameter(domain, value)
+                distributions[name] = _distribution(domain)
+            elif strict:
+                raise ValueError(
+                    f"{name!r}={value!r} is not within {domain!r}; give a value that is."
+                )
         return parameters, distributions
 
 
@@ -168,7 +161,7 @@ def distributions_of(space: Mapping[str, Any]) -> dict[str, Any]:
     def collect(path: Path, node: Any) -> None:
         if isinstance(node, Domain):
             if not isinstance(node, Function):
-                found[_name(path)] = _distribution(node)
+                found[path_name(path)] = _distribution(node)
             return
         for key, child in children(node):
             collect((*path, key), child)
@@ -240,17 +233,13 @@ def _to_value(domain: Domain, parameter: Any) -> Any:
 def _to_parameter(domain: Domain, value: Any) -> Any:
     """Optuna's parameter for a value of the domain."""
     if isinstance(domain, Categorical):
-        return value if _is_primitive(domain) else _category(domain, value)
+        return value if _is_primitive(domain) else category_of(domain, value)
     if isinstance(domain, Normal):
         return min(max(NormalDist(domain.mean, domain.sd).cdf(value), _EDGE), 1 - _EDGE)
     assert isinstance(domain, (Float, Integer))
     if _in_log_steps(domain):
         return round(value / (domain.q or 1))
     return float(value) if isinstance(domain, Float) else int(value)
-
-
-def _category(domain: Categorical, value: Any) -> int:
-    return next(i for i, category in enumerate(domain.categories) if contains(category, value))
 
 
 def _is_primitive(domain: Categorical) -> bool:
@@ -264,7 +253,7 @@ def _is_distribution(value: Any) -> bool:
 def _check_gridless(node: Any, path: Path) -> None:
     if is_grid(node):
         raise ValueError(
-            f"OptunaSearch cannot search the grid_search at {_name(path)!r}; make it a "
+            f"OptunaSearch cannot search the grid_search at {path_name(path)!r}; make it a "
             "tune.choice, or leave search_alg out."
         )
     for key, child in children(node):
@@ -278,10 +267,6 @@ def _check_known(config: Mapping[str, Any], space: Mapping[str, Any]) -> None:
                 f"points_to_evaluate has {key!r}, which is not in the space; add it there or "
                 "leave it out."
             )
-
-
-def _name(path: Path) -> str:
-    return "/".join(map(str, path))
 
 
 def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,19 +14,22 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lockstep.train.function.arguments import config_like
-from lockstep.tune.search.sample import Categorical, Domain
+from lockstep.tune.search.sample import Categorical, Domain, Function
 
 __all__ = [
     "Draw",
     "Path",
     "Space",
+    "category_of",
     "children",
     "contains",
     "evaluated_params",
     "experiment_tag",
+    "given_values",
     "has_unresolved",
     "is_grid",
     "merge",
+    "path_name",
 ]
 
 Path = tuple[Any, ...]
@@ -63,6 +66,33 @@ def contains(node: Any, value: Any) -> bool:
     if isinstance(node, (list, tuple)) and isinstance(value, (list, tuple)):
         return len(node) == len(value) and all(map(contains, node, value))
     return _same(node, value)
+
+
+def category_of(domain: Categorical, value: Any) -> int:
+    """The index of the first category that contains the value."""
+    return next(i for i, category in enumerate(domain.categories) if contains(category, value))
+
+
+def given_values(node: Any, given: Any, path: Path = ()) -> Iterator[tuple[Path, Domain, Any]]:
+    """(path, domain, value) of each domain that a config, or a part of one, has a value for.
+
+    The value may be outside of its domain. Of a choice only the domains of the given category
+    follow, with its index in their path.
+    """
+    if isinstance(node, Function) or not has_unresolved(node):
+        return
+    if isinstance(node, Domain):
+        yield path, node, given
+        if isinstance(node, Categorical) and contains(node, given):
+            index = category_of(node, given)
+            yield from given_values(node.categories[index], given, (*path, index))
+        return
+    for key, child in children(node):
+        try:
+            inside = given[key]
+        except (KeyError, IndexError, TypeError):
+            continue  # a part of a config may lack it
+        yield from given_values(child, inside, (*path, key))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,7 +289,7 @@ class _Spec:
 
 def evaluated_params(param_space: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a config that are not constants of its space, with ``a/b`` names."""
-    return {"/".join(map(str, path)): value for path, value in _varied(param_space, config)}
+    return {path_name(path): value for path, value in _varied(param_space, config)}
 
 
 def experiment_tag(number: int, param_space: Any, config: Mapping[str, Any]) -> str:
@@ -312,8 +342,13 @@ def _contains_grid(node: Any) -> bool:
     return is_grid(node) or any(_contains_grid(child) for _, child in children(node))
 
 
+def path_name(path: Path) -> str:
+    """``inner/lr``."""
+    return "/".join(map(str, path))
+
+
 def _name(path: Path) -> str:
-    return "/".join(map(str, path)) or "(the whole)"
+    return path_name(path) or "(the whole)"
 
 
 def _clean(value: Any) -> str:
