@@ -466,20 +466,19 @@ class Outputs(DatasetBase):
                     short = file_name(provider, table, token, number)
                 name = directory + short
                 if name in names or (name in there and mode != "overwrite"):
-                    raise FileExistsError(
-                        f"{storage.uri!r} has {name!r} already; the filename_provider must return "
-                        "another name for each file."
-                    )
+                    raise _is_taken(storage, name)
                 file = os.path.join(scratch, f"{len(names)}-{short}")
                 write(_as_written(table, tensors=ending in _HAVE_TENSORS), file)
                 names[name] = None
                 if name in there:
                     replacing.append((file, directory, short))
                 else:
-                    _put(storage, file, directory, short)
+                    # Another write, at the same time, may choose the same name.
+                    new = provider is not None and mode != "overwrite"
+                    _put(storage, file, directory, short, new)
             # Only now: a write that fails loses nothing, and the rows may be read from these files.
             for file, directory, short in replacing:
-                _put(storage, file, directory, short)
+                _put(storage, file, directory, short, new=False)
         if mode == "overwrite":
             for name in earlier.keys() - names.keys():
                 with contextlib.suppress(FileNotFoundError):  # another write removed it
@@ -501,17 +500,42 @@ def _earlier(names: Iterable[str], ending: str | None) -> dict[str, int]:
     return found
 
 
-def _put(storage: Storage, file: str, directory: str, short: str) -> None:
-    """Move a file into the storage.
+def _put(storage: Storage, file: str, directory: str, short: str, new: bool) -> None:
+    """Move a file into the storage; a ``new`` one replaces none.
 
     Readers of a local directory see it only once it is complete. An object store publishes an
     object when its upload ends.
+
+    Raises:
+        FileExistsError: the name of a ``new`` file is taken.
     """
     name = directory + short
-    staged = f"{directory}{TEMPORARY}{short}" if storage.is_local else name
-    storage.put(staged, file, move=True, flush=False)
-    if storage.is_local:
-        os.replace(storage.path(staged), storage.path(name))
+    if not storage.is_local:
+        if new and storage.exists(name):
+            raise _is_taken(storage, name)
+        storage.put(name, file, move=True, flush=False)
+        return
+    temporary = f"{directory}{TEMPORARY}{secrets.token_hex(6)}"
+    storage.put(temporary, file, move=True, flush=False)
+    staged, path = storage.path(temporary), storage.path(name)
+    try:
+        if new:
+            os.link(staged, path)  # unlike a rename, it fails where there is a file
+            os.remove(staged)
+            return
+    except FileExistsError:
+        os.remove(staged)
+        raise _is_taken(storage, name) from None
+    except OSError:  # a filesystem without hard links
+        pass
+    os.replace(staged, path)
+
+
+def _is_taken(storage: Storage, name: str) -> FileExistsError:
+    return FileExistsError(
+        f"{storage.uri!r} has {name!r} already; the filename_provider must return another name for "
+        "each file."
+    )
 
 
 def _partitioned(table: pa.Table, keys: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
