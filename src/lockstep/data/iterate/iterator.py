@@ -481,15 +481,7 @@ class DataIterator(ABC):
             for arrays, rows in batches:
                 if paddings is not None and batch_size is not None:
                     arrays = _padded(arrays, batch_size, paddings)
-                yield (
-                    {
-                        name: jnp.asarray(
-                            array, dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
-                        )
-                        for name, array in arrays.items()
-                    },
-                    rows,
-                )
+                yield _converted(arrays, jnp.asarray, dtypes), rows
 
         request = Request(
             batch_size, drop_last, prefetch_batches, local_shuffle_buffer_size, local_shuffle_seed
@@ -512,21 +504,21 @@ class DataIterator(ABC):
 
         def convert(batches: Iterator[Batch]) -> Iterator[Batch]:
             for arrays, rows in batches:
-                yield (
-                    {
-                        name: tf.convert_to_tensor(
-                            array, dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
-                        )
-                        for name, array in arrays.items()
-                    },
-                    rows,
-                )
+                yield _converted(arrays, tf.convert_to_tensor, dtypes), rows
 
         prefetch = prefetch_batches if prefetch_blocks is None else prefetch_blocks
         request = Request(
             batch_size, drop_last, prefetch, local_shuffle_buffer_size, local_shuffle_seed
         )
         return Rows(self, request, _Work(partial(cut_arrays, write=False), convert))
+
+
+def _converted(
+    arrays: Mapping[str, Any], convert: Callable[[Any, Any], Any], dtypes: Any
+) -> dict[str, Any]:
+    """The arrays of another library, with a type for all columns or by column."""
+    by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(arrays, dtypes)
+    return {name: convert(array, by_column.get(name)) for name, array in arrays.items()}
 
 
 def _padded(arrays: Mapping[str, Any], size: int, paddings: Any) -> dict[str, Any]:
