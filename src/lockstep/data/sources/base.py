@@ -43,10 +43,13 @@ class Source(ABC):
     from several threads. Files are opened for each read and not kept open.
     """
 
-    text = "a source"
-    """What it reads, for ``print(dataset)``."""
     in_memory = False
     """Whether reading costs nothing. The memory is then shared with others: do not write to it."""
+
+    @property
+    def text(self) -> str:
+        """What it reads, for ``print(dataset)``."""
+        return "a source"
 
     @abstractmethod
     def index(self) -> list[Block]:
@@ -109,7 +112,7 @@ class WithMoreColumns(Source):
         """Rows of a block, from the row ``start`` of it, with all columns."""
 
     @property
-    def text(self) -> str:  # type: ignore[override]  # read only, unlike the attribute
+    def text(self) -> str:
         """As of the other source."""
         return self._source.text
 
@@ -195,7 +198,7 @@ class MemorySource(Source):
         return _ranges(rows, step, width)
 
     @property
-    def text(self) -> str:  # type: ignore[override]
+    def text(self) -> str:
         """The table's size."""
         return f"{self.table.num_rows} rows in memory"
 
@@ -238,7 +241,7 @@ class RangeSource(Source):
         self.blocks = blocks
 
     @property
-    def text(self) -> str:  # type: ignore[override]
+    def text(self) -> str:
         """The call."""
         return f"range({self.n})" if self.shape is None else f"range_tensor({self.n})"
 

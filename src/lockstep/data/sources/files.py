@@ -46,7 +46,7 @@ class FileSource(Source):
         self._reset()
 
     @property
-    def text(self) -> str:  # type: ignore[override]
+    def text(self) -> str:
         """The call, with the first file."""
         more = len(self._files) - 1
         files = f", {more} more file{'s' * (more > 1)}" if more else ""

@@ -25,7 +25,7 @@ class ItemSource(Source):
         self._schema: pa.Schema | None = None
 
     @property
-    def text(self) -> str:  # type: ignore[override]
+    def text(self) -> str:
         """With the class of the object."""
         return f"from_torch({type(self.items).__name__})"
 
