@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from lockstep.journal.records import newest_run
 from lockstep.observe import stacks
 from lockstep.run_layout import ENVIRONMENT_FILE
 from lockstep.storage import open_storage
+from tests.engine.driving import wait_until
 from tests.integration.runs import failure, fit
 from tests.repository import SRC
 
@@ -61,13 +62,6 @@ train.DataParallelTrainer(
     ),
 ).fit()
 """
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def members(session: int) -> list[int]:
     return found
 
 
-def wait_until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(done: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lockstep.data import ActorPoolStrategy, Dataset, TaskPoolStrategy
 from lockstep.data.processes import pool
 from lockstep.errors import DataProcessError
 from tests.data.datasets import blocks, column
+from tests.engine.driving import wait_until
 from tests.repository import SRC
 
 
@@ -48,13 +48,6 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_rows_keep_their_order_and_processes_their_objects() -> None:

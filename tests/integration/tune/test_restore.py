@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from lockstep.train import Checkpoint, RunConfig
 from lockstep.tune import ResultGrid, TuneConfig, Tuner
 from lockstep.tune.schedulers import TrialScheduler
 from lockstep.tune.search import Searcher
+from tests.engine.driving import wait_until
 from tests.integration.tune.tuning import fit, note, notes
 from tests.repository import SRC
 
@@ -213,10 +213,7 @@ INTERRUPTED = """
 
 
 def wait_for(directory: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while sum(len(notes(directory, f"trial_{x}")) for x in range(3)) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: sum(len(notes(directory, f"trial_{x}")) for x in range(3)) >= count)
 
 
 def test_ctrl_c_stops_all_trials_and_says_how_to_go_on(tmp_path: Path) -> None:
