@@ -95,14 +95,14 @@ class _Changeable:
     """A config whose fields can be set before it is used. Each change is checked like a new one."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        known: dict[str, Any] = type(self).__dataclass_fields__  # type: ignore[attr-defined]
+        known: dict[str, Any] = type(self).__dataclass_fields__  # type: ignore[attr-defined]  # of dataclasses
         if name not in known:
             text = f"{type(self).__name__} has no field {name!r}; it has {', '.join(known)}."
             raise AttributeError(text)
         if name not in vars(self):  # __init__ sets it
             object.__setattr__(self, name, value)
             return
-        changed: Any = replace(self, **{name: value})  # type: ignore[type-var]
+        changed: Any = replace(self, **{name: value})  # type: ignore[type-var]  # as above
         for each in fields(changed):
             object.__setattr__(self, each.name, getattr(changed, each.name))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep import errors
-from lockstep.errors import *  # noqa: F403
+from lockstep.errors import *  # noqa: F403  # all of them
 from lockstep.errors import LockstepError as RayError
 from lockstep.errors import TrainingFailedError as RayTaskError
 from lockstep.errors import WorkerDiedError as RayActorError

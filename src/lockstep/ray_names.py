@@ -154,7 +154,7 @@ class _Root:
         return _Ray("ray")
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__version__ = RAY_VERSION  # type: ignore[attr-defined]
+        module.__version__ = RAY_VERSION  # type: ignore[attr-defined]  # a new attribute
 
 
 class _Ray(ModuleType):

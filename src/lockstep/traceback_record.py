@@ -64,7 +64,7 @@ def _pack(step: TracebackType) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         place = next(itertools.islice(code.co_positions(), step.tb_lasti // 2, None), None)
         if place is not None and None not in place and place[0] == line:
-            end_line, columns = place[1], [place[2], place[3]]  # type: ignore[assignment]
+            end_line, columns = place[1], [place[2], place[3]]  # type: ignore[assignment]  # not None
     arguments = code.co_argcount + code.co_kwonlyargcount
     arguments += (code.co_flags & _ARGUMENT_FLAGS).bit_count()
     lines = linecache.getlines(code.co_filename, step.tb_frame.f_globals)

@@ -63,7 +63,7 @@ def _on_cpu(pickler: Any, torch: Any) -> Any:
     """A subclass of the pickler that writes the tensors of accelerators as CPU tensors."""
     inherited = getattr(pickler, "reducer_override", None)
 
-    class OnCPU(pickler):  # type: ignore[misc]
+    class OnCPU(pickler):  # type: ignore[misc]  # a base known at run time
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, torch.nn.parallel.DistributedDataParallel):
                 # The wrapper belongs to a process group, so the model in it is kept instead.

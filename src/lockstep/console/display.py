@@ -73,10 +73,10 @@ class Display(ABC):
     def report(self, index: int, metrics: Mapping[str, Any]) -> None:
         """Show a report on its own line, with ``verbose=2``; about ten lines a second at most."""
 
-    def pause(self) -> None:  # noqa: B027
+    def pause(self) -> None:  # noqa: B027  # optional
         """Redraw nothing until ``resume``: a debugger uses the terminal. Lines are still shown."""
 
-    def resume(self) -> None:  # noqa: B027
+    def resume(self) -> None:  # noqa: B027  # optional
         """Redraw again."""
 
     @abstractmethod

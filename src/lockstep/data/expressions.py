@@ -109,10 +109,10 @@ class Expr(ABC):
         """``to_list()`` of arrays of one size."""
         return _Namespace(self, "arr", {"to_list": "_to_list"})
 
-    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]  # an expression, no bool
         return _binary("equal", self, other)
 
-    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]  # an expression, no bool
         return _binary("not_equal", self, other)
 
     __hash__ = object.__hash__

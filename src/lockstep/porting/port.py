@@ -177,7 +177,7 @@ def _survey(wrapper: Any) -> _Survey:
             move.add(node)
             if renamed:
                 survey.replaced[node] = node.with_changes(value="lockstep")
-            self._check_call(node, value)
+            self._check_call(value)
 
         def visit_Call(self, node: cst.Call) -> None:
             if isinstance(node.func, cst.Name):
@@ -222,7 +222,7 @@ def _survey(wrapper: Any) -> _Survey:
             self._whole = here
             return chain, value, None
 
-        def _check_call(self, node: cst.Name, value: Any) -> None:
+        def _check_call(self, value: Any) -> None:
             parent = parents[self._whole]
             if isinstance(parent, cst.Call) and parent.func is self._whole:
                 self._check(parent, value)

@@ -315,8 +315,8 @@ class _FileSource:
         made = torch.empty(0, dtype=dtype)
         if place.start % dtype.itemsize:  # a file of another program
             part: Any = self._mapped[place.start : place.start + place.nbytes]
-            return made.set_(part.clone(), 0, place.shape)  # type: ignore[call-overload]
-        return made.set_(self._mapped, start, place.shape)  # type: ignore[call-overload]
+            return made.set_(part.clone(), 0, place.shape)  # type: ignore[call-overload]  # not in its stub
+        return made.set_(self._mapped, start, place.shape)  # type: ignore[call-overload]  # not in its stub
 
     def array(self, place: Place) -> Any:
         with open(self._path, "rb") as file:

@@ -116,9 +116,9 @@ class RemoteStorage(Storage):
         filesystem = self.filesystem
         return _is_object_store(filesystem) and not filesystem.type_name.startswith("py::")
 
-    def modified(self, name: str = "") -> dict[str, float]:
-        """The files of a directory → when each was last written, by the store's clock."""
-        found = self._select(name, recursive=False)
+    def modified(self) -> dict[str, float]:
+        """The files at the top → when each was last written, by the store's clock."""
+        found = self._select("", recursive=False)
         return {entry: info.mtime_ns / 1e9 for entry, info in found if info.mtime_ns is not None}
 
     def exists(self, name: str = "") -> bool:

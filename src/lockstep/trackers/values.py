@@ -35,13 +35,11 @@ def numeric_metrics(
     }
 
 
-def flat_parameters(config: Mapping[str, Any], excludes: Collection[str] = ()) -> dict[str, Any]:
+def flat_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config's leaves, nested keys joined by ``/``; objects become their repr."""
-    kept = {key: value for key, value in config.items() if key not in excludes}
     return {
         str(key): value if isinstance(value, (str, int, float, bool)) else repr(value)
-        for key, value in flatten(kept).items()
-        if key not in excludes
+        for key, value in flatten(config).items()
     }
 
 

@@ -32,7 +32,7 @@ SHARED_ARGUMENTS = (
 def arguments_of(cls: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """What a constructor was called with, by name; empty if the call does not fit."""
     try:
-        bound = inspect.signature(cls.__init__).bind(None, *args, **options)  # type: ignore[misc]
+        bound = inspect.signature(cls.__init__).bind(None, *args, **options)  # type: ignore[misc]  # of whatever class it is
     except TypeError:
         return {}  # the constructor itself says what is wrong
     found: dict[str, Any] = {}

@@ -300,7 +300,7 @@ class ExperimentAnalysis:
         if metric is None or mode is None:
             return trial.checkpoint
         result = trial.result if isinstance(trial, AnalysedTrial) else trial
-        return result.get_best_checkpoint(metric, mode)  # type: ignore[arg-type]
+        return result.get_best_checkpoint(metric, mode)  # type: ignore[arg-type]  # checked there
 
     def get_last_checkpoint(
         self,

@@ -127,7 +127,7 @@ def run(
         checkpoint_config=kept,
         callbacks=tuple(callbacks or ()),
         stop=stop,
-        verbose=verbose,  # type: ignore[arg-type]
+        verbose=verbose,  # type: ignore[arg-type]  # checked there
         progress_reporter=progress_reporter,
         log_to_file=log_to_file,
         sync_config=sync_config,

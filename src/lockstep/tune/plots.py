@@ -238,7 +238,7 @@ def _importances(chosen: pd.DataFrame, scores: list[float], mode: str) -> dict[s
 
 def _evaluator(optuna: Any) -> Any:
     try:
-        import sklearn.ensemble  # noqa: F401
+        import sklearn.ensemble  # noqa: F401  # is it installed?
     except ImportError:
         return optuna.importance.PedAnovaImportanceEvaluator()
     return optuna.importance.FanovaImportanceEvaluator(seed=0)

@@ -204,8 +204,10 @@ def _not_found() -> Response:
 
 
 def _float(text: str | None) -> float | None:
-    with suppress(TypeError, ValueError):
-        value = float(text)  # type: ignore[arg-type]
+    if text is None:
+        return None
+    with suppress(ValueError):
+        value = float(text)
         return value if math.isfinite(value) else None
     return None
 

@@ -23,6 +23,7 @@ from lockstep.observe.environment import diff_of, environment_facts
 from lockstep.observe.state import diagnosis, newest_attempt
 from lockstep.run_layout import ENVIRONMENT_FILE, JOURNAL_FILE, MANIFEST
 from lockstep.ui.library import Library
+from lockstep.ui.logs import log_lines
 from lockstep.ui.model import RunModel
 from lockstep.ui.places import Place
 from lockstep.ui.search import SearchModel, TrialModel
@@ -487,17 +488,11 @@ def diagnosis_text(library: Library, run_id: str) -> str | None:
         place = model.place
         ranks = sorted({e["rank"] for failure in model.failures for e in failure["errors"]})
     for rank in ranks[:8]:
-        if tail := _log_end(place, rank):
+        if tail := log_lines(place, rank, last=30):
             lines += ["", f"the end of rank {rank}'s log:", *tail]
     if environment := environment_at(place):
         lines += ["", *(f"{label + ':':<12}{text}" for label, text in environment["facts"])]
     return "\n".join(lines) + "\n"
-
-
-def _log_end(place: Place, rank: int) -> list[str]:
-    from lockstep.ui.logs import log_lines
-
-    return log_lines(place, rank, last=30)
 
 
 # ----------------------------------------------------------------------------- experiments

@@ -27,7 +27,7 @@ def object_type() -> pa.DataType:
     """The type of a column of Python objects."""
     import pyarrow as pa
 
-    class ObjectType(pa.ExtensionType):  # type: ignore[misc]
+    class ObjectType(pa.ExtensionType):  # type: ignore[misc]  # an untyped base
         def __init__(self) -> None:
             super().__init__(pa.large_binary(), _NAME)
 

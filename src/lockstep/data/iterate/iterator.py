@@ -211,7 +211,7 @@ class _Running(Generic[T]):
         # Counted when handed out: a checkpoint saved now resumes behind this batch, and what is
         # prefetched is read again.
         current.consumed += rows
-        return batch  # type: ignore[no-any-return]
+        return batch  # type: ignore[no-any-return]  # what the work makes of rows
 
     def close(self) -> None:
         """End the pass and its threads."""

@@ -48,7 +48,7 @@ class ToTensors:
             import torch
 
             # On the default stream the copy would queue behind the training's kernels.
-            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
         for arrays, rows in batches:
             batch = self._tensors(arrays) if self._collate is None else self._collate(arrays)
             yield (self._placed(batch) if stream is None else self._copied(batch, stream)), rows
@@ -73,7 +73,7 @@ class ToTensors:
         with torch.cuda.stream(stream):
             pinned = _each(batch, lambda t: t if t.is_cuda or t.is_pinned() else t.pin_memory())
             copy = _each(pinned, lambda t: t.to(self._device, non_blocking=True))
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             done.record(stream)
         return _PendingCopy(copy, done, pinned, self._device)
 

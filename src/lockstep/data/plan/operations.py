@@ -258,7 +258,7 @@ class UserOperation(Operation):
     runs_user_code = True
 
     @property
-    def processes(self) -> int:  # type: ignore[override]
+    def processes(self) -> int:  # type: ignore[override]  # computed here
         """The number of processes it runs in; 0: in this one."""
         return self.call.processes
 
@@ -327,12 +327,12 @@ class MapBatches(UserOperation):
             )
 
     @property
-    def seen_to_change_rows(self) -> bool:  # type: ignore[override]
+    def seen_to_change_rows(self) -> bool:  # type: ignore[override]  # computed here
         """Whether the function was seen to change the number of rows, which was not declared."""
         return bool(self._seen)
 
     @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
+    def keeps_rows(self) -> bool:  # type: ignore[override]  # computed here
         """Whether rows are kept; assumed unless the user denied it."""
         return self.keeps is not False
 
@@ -510,7 +510,7 @@ class WithColumn(Operation):
     shares_memory = True  # ``col("x")`` is the column itself
 
     @property
-    def runs_user_code(self) -> bool:  # type: ignore[override]
+    def runs_user_code(self) -> bool:  # type: ignore[override]  # computed here
         """Whether the expression calls a user's function."""
         return self.expression.runs_user_code
 

@@ -236,7 +236,7 @@ class _Feeder:
             "from lockstep.data.processes.child import main; "
             f"main({fd}, {os.getpid()}, {shared.name!r})"
         )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # private
         signals = {signal.SIGINT, signal.SIGTERM}
         # The child is born with these blocked, and ignores them before it unblocks them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)

@@ -78,7 +78,7 @@ class _RankSet(AbstractSet[int]):
         self._bits = bits
 
     @classmethod
-    def _from_iterable(cls, ranks: Iterable[Any]) -> _RankSet:  # type: ignore[override]
+    def _from_iterable(cls, ranks: Iterable[Any]) -> _RankSet:  # type: ignore[override]  # ranks only
         bits = 0
         for rank in ranks:
             bits |= 1 << rank

@@ -290,7 +290,7 @@ def install_quiet_excepthook() -> None:
         else:
             before(kind, error, trace)
 
-    hook.quiet = True  # type: ignore[attr-defined]
+    hook.quiet = True  # type: ignore[attr-defined]  # a mark on a function
     sys.excepthook = hook
 
 

@@ -248,7 +248,7 @@ class _Output:
         with contextlib.suppress(OSError):  # a full disk must not end the validation
             if self._file is None:
                 os.makedirs(os.path.dirname(self._path), exist_ok=True)
-                self._file = open(self._path, "ab", buffering=0, opener=open_private)  # noqa: SIM115
+                self._file = open(self._path, "ab", buffering=0, opener=open_private)  # noqa: SIM115  # stays open
             self._file.write(data)
         self._show(self._lines.feed(data))
 

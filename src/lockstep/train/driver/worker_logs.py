@@ -159,7 +159,7 @@ class OutputRouter:
         os.makedirs(os.path.join(self._directory, LOG_DIRECTORY), exist_ok=True)
         path = os.path.join(self._directory, log_file(rank))
         # Unbuffered: the last lines before a crash are the ones that matter.
-        file = open(path, "ab", buffering=0, opener=open_private)  # noqa: SIM115
+        file = open(path, "ab", buffering=0, opener=open_private)  # noqa: SIM115  # stays open
         self._files[rank] = file
         return file
 

@@ -76,7 +76,7 @@ def config_like(original: Mapping[str, Any], items: Mapping[str, Any]) -> dict[s
         return plain
     try:
         dump(type(original)(), "train_loop_config")
-        made: dict[str, Any] = type(original)(plain)  # type: ignore[assignment]
+        made: dict[str, Any] = type(original)(plain)  # type: ignore[assignment]  # a user's class
         return made if dict(made) == plain else plain
     except Exception:
         return plain

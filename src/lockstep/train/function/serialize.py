@@ -146,7 +146,7 @@ def _dumps(
 
     import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # an untyped base
         def reducer_override(self, value: Any) -> Any:
             if reduce is not None and (reduced := reduce(value)) is not None:
                 return reduced

@@ -113,7 +113,7 @@ def _handler() -> type[Any]:
     """
     from horovod.runner.http.http_server import OK, RendezvousHandler
 
-    class Handler(RendezvousHandler):  # type: ignore[misc]
+    class Handler(RendezvousHandler):  # type: ignore[misc]  # an untyped base
         def do_DELETE(self) -> None:
             _, scope, rank = self.path.split("/")
             server = self.server

@@ -73,7 +73,7 @@ def _accepting_batches(base: Any) -> Any:
         def __iter__(self) -> Any:
             return iter(self.batches)
 
-    class AcceptingBatches(base):  # type: ignore[misc]
+    class AcceptingBatches(base):  # type: ignore[misc]  # a base known at run time
         """A trainer whose datasets may be batches of a shard."""
 
         def get_train_dataloader(self) -> Any:
@@ -161,7 +161,7 @@ def _callback_class() -> type:
             "pip install 'lockstep-train[transformers]'"
         ) from error
 
-    class LockstepReportCallback(_Reporter, TrainerCallback):  # type: ignore[misc]
+    class LockstepReportCallback(_Reporter, TrainerCallback):  # type: ignore[misc]  # an untyped base
         """Reports at every save of the trainer.
 
         The metrics are those logged since the last save. The checkpoint is a directory whose

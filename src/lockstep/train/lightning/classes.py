@@ -118,7 +118,7 @@ class WorkerStrategy:
                 f"{type(self).__name__}: the {api.world_size()} workers of this run have no "
                 "torch.distributed process group; run the training function with a TorchTrainer."
             )
-        super().setup_environment()  # type: ignore[misc]
+        super().setup_environment()  # type: ignore[misc]  # the strategy's, beside this mix-in
 
 
 class _Reporter:
@@ -222,13 +222,13 @@ def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
 
     class LockstepLightningEnvironment(
         WorkerEnvironment,
-        environments.LightningEnvironment,  # type: ignore[misc]
+        environments.LightningEnvironment,  # type: ignore[misc]  # untyped
     ):
         """Gives Lightning this worker's ranks; lockstep has started the workers."""
 
     class LockstepDDPStrategy(
         WorkerStrategy,
-        pl.strategies.DDPStrategy,  # type: ignore[misc, name-defined]
+        pl.strategies.DDPStrategy,  # type: ignore[misc, name-defined]  # untyped
     ):
         """Data-parallel training over the run's process group; arguments as ``DDPStrategy``."""
 
@@ -236,7 +236,7 @@ def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
 
     class LockstepFSDPStrategy(
         WorkerStrategy,
-        pl.strategies.FSDPStrategy,  # type: ignore[misc, name-defined]
+        pl.strategies.FSDPStrategy,  # type: ignore[misc, name-defined]  # untyped
     ):
         """Sharded training over the run's process group; arguments as ``FSDPStrategy``."""
 
@@ -244,7 +244,7 @@ def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
 
     class LockstepDeepSpeedStrategy(
         WorkerStrategy,
-        pl.strategies.DeepSpeedStrategy,  # type: ignore[misc, name-defined]
+        pl.strategies.DeepSpeedStrategy,  # type: ignore[misc, name-defined]  # untyped
     ):
         """Training with DeepSpeed over the run's process group; arguments as ``DeepSpeedStrategy``.
 
@@ -262,7 +262,7 @@ def make_classes(pl: ModuleType, module: str) -> dict[str, type]:
                 )
             super().__init__(*args, **kwargs)
 
-    class LockstepReportCallback(_Reporter, pl.Callback):  # type: ignore[misc, name-defined]
+    class LockstepReportCallback(_Reporter, pl.Callback):  # type: ignore[misc, name-defined]  # untyped
         """Reports at the end of each training epoch.
 
         The metrics are ``trainer.callback_metrics`` as floats, with ``epoch`` and ``step``; the

@@ -68,7 +68,7 @@ def _import_tensorflow() -> None:
     collects = gc.isenabled()
     gc.disable()
     try:
-        import tensorflow  # noqa: F401
+        import tensorflow  # noqa: F401  # for its effect
     finally:
         if collects:
             gc.enable()

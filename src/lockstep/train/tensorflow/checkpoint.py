@@ -6,7 +6,6 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,7 @@ class TensorflowCheckpoint(Checkpoint):
             raise ValueError(
                 f"{self!r} has only weights; give the model to load them into: get_model(model)."
             )
-        if isinstance(model, Callable) and not hasattr(model, "set_weights"):  # type: ignore[arg-type]
+        if callable(model) and not hasattr(model, "set_weights"):
             model = model()
         model.set_weights(data[key])
         return model

@@ -107,7 +107,7 @@ class ReportCheckpointCallback:
             prefix=f"{SNAPSHOT_PREFIX}keras-", dir=parent if os.path.isdir(parent) else None
         )
         try:
-            self.model.save(os.path.join(directory, MODEL_FILE))  # type: ignore[attr-defined]
+            self.model.save(os.path.join(directory, MODEL_FILE))  # type: ignore[attr-defined]  # set by Keras
             api.report(
                 metrics,
                 checkpoint=TensorflowCheckpoint(directory) if api.world_rank() == 0 else None,

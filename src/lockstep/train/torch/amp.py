@@ -160,7 +160,7 @@ def prepare_optimizer(optimizer: _Optimizer) -> _Optimizer:
         step = _scaled_step(_Unscaled(optimizer))
         # A bound method, as learning-rate schedulers expect. Replacing ``step`` on the object,
         # instead of wrapping the object, keeps ``isinstance`` and every attribute as they are.
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]  # see above
     return optimizer
 
 
@@ -178,13 +178,13 @@ def backward(tensor: torch.Tensor) -> None:
         raise TypeError(f"backward({tensor!r}): expected the loss as a tensor.")
     state = acceleration("backward")
     if state.scaler is None:
-        tensor.backward()  # type: ignore[no-untyped-call]
+        tensor.backward()  # type: ignore[no-untyped-call]  # torch's own
         return
     if state.stepped:
         # Updated here, not in step(): the step of a second optimizer needs the same scale.
         state.scaler.update()
         state.stepped = False
-    state.scaler.scale(tensor).backward()  # type: ignore[no-untyped-call]
+    state.scaler.scale(tensor).backward()  # type: ignore[no-untyped-call]  # torch's own
 
 
 def unscale(optimizer: torch.optim.Optimizer) -> None:
@@ -247,7 +247,7 @@ def _scaled_step(unscaled: _Unscaled) -> Callable[..., Any]:
         assert state.scaler is not None
         state.stepped = True
         # Read at each step: share_scaler() may have replaced the scaler.
-        return state.scaler.step(unscaled, *args, **kwargs)  # type: ignore[arg-type]
+        return state.scaler.step(unscaled, *args, **kwargs)  # type: ignore[arg-type]  # has what it uses
 
     # The copied attributes include the mark that an existing scheduler has put on the step.
     vars(step).update(unscaled.step.__dict__, _lockstep_unscaled=unscaled)

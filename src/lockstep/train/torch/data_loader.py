@@ -81,10 +81,10 @@ class PreparedLoader:
                 part.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        sampler = self.sampler  # type: ignore[attr-defined]
+        sampler = self.sampler  # type: ignore[attr-defined]  # the loader's
         if isinstance(sampler, _Epochs):
             sampler.advance()
-        batches = _timed(super().__iter__())  # type: ignore[misc]
+        batches = _timed(super().__iter__())  # type: ignore[misc]  # the loader's
         device = self._lockstep_device
         if device is None:
             return batches
@@ -100,7 +100,7 @@ class _Epochs:
     _fresh = True  # no iteration has used this epoch yet
 
     def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)  # type: ignore[misc]
+        super().set_epoch(epoch)  # type: ignore[misc]  # the sampler's
         self._fresh = True
 
     def advance(self) -> None:
@@ -133,8 +133,8 @@ def _distributed(loader: DataLoader[Any]) -> dict[str, Any]:
     shard = _sampler(loader, sampler)
     if batches is None:
         return {"sampler": shard}
-    batch_size: int = batches.batch_size  # type: ignore[attr-defined]
-    drop_last: bool = batches.drop_last  # type: ignore[attr-defined]
+    batch_size: int = batches.batch_size  # type: ignore[attr-defined]  # a BatchSampler's
+    drop_last: bool = batches.drop_last  # type: ignore[attr-defined]  # a BatchSampler's
     return {"sampler": shard, "batch_sampler": BatchSampler(shard, batch_size, drop_last)}
 
 
@@ -201,7 +201,7 @@ def _prefetch_to_device(batches: Iterator[Any], device: torch.device) -> Iterato
     """
     import torch
 
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
     recorded = True
 
     def fetch() -> Any:

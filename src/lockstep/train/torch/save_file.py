@@ -114,6 +114,6 @@ def _pickle_module(found: dict[str, Any]) -> Any:
                     found[saved[2]] = getattr(value, "_untyped_storage", value)
                 return saved
 
-            cls.persistent_id = persistent_id  # type: ignore[method-assign]
+            cls.persistent_id = persistent_id  # type: ignore[method-assign]  # torch's own, wrapped
 
     return SimpleNamespace(Pickler=Pickler, __name__="pickle")

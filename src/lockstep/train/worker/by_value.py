@@ -20,7 +20,7 @@ _MAIN = ("__main__", "__mp_main__")
 
 def send_on_by_value() -> None:
     """From now on, pickle such classes and functions by value for other processes."""
-    ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
+    ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]  # for all
 
 
 def _reduce(pickler: Any, value: Any) -> Any:

@@ -63,8 +63,8 @@ class Debugging:
         if self._terminal is None:
             # The terminal must not become this process's own: its Ctrl-C goes to the driver.
             fd = os.open(self._borrow(), os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-            reader = open(fd, encoding="utf-8", errors="replace")  # noqa: SIM115
-            writer = open(  # noqa: SIM115
+            reader = open(fd, encoding="utf-8", errors="replace")  # noqa: SIM115  # stays open
+            writer = open(  # noqa: SIM115  # stays open
                 os.dup(fd), "w", buffering=1, encoding="utf-8", errors="backslashreplace"
             )
             self._terminal = reader, writer

@@ -261,7 +261,7 @@ class _Replay:
         self._replay_end(trial, status, decision)
 
     def _replay_end(self, trial: Trial, status: str, decision: str) -> None:
-        trial.status = status  # type: ignore[assignment]
+        trial.status = status  # type: ignore[assignment]  # of a journal
         result = trial.last_result or None
         if trial.over:
             complete, error = self._searcher.on_trial_complete, status == "ERROR"
