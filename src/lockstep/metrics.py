@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,16 @@ from typing import Any
 from lockstep.redact import redact
 from lockstep.run_layout import date_name
 
-__all__ = ["describable", "first_of", "first_result", "flatten", "full_row", "look_up", "normalise"]
+__all__ = [
+    "describable",
+    "first_of",
+    "first_result",
+    "flatten",
+    "full_row",
+    "json_value",
+    "look_up",
+    "normalise",
+]
 
 AUTOMATIC_KEYS = frozenset(
     (
@@ -217,6 +227,17 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "", delimiter: str = "/") 
         else:
             flat[f"{prefix}{key}" if prefix else key] = value
     return flat
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON that every program reads: NaN and infinities are null, objects are texts."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    return value if value is None or isinstance(value, str | int | bool) else repr(value)
 
 
 def first_of(objective: str | Sequence[str] | None) -> str | None:

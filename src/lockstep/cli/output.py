@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lockstep.console.text import clean
+from lockstep.metrics import json_value
 
 __all__ = ["print_facts", "print_json", "print_table", "short_time"]
 
 
 def print_json(value: Any) -> None:
     """One JSON document. A number that JSON does not have (NaN, infinity) is null."""
-    print(json.dumps(_plain(value), indent=2, default=repr))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    print(json.dumps(json_value(value), indent=2))
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

@@ -18,7 +18,7 @@ from lockstep.journal import parse_line
 from lockstep.journal.lock import is_locked
 from lockstep.journal.lookup import run_name
 from lockstep.journal.records import damage_named
-from lockstep.metrics import flatten
+from lockstep.metrics import flatten, json_value
 from lockstep.observe.environment import diff_of, environment_facts
 from lockstep.observe.state import diagnosis, newest_attempt
 from lockstep.run_layout import ENVIRONMENT_FILE, JOURNAL_FILE, MANIFEST
@@ -38,7 +38,6 @@ __all__ = [
     "checkpoint_files",
     "diagnosis_text",
     "environment_at",
-    "plain",
     "zoomed",
 ]
 
@@ -52,17 +51,6 @@ _MAX_SHOWN_METRICS = 60
 _MAX_TEXT = 200
 _MAX_COMPARED = 12
 _MAX_PARENTS = 10
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON that every browser reads: NaN and infinities are texts or null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value if value is None or isinstance(value, str | int | bool) else repr(value)
 
 
 class View(ABC):
@@ -144,7 +132,7 @@ def _run_row(library: Library, run_id: str, model: RunModel, metric: str | None)
             row.update(_known(library, run_id, model, metric))
     except StorageError as error:
         row.update(state="damaged", diagnosis=str(error))
-    shown: dict[str, Any] = plain(row)
+    shown: dict[str, Any] = json_value(row)
     return shown
 
 
@@ -201,7 +189,7 @@ def _last_metrics(model: RunModel) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> Any:
-    return _short(plain(_beginning(value, iter(range(_MAX_TEXT)))))
+    return _short(json_value(_beginning(value, iter(range(_MAX_TEXT)))))
 
 
 def _beginning(value: Any, room: Iterator[int]) -> Any:
@@ -299,12 +287,12 @@ class RunView(View):
             "attempt_count": model.attempt_count,
             "failures": [_failure(record) for record in model.failures[-_SHOWN_FAILURES:]],
             "failure_count": model.failure_count,
-            "stops": plain(model.stops),
+            "stops": json_value(model.stops),
             "checkpoints": [_checkpoint(model, one) for one in model.checkpoints.values()],
             "saved": model.saved,
             "deleted": model.deleted,
-            "config": plain(model.run.get("config")),
-            "score": plain(model.run.get("checkpoint_config", {})),
+            "config": json_value(model.run.get("config")),
+            "score": json_value(model.run.get("checkpoint_config", {})),
             "trial": self._trial(),
             "parent": self._parent(model),
         }
@@ -312,7 +300,7 @@ class RunView(View):
             self._details = details
             message["details"] = details
             message["environment"] = environment_at(model.place)
-        message["late"] = plain(_late(model))
+        message["late"] = json_value(_late(model))
         yield message
         if lines := self._lines.news((*_series(model), *before)):
             yield {"type": "lines", "lines": lines}
@@ -368,7 +356,7 @@ def _attempt(record: dict[str, Any]) -> dict[str, Any]:
         for worker in record.get("workers", [])
     ]
     return {
-        "attempt": plain(record["attempt"]),
+        "attempt": json_value(record["attempt"]),
         "time": _number(record.get("time")),
         "warmup": _number(record.get("warmup_time")),
         "size": record.get("size") or len(workers),
@@ -382,12 +370,12 @@ def _failure(record: dict[str, Any]) -> dict[str, Any]:
         for one in record["errors"]
     ]
     fields = ("attempt", "message", "retry", "time")
-    return {**{key: plain(record.get(key)) for key in fields}, "errors": errors}
+    return {**{key: json_value(record.get(key)) for key in fields}, "errors": errors}
 
 
 def _checkpoint(model: RunModel, record: dict[str, Any]) -> dict[str, Any]:
     fields = ("id", "name", "index", "score", "timestamp", "uploaded")
-    shown: dict[str, Any] = {key: plain(record.get(key)) for key in fields}
+    shown: dict[str, Any] = {key: json_value(record.get(key)) for key in fields}
     name = record["name"]
     shown["path"] = model.place.storage.uri.rstrip("/") + f"/{name}" if record["uploaded"] else name
     return shown
@@ -523,7 +511,7 @@ class SearchView(View):
         head = _search_row(self._library, self._id, search)
         for start in range(0, max(len(trials), 1), _ROWS_A_MESSAGE):
             part = trials[start : start + _ROWS_A_MESSAGE]
-            rows = [plain(_trial_row(self._library, search, trial)) for trial in part]
+            rows = [json_value(_trial_row(self._library, search, trial)) for trial in part]
             yield {"type": "experiment", "experiment": head, "trials": rows}
 
 
@@ -584,7 +572,7 @@ def _search_row(library: Library, search_id: str, search: SearchModel) -> dict[s
         "ended": search.ended,
         "trials": dict(Counter(trial.status for trial in search.trials.values())),
         "stopped": sum(trial.by == "scheduler" for trial in search.trials.values()),
-        "planned": plain(search.header.get("num_trials")),
+        "planned": json_value(search.header.get("num_trials")),
         "metric": search.metric,
         "mode": search.mode,
         "reports": sum(model.rows for model in models),
@@ -594,7 +582,7 @@ def _search_row(library: Library, search_id: str, search: SearchModel) -> dict[s
         "diagnosis": f"trial {errors[0].trial_id}: {errors[0].error}{more}" if errors else None,
         "path": search.place.storage.uri,
     }
-    shown: dict[str, Any] = plain(row)
+    shown: dict[str, Any] = json_value(row)
     return shown
 
 
@@ -639,4 +627,4 @@ def _own_config(model: RunModel) -> dict[str, Any]:
     if isinstance(config, dict) and "trial" not in model.run:
         config = config.get("train_loop_config") or config
     flat = flatten(config) if isinstance(config, dict) else {}
-    return {key: plain(value) for key, value in flat.items()}
+    return {key: json_value(value) for key, value in flat.items()}
