@@ -48,7 +48,7 @@ OURS = ("train", "tune", "air", "data")
 """What is lockstep's even where Ray's own Core is used."""
 
 _PATHS = {
-    "data.grouped_data": "data.grouped",
+    "data.grouped_data": "data.methods.grouped",
     "data.iterator": "data",
     "data.read_api": "data",
     "train._checkpoint": "train",

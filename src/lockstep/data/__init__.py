@@ -34,6 +34,9 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.iterate.iterator import DataIterator
 from lockstep.data.iterate.iterator import DataIterator as DatasetIterator
 from lockstep.data.iterate.shard import DataShard, ShardPlan, merge_states
+from lockstep.data.methods.reordering import MixStoppingCondition
+from lockstep.data.methods.summary import DatasetSummary
+from lockstep.data.methods.transforms import ActorPoolStrategy, TaskPoolStrategy
 from lockstep.data.read import (
     read_audio,
     read_avro,
@@ -49,10 +52,7 @@ from lockstep.data.read import (
     read_videos,
     read_webdataset,
 )
-from lockstep.data.reordering import MixStoppingCondition
 from lockstep.data.schema import Schema
-from lockstep.data.summary import DatasetSummary
-from lockstep.data.transforms import ActorPoolStrategy, TaskPoolStrategy
 
 if TYPE_CHECKING:
     from lockstep.data.preprocessor import Preprocessor

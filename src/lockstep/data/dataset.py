@@ -8,20 +8,20 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import check_int, check_seed
-from lockstep.data.aggregates import Aggregates
 from lockstep.data.arrow.formats import check_format, to_format, to_rows
 from lockstep.data.arrow.views import without_views
-from lockstep.data.base import Step
 from lockstep.data.compat import DataContext
-from lockstep.data.grouped import Grouping
 from lockstep.data.iterate.shard import DataShard, ShardPlan
-from lockstep.data.outputs import Outputs
+from lockstep.data.methods.aggregates import Aggregates
+from lockstep.data.methods.base import Step
+from lockstep.data.methods.grouped import Grouping
+from lockstep.data.methods.outputs import Outputs
+from lockstep.data.methods.reordering import Reordering, source_groups
+from lockstep.data.methods.transforms import Transforms
 from lockstep.data.plan.position import Cut
 from lockstep.data.plan.schema import inferred_schema, known_schema
-from lockstep.data.reordering import Reordering, source_groups
 from lockstep.data.schema import Schema
 from lockstep.data.sources.base import MemorySource, Source
-from lockstep.data.transforms import Transforms
 
 if TYPE_CHECKING:
     import pyarrow as pa

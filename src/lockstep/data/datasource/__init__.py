@@ -7,6 +7,6 @@ from lockstep.data.datasource.partitioning import (
     PartitionStyle,
     PathPartitionFilter,
 )
-from lockstep.data.filenames import FilenameProvider
+from lockstep.data.methods.filenames import FilenameProvider
 
 __all__ = ["FilenameProvider", "PartitionStyle", "Partitioning", "PathPartitionFilter"]

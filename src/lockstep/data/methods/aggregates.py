@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.data.aggregate import AggregateFn, Max, Mean, Min, Std, Sum, Unique
-from lockstep.data.base import DatasetBase
-from lockstep.data.grouped import check_aggregates, needed
+from lockstep.data.methods.base import DatasetBase
+from lockstep.data.methods.grouped import check_aggregates, needed
+from lockstep.data.methods.summary import DatasetSummary, summary_aggregates, summary_of
 from lockstep.data.plan.operations import check_columns
 from lockstep.data.plan.schema import schema_of
-from lockstep.data.summary import DatasetSummary, summary_aggregates, summary_of
 
 __all__ = ["Aggregates"]
 

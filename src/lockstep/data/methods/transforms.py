@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lockstep.checks import check_int
 from lockstep.data.arrow.formats import check_format
-from lockstep.data.base import DatasetBase
 from lockstep.data.compat import check_hints
 from lockstep.data.expressions import Expr
+from lockstep.data.methods.base import DatasetBase
 from lockstep.data.plan import operations as ops
 
 if TYPE_CHECKING:

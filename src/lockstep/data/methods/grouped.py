@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.data.aggregate import AggregateFn, Count, Max, Mean, Min, Std, Sum
 from lockstep.data.arrow.formats import check_format, from_rows
-from lockstep.data.base import DatasetBase
 from lockstep.data.compat import check_hints
+from lockstep.data.methods.base import DatasetBase
+from lockstep.data.methods.reordering import sorted_groups, table_groups, to_one_table
+from lockstep.data.methods.transforms import call_of
 from lockstep.data.plan import operations as ops
 from lockstep.data.plan.order import Group
 from lockstep.data.plan.schema import schema_of
-from lockstep.data.reordering import sorted_groups, table_groups, to_one_table
-from lockstep.data.transforms import call_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from lockstep.checks import check_int, check_seed, is_number
 from lockstep.data.arrow.join import join_tables
 from lockstep.data.arrow.unify import concatenated
-from lockstep.data.base import DatasetBase, with_operation
 from lockstep.data.compat import RandomSeedConfig, check_hints, plain_seed
+from lockstep.data.methods.base import DatasetBase, with_operation
 from lockstep.data.plan.hashing import draw_seed, hash_range, key_of
 from lockstep.data.plan.operations import (
     ConformColumns,

@@ -17,13 +17,13 @@ from lockstep.checks import check_int
 from lockstep.data.arrow.columns import as_written, to_numpy, to_values
 from lockstep.data.arrow.formats import to_format, to_pandas
 from lockstep.data.arrow.unify import concatenated
-from lockstep.data.base import DatasetBase
 from lockstep.data.compat import check_hints
-from lockstep.data.filenames import FilenameProvider, file_name
 from lockstep.data.iterate.batching import cut_tables
+from lockstep.data.methods.base import DatasetBase
+from lockstep.data.methods.filenames import FilenameProvider, file_name
+from lockstep.data.methods.reordering import sorted_groups
 from lockstep.data.plan.operations import check_columns
 from lockstep.data.plan.schema import schema_of
-from lockstep.data.reordering import sorted_groups
 from lockstep.run_layout import TEMPORARY, scratch_prefix
 
 if TYPE_CHECKING:
