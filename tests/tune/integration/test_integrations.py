@@ -12,8 +12,8 @@ import pytest
 
 from lockstep import tune
 from lockstep.train import RunConfig
+from lockstep.train.boosting.reports import BoosterReporter, MetricsChoice
 from lockstep.tune import ResultGrid
-from lockstep.tune.integration.reporting import BoosterReporter, MetricsChoice
 
 
 def fit(trainable: Any, tmp_path: Path, stop: Any = None, **space: Any) -> ResultGrid:

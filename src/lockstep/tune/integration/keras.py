@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lockstep.train.boosting.reports import Metrics
 from lockstep.train.tensorflow.keras import ReportCheckpointCallback
-from lockstep.tune.integration.reporting import Metrics
 
 __all__ = ["TuneReportCallback", "TuneReportCheckpointCallback"]
 

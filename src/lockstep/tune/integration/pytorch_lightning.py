@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lockstep.train import api
-from lockstep.tune.integration.reporting import Metrics, MetricsChoice
+from lockstep.train.boosting.reports import Metrics, MetricsChoice
 
 if TYPE_CHECKING:
     TuneReportCallback: Any
