@@ -102,14 +102,9 @@ def read_parquet(
     make: Callable[..., ParquetSource] = ParquetSource
     if given is not None:
         make = partial(ParquetSource, given=given)
+    doing = "read_parquet"
     files = _files(
-        "read_parquet",
-        paths,
-        filesystem,
-        file_extensions,
-        ignore_missing_paths,
-        hints,
-        partition_filter,
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
     )
     expression = _expression(filter if filters is None else filters)
     if include_row_hash:
@@ -171,14 +166,9 @@ def read_csv(
     """
     from lockstep.data.sources.csv import CsvSource
 
+    doing = "read_csv"
     files = _files(
-        "read_csv",
-        paths,
-        filesystem,
-        file_extensions,
-        ignore_missing_paths,
-        hints,
-        partition_filter,
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
     )
     make = partial(
         CsvSource,
@@ -218,14 +208,9 @@ def read_json(
     """
     from lockstep.data.sources.json import JsonSource
 
+    doing = "read_json"
     files = _files(
-        "read_json",
-        paths,
-        filesystem,
-        file_extensions,
-        ignore_missing_paths,
-        hints,
-        partition_filter,
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
     )
     make = partial(JsonSource, read_options=read_options, parse_options=parse_options)
     return _shuffled(_read(files, make, columns, filters, include_paths, partitioning), shuffle)
@@ -256,14 +241,9 @@ def read_text(
     """
     from lockstep.data.sources.text import TextSource
 
+    doing = "read_text"
     files = _files(
-        "read_text",
-        paths,
-        filesystem,
-        file_extensions,
-        ignore_missing_paths,
-        hints,
-        partition_filter,
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
     )
     source = TextSource(files, encoding, drop_empty_lines)
     dataset = _read(files, lambda files: source, None, None, include_paths, partitioning)
@@ -293,14 +273,9 @@ def read_numpy(
     """
     from lockstep.data.sources.whole_files import NumpySource
 
+    doing = "read_numpy"
     files = _files(
-        "read_numpy",
-        paths,
-        filesystem,
-        file_extensions,
-        ignore_missing_paths,
-        hints,
-        partition_filter,
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
     )
     source = NumpySource(files, allow_pickle, include_paths)
     dataset = _read(files, lambda files: source, None, None, False, partitioning)
@@ -338,14 +313,9 @@ def read_images(
         raise ImportError("read_images() needs Pillow; install it with: pip install pillow")
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise ValueError(f"read_images(size={size!r}): give (height, width).")
+    doing = "read_images"
     files = _files(
-        "read_images",
-        paths,
-        filesystem,
-        file_extensions,
-        ignore_missing_paths,
-        hints,
-        partition_filter,
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
     )
     partitions = partitions_of(files, partitioning)
     source = ImageSource(files, include_paths, size, mode, partitions)
@@ -474,14 +444,9 @@ def read_orc(
     """
     from lockstep.data.sources.media import OrcSource
 
+    doing = "read_orc"
     files = _files(
-        "read_orc",
-        paths,
-        filesystem,
-        file_extensions,
-        ignore_missing_paths,
-        hints,
-        partition_filter,
+        doing, paths, filesystem, file_extensions, ignore_missing_paths, hints, partition_filter
     )
     return _shuffled(_read(files, OrcSource, columns, None, include_paths, partitioning), shuffle)
 
