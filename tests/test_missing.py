@@ -25,7 +25,6 @@ from lockstep import train, tune
         ("lockstep.train.huggingface", "TransformersTrainer", "transformers.prepare_trainer"),
         ("lockstep.train.huggingface", "AccelerateTrainer", "accelerate.Accelerator"),
         ("lockstep.train.huggingface.accelerate", "AccelerateTrainer", "accelerate.Accelerator"),
-        ("lockstep.train.huggingface.transformers", "TransformersTrainer", "prepare_trainer"),
         ("lockstep.train.sklearn", "SklearnTrainer", "DataParallelTrainer"),
         ("lockstep.train.mosaic", "MosaicTrainer", "TorchTrainer"),
         ("lockstep.train.rl", "RLTrainer", "RLlib"),

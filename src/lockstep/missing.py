@@ -57,7 +57,6 @@ _INSTEAD = {
     "train.huggingface.TransformersPredictor": _PREDICTOR,
     "train.huggingface.TransformersTrainer": _TRANSFORMERS,
     "train.huggingface.accelerate": _ACCELERATE,
-    "train.huggingface.transformers.TransformersTrainer": _TRANSFORMERS,
     "train.lightgbm.LightGBMPredictor": _PREDICTOR,
     "train.lightning.LightningCheckpoint": _LIGHTNING,
     "train.lightning.LightningConfigBuilder": _LIGHTNING,

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, TypeVar
 
 from lockstep.checkpoint import Checkpoint
-from lockstep.missing import raise_missing_name
 from lockstep.train import api
 
 __all__ = ["LockstepReportCallback", "RayTrainReportCallback", "prepare_trainer"]
@@ -144,7 +143,7 @@ def _link_or_copy(source: str, target: str) -> None:
 def __getattr__(name: str) -> Any:
     if name in ("LockstepReportCallback", "RayTrainReportCallback"):
         return _callback_class()
-    raise_missing_name(__name__, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
