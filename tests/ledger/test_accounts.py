@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lockstep import train
+from lockstep.journal.records import RunRecords
 from lockstep.ledger import ACCOUNTS, Goodput, read_ledger
-from lockstep.records import RunRecords
 from lockstep.storage import open_storage
 from lockstep.train import Result
 from tests.integration.runs import fit
