@@ -67,7 +67,7 @@ LAYERS = [
     "exceptions",
 ]
 
-# Inside a package likewise: its rooms and its own modules, bottom up.
+# The same inside a package: its rooms and its own modules, bottom up.
 INNER_LAYERS = {
     "data": [
         "arrow",

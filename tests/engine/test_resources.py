@@ -22,7 +22,7 @@ from lockstep.errors import InsufficientResourcesError
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Pretend that this machine has so many device files."""
+    """Pretend that this machine has a number of device files."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def pretend(count: int) -> None:

@@ -140,7 +140,7 @@ def _schema(action: argparse.Action) -> dict[str, Any]:
 
 
 def _thinned(text: str) -> str:
-    """At most so many points of each line: an assistant reads them all."""
+    """At most ``_MAX_POINTS`` points of each line: an assistant reads all of them."""
     lines = json.loads(text)
     for line in lines:
         points = line["points"]

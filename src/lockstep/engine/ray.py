@@ -82,7 +82,7 @@ NO_DEADLINE_S = 3600.0
 ROUTES_S = 60.0
 """How long agents may take to try whether they reach each other."""
 HEAD_MISSED = 3
-"""After so many looks without an answer, the head is gone."""
+"""After this number of requests without an answer, the head is gone."""
 _AGENT_CALLS = 64
 _NAMESPACE = "lockstep"
 """Ray's namespace of the agents. Each is named by its node, so that others can find it."""

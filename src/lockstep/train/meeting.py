@@ -28,7 +28,7 @@ class Meeting:
         self.place = Place(address, self._listener.address[1], secret=secret.hex())
 
     def wait_for(self, others: int) -> dict[int, Connection]:
-        """Wait until so many ranks have joined, close the door, return each rank's connection."""
+        """Wait until all ``others`` have joined, stop listening, return each rank's connection."""
         joined: dict[int, Connection] = {}
         while len(joined) < others:
             try:

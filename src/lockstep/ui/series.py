@@ -49,7 +49,7 @@ class Series:
             self._compact()
 
     def limit(self, most: int) -> None:
-        """Keep at most so many points from now on."""
+        """Keep at most this number of points from now on."""
         self._most = most
         while len(self.values) >= most:
             self._compact()

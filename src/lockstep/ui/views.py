@@ -44,7 +44,7 @@ __all__ = [
 CHART_POINTS = 1200
 SPARK_POINTS = 40
 _MAX_APPENDED = 3000
-"""After so many points were sent one by one, the chart is sent again, thinned."""
+"""After this number of points that were sent one by one, the chart is sent again, thinned."""
 _ROWS_A_MESSAGE = 250
 _SHOWN_FAILURES = 50
 _MAX_SHOWN_METRICS = 60

@@ -301,7 +301,7 @@ class Teller(Searcher):
 
 
 class Seen(TrialScheduler):
-    """Keeps what it is told; stops everything after so many results."""
+    """Keeps the results it gets; stops everything after a number of them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -319,7 +319,7 @@ class Driven:
         self.loop.run_once()
 
     def idle(self, count: int) -> list[Group]:
-        """So many workers that have run a trial."""
+        """As many workers as ``count``, each of which has run a trial."""
         trials = [self.start() for _ in range(count)]
         for (trial, events), worker in zip(trials, self.below.started, strict=True):
             worker.output.write(0, END_OF_OUTPUT)

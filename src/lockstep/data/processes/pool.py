@@ -122,7 +122,7 @@ class _Shared:
             return not self.feeders
 
     def replace(self) -> None:
-        """A feeder has ended for want of tasks, and one may have come just then."""
+        """A feeder has ended because there was no task, and one may have come just then."""
         with self.lock:
             if not self.closed:
                 self._start_feeder()

@@ -4,7 +4,7 @@ A journal that grows by a line a report cannot be appended to on an object store
 its journal, logs and tables to a spool, a temporary directory of this machine, and the mirror
 copies what has changed: the journal before each checkpoint is published and every second, all of
 them every few seconds and at the end. An experiment's journal and the states of its callbacks
-likewise. Checkpoints never go through a spool.
+are copied in the same way. Checkpoints never go through a spool.
 
 A small journal is always copied completely. Of a larger one, the new lines are copied as a segment
 (``segments``), and the complete journal from time to time.
