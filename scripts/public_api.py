@@ -184,7 +184,8 @@ def _lines_of_class(cls: type, path: str, public: set[type]) -> Iterator[str]:
     members: dict[str, Any] = {}
     annotations: dict[str, str] = {}
     for base in _described_with(cls, public):
-        written = vars(base).get("__annotations__", {})
+        # Named tuples of Python 3.14 have theirs computed.
+        written = vars(base).get("__annotations__") or inspect.get_annotations(base)
         annotations |= {name: _text(value) for name, value in written.items()}
         members |= vars(base)
     for name in sorted({*members, *annotations} - in_constructor):

@@ -263,7 +263,7 @@ def test_a_compiled_model_has_the_plain_names() -> None:
     fit(function)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*(deprecated|not supported)")
 def test_a_scripted_model_is_prepared_too() -> None:
     with as_rank():
         model = prepare_model(torch.jit.script(nn.Linear(2, 1)))
