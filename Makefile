@@ -5,7 +5,8 @@
 #   make docs    the site, in build/site
 #   make signatures  renew tests/public_api.txt, the public names and signatures
 #   make compat  what of Ray's names and arguments there is; renews docs/compatibility.md (ARGS: directories with scripts)
-#   make dist    wheel, source archive, SBOM and licences, in dist/; TRY=1 tries both, LOWEST=1 with old requirements
+#   make dist    wheel, source archive, SBOM and licences, in dist/; TRY=1 tries both, LOWEST=1 with old requirements,
+#                PYTHONS="python3.10 python3.14" on these
 #   make bench   the benchmarks, against peers in .venv-peers
 #   make clean   remove environments, caches and build outputs
 
@@ -65,7 +66,7 @@ docs: .venv/.dev
 
 dist: .venv/.dev
 	@echo "dist: the archives of HEAD"
-	@$(PY) scripts/dist.py $(if $(TRY),--try) $(if $(LOWEST),--lowest)
+	@$(PY) scripts/dist.py $(if $(TRY),--try) $(if $(LOWEST),--lowest) $(PYTHONS:%=--python=%)
 
 signatures: .venv/.dev
 	@echo "signatures: scripts/public_api.py"

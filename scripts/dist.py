@@ -1,7 +1,8 @@
 """Build the wheel and the source archive, the same bytes from the same commit, and try them.
 
     python scripts/dist.py          # make dist: archives, sbom.cdx.json, licences.md in dist/
-    python scripts/dist.py --try    # and install each one in an empty environment and train with it
+    python scripts/dist.py --try    # build again and compare; install each and train with it
+    python scripts/dist.py --try --python python3.10 --python python3.14    # … on these
 
 The commit is exported to a temporary directory, so files that are not committed are in no archive.
 Every time stamp is the commit's. The source archive is packed here: setuptools' own has the time of
@@ -23,7 +24,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 import zipfile
 from email.message import Message
 from pathlib import Path
@@ -90,6 +90,19 @@ def _same_bytes(archive: bytes, stamp: int) -> bytes:
             entry.pax_headers = {}
             new.addfile(entry, old.extractfile(entry) if entry.isfile() else None)
     return gzip.compress(packed.getvalue(), mtime=stamp)
+
+
+def check_same(built: list[Path], commit: str = "HEAD") -> None:
+    """Build a commit again.
+
+    Raises:
+        SystemExit: an archive has other bytes this time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for one, again in zip(built, build(Path(folder), commit), strict=True):
+            if one.read_bytes() != again.read_bytes():
+                raise SystemExit(f"{one.name} has other bytes when it is built again.")
+    print("built twice: the same bytes", flush=True)
 
 
 def metadata_of(wheel: Path) -> Message:
@@ -170,15 +183,16 @@ def licences(wheel: Path) -> str:
     return "\n".join(["| package | version | licence |", "|---|---|---|", *rows]) + "\n"
 
 
-def lowest(wheel: Path) -> list[str]:
-    """The lowest version of each requirement that a wheel allows on this Python, for pip."""
+def lowest(wheel: Path, python: str = f"{sys.version_info[0]}.{sys.version_info[1]}") -> list[str]:
+    """The lowest version of each requirement that a wheel allows on a Python, for pip."""
     from packaging.requirements import Requirement
     from packaging.version import Version
 
     found: dict[str, Version] = {}
     for line in metadata_of(wheel).get_all("Requires-Dist") or []:
         requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        here = {"extra": "", "python_version": python}
+        if requirement.marker is None or requirement.marker.evaluate(here):
             bounds = [Version(s.version) for s in requirement.specifier if s.operator == ">="]
             if requirement.name in found:
                 bounds.append(found[requirement.name])
@@ -186,10 +200,10 @@ def lowest(wheel: Path) -> list[str]:
     return [f"{name}=={version}" for name, version in found.items()]
 
 
-def try_out(archives: list[Path], pins: list[str]) -> None:
+def try_out(archives: list[Path], pins: list[str], interpreter: str = sys.executable) -> None:
     """Install archives in an empty environment, one after the other, and train with each."""
     with tempfile.TemporaryDirectory() as folder:
-        venv.create(Path(folder, "venv"), with_pip=True)
+        subprocess.run([interpreter, "-m", "venv", str(Path(folder, "venv"))], check=True)
         python = str(Path(folder, "venv", "bin", "python"))
         environment = {**os.environ, "LOCKSTEP_STORAGE": str(Path(folder, "results"))}
         environment.pop("PYTHONPATH", None)
@@ -214,20 +228,32 @@ def _git(*arguments: str) -> str:
 
 
 def main() -> None:
-    """Build; with ``--try`` install and train, too."""
+    """Build; with ``--try`` build again, install and train, too."""
     parser = argparse.ArgumentParser(description="Build the archives of a release.")
-    parser.add_argument("--try", dest="tried", action="store_true", help="install and train")
+    parser.add_argument("--try", dest="tried", action="store_true", help="compare, install, train")
     parser.add_argument("--lowest", action="store_true", help="… with the lowest versions allowed")
+    parser.add_argument("--python", action="append", help="… on this interpreter; repeat for more")
     arguments = parser.parse_args()
     built = build(DIST)
     wheel = next(file for file in built if file.suffix == ".whl")
     (DIST / "sbom.cdx.json").write_text(sbom(wheel), encoding="utf-8")
     (DIST / "licences.md").write_text(licences(wheel), encoding="utf-8")
-    for archive in built:
-        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-        print(f"{digest}  dist/{archive.name}", flush=True)
+    sums = [f"{hashlib.sha256(one.read_bytes()).hexdigest()}  {one.name}" for one in built]
+    (DIST / "SHA256SUMS").write_text("\n".join(sums) + "\n", encoding="utf-8")
+    print(*sums, sep="\n", flush=True)
     if arguments.tried:
-        try_out(built, lowest(wheel) if arguments.lowest else [])
+        check_same(built)
+        for python in arguments.python or [sys.executable]:
+            version = _version_of(python)
+            pins = lowest(wheel, version) if arguments.lowest else []
+            print(f"try: Python {version}", *pins, flush=True)
+            try_out(built, pins, python)
+
+
+def _version_of(python: str) -> str:
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,23 @@ def test_an_archive_has_the_same_bytes_whoever_packed_it_and_when() -> None:
         assert tar.extractfile("p/b").read() == b"p/b"  # type: ignore[union-attr]
 
 
+def test_a_build_that_differs_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = [b"one", b"one", b"another"]
+
+    def build(target: Path, commit: str = "HEAD") -> list[Path]:
+        (target / "a.whl").write_bytes(content.pop(0))
+        return [target / "a.whl"]
+
+    monkeypatch.setattr(dist, "build", build)
+    built = dist.build(tmp_path)
+    dist.check_same(built)
+    assert "the same bytes" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"a\.whl has other bytes when it is built again"):
+        dist.check_same(built)
+
+
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
     path = tmp_path / "lockstep_train-1.0-py3-none-any.whl"
@@ -70,6 +87,7 @@ def test_a_python_may_have_a_higher_lowest_version(tmp_path: Path) -> None:
             "Requires-Dist: numpy>=9.9; python_version >= '4.0'\n",
         )
     assert dist.lowest(path) == ["numpy==2.1"]
+    assert dist.lowest(path, "4.1") == ["numpy==9.9"]
 
 
 def test_every_requirement_states_a_licence(wheel: Path) -> None:
