@@ -2,6 +2,7 @@
 
     python scripts/doc_code.py docs/tutorial.md            # run, compare
     python scripts/doc_code.py --renew docs/tutorial.md    # and write the output into the page
+    python scripts/doc_code.py --count docs/*.md           # which blocks run, which do not and why
 
 ``tests/test_doc_code.py`` does the first for every page. The blocks of a page run in order, in one
 namespace and one empty working directory:
@@ -9,11 +10,13 @@ namespace and one empty working directory:
 - A block in ``python`` is executed. If its first line is ``# NAME.py``, it is saved as that file.
 - In a ``console`` block each line after ``$ `` is executed: ``lockstep …``, ``python FILE``. Of
   ``pip`` and ``make`` it is checked that the extra and the target exist.
+- A ``json`` block has to be JSON. Other plain blocks (``text``) are drawings and file names.
 - An ``output`` block is what the block before it prints, or the error that it raises.
 - ``<!-- run … -->`` runs like a ``python`` block and is not shown: what a page takes for granted.
 
 In what is shown, ``…`` stands for anything. Progress lines (``[lockstep] …``) may be left out. A
-block below a paragraph ``*Not run by the tests: …*`` is not run; the paragraph says why.
+block below a paragraph ``*Not run by the tests: …*`` is not run; the paragraph says why. Nothing
+else escapes: code and output in a plain or an indented block is an error.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import linecache
 import os
 import re
@@ -39,7 +43,7 @@ BLOCK = re.compile(
     r"|^<!-- run\n(?P<hidden>.*?)^-->$",
     re.MULTILINE | re.DOTALL,
 )
-NOT_RUN = re.compile(r"\*Not run by the tests: [^*]+\*\s*\Z")
+NOT_RUN = re.compile(r"\*Not run by the tests: ([^*]+)\*\s*\Z")
 PROGRESS = re.compile(r"\[lockstep\] (?!finished|failed|interrupted|preempted)\w+ · ")
 # On a busy machine a run says so, whatever its page is about.
 SLOW = re.compile(r"(?:\[lockstep\] )?.*[Rr]anks? .*ha(?:s|ve) not started for [\d.]+ s")
@@ -49,7 +53,10 @@ VOLATILE = re.compile(
     r"|\d{4}-\d\d-\d\d[ _]\d\d[:-]\d\d[:-]\d\d"
     r"|\d+\.\d+(?= ?s\b)"
 )
-TEXT = {"", "text", "json", "toml", "yaml", "mermaid", "csv"}
+TEXT = {"", "text", "toml", "yaml", "csv"}
+# In a plain block: a command, code, or what a run prints.
+LOOSE = re.compile(r"^(?:\$ |>>> |pip |python |make |import |from \w+ import |\[)", re.MULTILINE)
+INDENTED = re.compile(r"(?<=\n\n)(?: {4,}\S[^\n]*\n)+")
 
 
 class PageError(AssertionError):
@@ -64,22 +71,42 @@ class Block:
     code: str
     line: int
     span: tuple[int, int]
-    skipped: bool
+    why_not: str | None
+    """Why it is not run; None: it is."""
 
 
 def blocks_of(text: str) -> list[Block]:
     """The blocks of a page, in order; text blocks and directives left out."""
-    blocks = []
+    return [block for block in _all_blocks(text) if block.language not in TEXT]
+
+
+def _all_blocks(text: str) -> Iterator[Block]:
     for found in BLOCK.finditer(text):
         hidden = found["hidden"] is not None
         language = "python" if hidden else found["language"].strip()
-        if language in TEXT or language.startswith("{"):
+        if language.startswith("{"):
             continue
         name = "hidden" if hidden else "code"
-        skipped = not hidden and NOT_RUN.search(text[: found.start()]) is not None
+        reason = None if hidden else NOT_RUN.search(text[: found.start()])
         line = text.count("\n", 0, found.start(name)) + 1
-        blocks.append(Block(language, found[name], line, found.span(name), skipped))
-    return blocks
+        why_not = " ".join(reason[1].split()) if reason else None
+        yield Block(language, found[name], line, found.span(name), why_not)
+
+
+def loose_code(text: str) -> list[int]:
+    """The lines of a page at which code or output begins that nothing runs or compares."""
+    lines = [
+        block.line
+        for block in _all_blocks(text)
+        if block.language in TEXT and block.why_not is None and LOOSE.search(block.code)
+    ]
+    rest = BLOCK.sub(_dots, text)  # the same lines, without blocks and the texts of lists
+    rest = re.sub(r"^(?:[-*]|\d+\.) .*(?:\n+ +\S.*)*", _dots, rest, flags=re.MULTILINE)
+    return lines + [rest.count("\n", 0, found.start()) + 1 for found in INDENTED.finditer(rest)]
+
+
+def _dots(found: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", ".", found.group())
 
 
 def run_page(page: Path) -> list[tuple[Block, str]]:
@@ -96,11 +123,18 @@ def run_page(page: Path) -> list[tuple[Block, str]]:
     blocks = blocks_of(page.read_text(encoding="utf-8"))
     for number, block in enumerate(blocks):
         following = blocks[number + 1] if number + 1 < len(blocks) else None
-        if block.skipped or block.language == "output":
-            continue
         where = f"{page.name}:{block.line}"
+        if block.why_not is not None:
+            continue
+        if block.language == "output":
+            before = blocks[number - 1] if number else None
+            if before is None or before.language != "python" or before.why_not is not None:
+                raise PageError(f"{where}: no block before this one runs, so nothing is compared.")
+            continue
         if block.language == "console":
             shown.append((block, _run_commands(block.code, where)))
+        elif block.language == "json":
+            json.loads(block.code)
         elif block.language == "python":
             printed, error = _run_python(block.code, where, namespace)
             if following is not None and following.language == "output":
@@ -180,7 +214,9 @@ def _run_lockstep(arguments: list[str]) -> str:
 
 def _check_extras(line: str, where: str) -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    for extra in re.findall(r"[\w-]+", ",".join(re.findall(r"lockstep-train\[([^\]]*)\]", line))):
+    for extra in re.findall(
+        r"[\w-]+", ",".join(re.findall(r"(?:lockstep-train|\.)\[([^\]]*)\]", line))
+    ):
         if not re.search(rf"^{extra} = \[", text, re.MULTILINE):
             raise PageError(f"{where}: lockstep-train has no extra {extra!r}.")
 
@@ -242,13 +278,31 @@ def renew(page: Path) -> None:
     page.write_text(text, encoding="utf-8")
 
 
+def count(page: Path) -> str:
+    """How many blocks of a page run, and each one that does not, with the reason."""
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
+    kinds = {"python": "run", "console": "run", "output": "compared", "json": "read"}
+    found = [kinds.get(block.language, block.language) for block in blocks if not block.why_not]
+    numbers = ", ".join(f"{found.count(kind)} {kind}" for kind in sorted(set(found)))
+    skipped = [
+        f"  line {block.line}, {block.language}: {block.why_not}"
+        for block in blocks
+        if block.why_not
+    ]
+    return "\n".join([f"{page.name}: {numbers or 'none run'}, {len(skipped)} not run", *skipped])
+
+
 def main() -> None:
-    """Check or renew the pages that are named."""
+    """Check, renew or count the pages that are named."""
     parser = argparse.ArgumentParser(description="Run the code of pages.")
     parser.add_argument("pages", nargs="+", type=lambda name: Path(name).resolve())
     parser.add_argument("--renew", action="store_true", help="write the output into the pages")
+    parser.add_argument("--count", action="store_true", help="only say which blocks run")
     arguments = parser.parse_args()
     for page in arguments.pages:
+        if arguments.count:
+            print(count(page))
+            continue
         with tempfile.TemporaryDirectory() as directory:
             os.environ["LOCKSTEP_STORAGE"] = str(Path(directory, "results"))
             os.environ["PYTHONPATH"] = str(ROOT / "src")

@@ -1,11 +1,7 @@
 """LightGBM in a training function: a callback reports each iteration, and the model.
 
-    def train_func(config):
-        lightgbm.train(
-            config, data, valid_sets=[data], callbacks=[RayTrainReportCallback()]
-        )
-
-The training function imports LightGBM.
+Give ``RayTrainReportCallback()`` to ``lightgbm.train(callbacks=[…])``. The training function
+imports LightGBM.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """XGBoost in a training function: a callback reports each iteration, and the model.
 
-    def train_func(config):
-        xgboost.train(
-            config, data, evals=[(data, "train")], callbacks=[RayTrainReportCallback()]
-        )
-
-XGBoost is imported when a callback is created.
+Give ``RayTrainReportCallback()`` to ``xgboost.train(callbacks=[…])``. XGBoost is imported when a
+callback is created.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lightning in a trial: callbacks that report metrics and checkpoints while ``Trainer.fit`` runs.
 
-    def trial(config):
-        Trainer(callbacks=[TuneReportCheckpointCallback({"loss": "val_loss"})]).fit(Model(config))
+``Trainer(callbacks=[TuneReportCheckpointCallback({"loss": "val_loss"})])`` reports Lightning's
+``val_loss`` as ``loss``.
 
 The classes inherit from the package in use, as in ``lockstep.train.lightning``: accessing one
 imports that package.

@@ -1,14 +1,6 @@
 """A trainer inside a trial: the trainer's reports become the trial's reports.
 
-    def trial(config):
-        TorchTrainer(
-            train_func,
-            train_loop_config=config,
-            run_config=RunConfig(callbacks=[TuneReportCallback()]),
-        ).fit()
-
-    Tuner(trial, param_space=…).fit()
-
+The trial gives the trainer ``RunConfig(callbacks=[TuneReportCallback()])``, and calls ``fit()``.
 Passing the trainer itself to ``Tuner`` is simpler, and counts its workers as the trial's.
 """
 
