@@ -14,10 +14,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from pygments.lexers.special import TextLexer
-
 import lockstep
-from scripts import api_pages, markdown_pages
+from scripts import api_links, api_pages, markdown_pages
 
 project = "lockstep"
 author = copyright = "the lockstep contributors"
@@ -60,9 +58,9 @@ napoleon_use_ivar = True
 
 def setup(app: Any) -> None:
     """Write the pages of the API before a build, and the pages as Markdown after it."""
-    app.add_lexer("mermaid", TextLexer)
     app.connect("builder-inited", lambda app: api_pages.write(ROOT / "docs/reference/api"))
     app.connect("autodoc-process-docstring", _join_names, priority=100)
+    app.connect("doctree-resolved", api_links.add)
     app.connect("build-finished", markdown_pages.write)
 
 

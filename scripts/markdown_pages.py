@@ -18,6 +18,19 @@ ABOUT = """\
 Every page of the site as Markdown. AGENTS.md says how to drive lockstep from a program.
 """
 
+# The sections of llms.txt: a page is in the first that matches. What is "Optional" may be left out.
+SECTIONS = {
+    "Start": r"AGENTS$|docs/(index|install|tutorial|questions)$",
+    "How-to guides": r"docs/(how-to/|torch$|ray-cluster$|warm-starts$|dashboard$)",
+    "Concepts": r"docs/(concepts/|guarantees$|trust$|where-the-time-went$)",
+    "Coming from other libraries": r"docs/(coming-from/|compatibility$)",
+    "Data": r"docs/data/",
+    "Tune": r"docs/tune/",
+    "Tracking": r"docs/tracking/",
+    "Reference": r"docs/(reference/|command-line$|versions$)",
+    "Optional": r"",
+}
+
 # What opens the site: the pages are below docs/, as in the repository.
 HOME = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html">\n'
 
@@ -28,19 +41,27 @@ def write(app: Any, exception: Exception | None) -> None:
         return
     source, site = Path(app.srcdir), Path(app.outdir)
     (site / "index.html").write_text(HOME, encoding="utf-8")
-    lines = [ABOUT]
+    titles = {"AGENTS": "For coding assistants", "docs/reference/api": "API: everything public"}
     for name in sorted(app.env.found_docs):
         page = source / f"{name}.md"
         if page.exists():
             target = site / f"{name}.md"
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(page, target)
-            lines.append(f"- [{_title(page)}]({name}.md)")
+            titles[name] = _title(page)
     (site / "docs/reference/api.md").write_text(api_pages.markdown(), encoding="utf-8")
-    lines.append("- [API: everything public](docs/reference/api.md)")
     shutil.copyfile(source / "AGENTS.md", site / "AGENTS.md")
-    lines.append("- [For coding assistants](AGENTS.md)")
-    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (site / "llms.txt").write_text(listing(titles), encoding="utf-8")
+
+
+def listing(titles: dict[str, str]) -> str:
+    """The text of ``llms.txt``, of the pages' names and titles."""
+    found: dict[str, list[str]] = {section: [] for section in SECTIONS}
+    for name, title in titles.items():
+        section = next(one for one, names in SECTIONS.items() if re.match(names, name))
+        found[section].append(f"- [{title}]({name}.md)")
+    parts = [f"## {section}\n\n" + "\n".join(lines) for section, lines in found.items() if lines]
+    return "\n\n".join([ABOUT.rstrip(), *parts]) + "\n"
 
 
 def _title(page: Path) -> str:
