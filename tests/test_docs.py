@@ -150,6 +150,16 @@ def test_every_command_is_documented() -> None:
         assert row or not command.has_json, command.name
 
 
+def test_every_extra_is_documented() -> None:
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    part = settings.partition("[project.optional-dependencies]")[2].partition("\n# For people")[0]
+    extras = re.findall(r"^(\w+) = \[", part, re.MULTILINE)
+    assert "torch" in extras
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = "".join(line for line in page.splitlines() if line.startswith("| `"))
+    assert [extra for extra in extras if f"`{extra}`" not in rows] == []
+
+
 def test_every_guarantee_names_tests_that_exist() -> None:
     promises = [
         line
