@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lockstep.train.driver.by_rank import SMALL, nothing_for, put, set_of
+from lockstep.train.driver.by_rank import SMALL, added, nothing_for, put, set_of
 
 
 @pytest.mark.parametrize("size", [0, 1, SMALL, SMALL + 1, 1000, 1024])
@@ -23,6 +23,23 @@ def test_like_a_tuple(size: int) -> None:
     assert items[1:3] == tuple(like[1:3])
     assert items.count(None) == like.count(None)
     assert all(value is None for value in before)  # what was there first has not changed
+
+
+def test_a_value_more_leaves_earlier_ones_as_they_are() -> None:
+    values = [added((), 0)]
+    for number in range(1, 2 * SMALL):
+        values.append(added(values[-1], number))
+    other = added(values[SMALL], "other")
+    assert tuple(other) == (*range(SMALL + 1), "other")
+    for number, value in enumerate(values):
+        assert tuple(value) == tuple(range(number + 1))
+        assert len(value) == number + 1
+        assert (value[0], value[-1], value[-2:]) == (0, number, tuple(range(number + 1))[-2:])
+    assert list(reversed(values[-1])) == list(range(2 * SMALL))[::-1]
+    with pytest.raises(IndexError):
+        values[SMALL][SMALL + 1]  # what was added since is not its own
+    # The last values share one list: none of them was copied.
+    assert values[-1]._items is values[SMALL]._items  # type: ignore[attr-defined]  # of long ones
 
 
 @pytest.mark.parametrize("size", [1, SMALL, SMALL + 1, 1000])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from lockstep.train.driver.failure import FailurePolicy, WorkerFailure, first_ca
 from lockstep.train.driver.scaling import ScalingPolicy
 from lockstep.train.driver.state import IllegalTransition, RunState, transition
 from lockstep.train.protocol import CheckpointReport, Report
+from tests.counted import lines_run
 
 SYNC, ASYNC, NO_UPLOAD = (
     CheckpointUploadMode.SYNC,
@@ -661,7 +664,7 @@ class TestFailures:
         (record, end) = machine.gone(0)
         assert isinstance(record, e.RecordFailure)
         assert not record.retry
-        assert end == e.End(Phase.FAILED, machine.state.failures)
+        assert end == e.End(Phase.FAILED, tuple(machine.state.failures))
 
     def test_where_the_function_was_called_before_a_failed_start_is_retried(self) -> None:
         machine = Machine(1, max_failures=-1).run()
@@ -818,6 +821,61 @@ class TestGuard:
         machine.feed(e.Raised(0, pack_error(GuardError("loss is nan on rank 0."))))
         machine.gone(0)
         assert machine.phase() is Phase.FAILED
+
+
+class TestManyRanks:
+    """Nothing grows faster than the number of ranks."""
+
+    lost = pack_error(ConnectionResetError("Connection reset by peer"))
+
+    def start(self, machine: Machine) -> None:
+        machine.run()
+
+    def row(self, machine: Machine) -> None:
+        machine.row(1)
+
+    def checkpoint(self, machine: Machine) -> None:
+        size = machine.state.world_size
+        name = name_of(machine.report(*[SYNC] * size))
+        machine.feed(*(e.SavedPart(rank, name, {"file": 1}) for rank in range(size)))
+        (save,) = machine.state.saves
+        assert len(save.fingerprints) == size
+        machine.feed(e.Recorded(False), e.Committed(name))
+        assert machine.state.safe_rows == 1
+
+    def collective(self, machine: Machine) -> None:
+        size = machine.state.world_size
+        machine.feed(*(e.Met(rank, "barrier()", b"") for rank in range(size)))
+        assert machine.kinds == [e.ShareValue]
+
+    def failure(self, machine: Machine) -> None:
+        size = machine.state.world_size
+        machine.gone(0, exitcode=-9)
+        machine.feed(*(e.Raised(rank, self.lost) for rank in range(1, size)))
+        self.end(machine)
+
+    def finding(self, machine: Machine) -> None:
+        """Every second rank's guard has found something, and the others come to the report."""
+        size = machine.state.world_size
+        machine.feed(*(e.Raised(rank, TestGuard.found) for rank in range(0, size, 2)))
+        machine.feed(*(report(rank) for rank in range(1, size, 2)))
+        assert machine.kinds == [e.KillWorkers]
+        self.end(machine)
+
+    def end(self, machine: Machine) -> None:
+        size = machine.state.world_size
+        failed = tuple(machine.state.failures)
+        machine.gone(*(rank for rank in range(size) if rank not in machine.state.gone), exitcode=1)
+        assert machine.actions[0] == e.RecordFailure(failed, False)
+
+    @pytest.mark.parametrize("what", [start, row, checkpoint, collective, failure, finding])
+    def test_work(self, what: Callable[[TestManyRanks, Machine], None]) -> None:
+        work = []
+        for size in (300, 600):
+            machine = Machine(size) if what is TestManyRanks.start else Machine(size).run()
+            work.append(lines_run(partial(what, self, machine)))
+        assert work[0] > 300
+        assert work[1] < 2.2 * work[0]
 
 
 class TestReload:

@@ -181,6 +181,8 @@ class Controller:
         self._memory = self._choose_memory(config.checkpoint_config.peer_copies, handed)
         self._digests: dict[str, dict[int, Any]] = {}
         """Of states that are being saved: what each rank has in common with others."""
+        self._sharing: dict[str, int] = {}
+        """Of the same states: how many ranks have a part."""
         self._late: list[tuple[e.Save, CheckpointRecord]] = []
         """Checkpoints that exist although the run did not wait for them."""
         self._held_since: dict[str, float] = {}
@@ -463,7 +465,8 @@ class Controller:
             return
         digests = self._digests.setdefault(save.name, {})
         digests[rank] = message.digests
-        if len(digests) == sum(has_part(report) for report in save.reports):
+        if len(digests) == self._sharing.get(save.name):
+            del self._sharing[save.name]
             for other, groups in share_groups(self._digests.pop(save.name)).items():
                 self._send(other, m.StateShares(groups))
 
@@ -595,6 +598,8 @@ class Controller:
         compare = {} if self._notifier.has_warned("differ") else plan.compare
         # Of a state ranks share what they have in common. All ranks in each order would be many.
         ranks = tuple(plan.write) if save.is_state else ()
+        if save.is_state:
+            self._sharing[save.name] = len(ranks)
         for rank in plan.write:
             order = m.SaveOrder(
                 directory,

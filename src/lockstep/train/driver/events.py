@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -108,7 +109,7 @@ class Save(NamedTuple):
     """Ranks whose files the training function could still change (``ASYNC`` only)."""
     parts_due: AbstractSet[int]
     """Ranks whose files are not on storage yet."""
-    fingerprints: tuple[dict[str, int], ...] = ()
+    fingerprints: Sequence[dict[str, int]] = ()
     committing: bool = False
     """``Commit`` was ordered: another thread may be publishing it."""
     is_row: bool = True

@@ -147,7 +147,7 @@ def died(rank: int, exitcode: int | None, detail: str) -> WorkerFailure:
 
 def error_records(failures: Sequence[WorkerFailure]) -> list[dict[str, Any]]:
     """Each rank's error as the journal keeps it, the first cause first."""
-    cause = first_cause(tuple(failures))
+    cause = first_cause(failures)
     ordered = [cause, *(failure for failure in failures if failure is not cause)]
     return [{"rank": failure.rank, "error": failure.error} for failure in ordered]
 
@@ -171,7 +171,7 @@ def _names_lost_connection(message: str) -> bool:
     return False
 
 
-def first_cause(failures: tuple[WorkerFailure, ...]) -> WorkerFailure:
+def first_cause(failures: Sequence[WorkerFailure]) -> WorkerFailure:
     """The failure that brought the others about.
 
     A death breaks the connections of its peers, whose own errors may arrive before the news of the
@@ -228,7 +228,7 @@ def signature(failure: WorkerFailure) -> tuple[str, ...]:
     return (failure.error["type"], *((failure.error["message"],) if place is None else place))
 
 
-def describe(failures: tuple[WorkerFailure, ...], attempt: int, world_size: int) -> str:
+def describe(failures: Sequence[WorkerFailure], attempt: int, world_size: int) -> str:
     """One sentence: which rank, what, and which others followed."""
     cause = first_cause(failures)
     notes = [f"in attempt {attempt}"] if attempt > 1 else []

@@ -51,7 +51,7 @@ from lockstep.errors import (
     StorageError,
 )
 from lockstep.run_layout import checkpoint_name, entry_of
-from lockstep.train.driver.by_rank import nothing_for, put, set_of
+from lockstep.train.driver.by_rank import added, nothing_for, put, set_of
 from lockstep.train.driver.events import (
     Action,
     Adopt,
@@ -160,6 +160,8 @@ class RunState(NamedTuple):
     """How many ranks wait. Kept beside ``waiting``: counting it at each report would take long."""
     meeting: Sequence[Met | None] = ()
     """The ranks that wait at a collective of ``train.collective``, by rank; empty if none does."""
+    met: int = 0
+    """How many ranks wait there."""
     recording: bool = False
     """The row is being recorded: ``Recorded`` is due."""
     stop: Stop = False
@@ -201,12 +203,14 @@ class RunState(NamedTuple):
     """Ranks that are closing their tracker's run, and must not be killed before they have."""
     gone: AbstractSet[int] = frozenset()
     """Ranks whose process has exited."""
-    failures: tuple[WorkerFailure, ...] = ()
+    failures: Sequence[WorkerFailure] = ()
     """In order of arrival."""
     failed: AbstractSet[int] = frozenset()
     """The ranks of ``failures``."""
     cause_known: bool = False
     """One of ``failures`` is more than a broken connection."""
+    only_found: bool = False
+    """Only guards have ended the attempt so far: it matters on which ranks."""
     interrupted: bool = False
     killed: bool = False
     """``KillWorkers`` was ordered."""
@@ -258,6 +262,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         started=0,
         arrived=0,
         meeting=(),
+        met=0,
         recording=False,
         saves=tuple(save for save in state.saves if save.adopted),
         offers=0,
@@ -274,6 +279,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         failures=(),
         failed=set_of((), size),
         cause_known=False,
+        only_found=False,
         killed=False,
         # New code is still to come after a failure. What else was announced has happened.
         notice=state.notice if state.notice and state.notice.kind == "reload" else None,
@@ -325,9 +331,10 @@ def _reported(state: RunState, event: Reported) -> tuple[RunState, list[Action]]
     if state.phase is Phase.STOPPING:
         # Never answered: the rank is about to be stopped.
         state, close_trackers = _close_trackers(state, {event.rank})
-        if not _waits_for_findings(state):
+        if not state.only_found:
             return state, close_trackers
-        state = state._replace(waiting=put(state.waiting, event.rank, event.report))
+        waiting = put(state.waiting, event.rank, event.report)
+        state = state._replace(waiting=waiting, arrived=state.arrived + 1)
         state, actions = _check_stopped(state)
         return state, [*close_trackers, *actions]
     if state.phase is not Phase.RUNNING:
@@ -394,10 +401,10 @@ def _met(state: RunState, event: Met) -> tuple[RunState, list[Action]]:
     meeting = state.meeting or nothing_for(state.world_size)
     if state.phase is not Phase.RUNNING or meeting[event.rank] is not None:
         raise _illegal(state, event)
-    state = state._replace(meeting=put(meeting, event.rank, event))
-    present = [met for met in state.meeting if met is not None]
-    if len(present) < state.world_size:
+    state = state._replace(meeting=put(meeting, event.rank, event), met=state.met + 1)
+    if state.met < state.world_size:
         return _check_counts(state)
+    present = [met for met in state.meeting if met is not None]
     other = next((met for met in present if met.call != present[0].call), None)
     if other is not None:
         error = MismatchedReportsError(
@@ -405,7 +412,7 @@ def _met(state: RunState, event: Met) -> tuple[RunState, list[Action]]:
             "rank must call the same functions of train.collective, in the same order."
         )
         return _fail(state, WorkerFailure(other.rank, pack_error(error)))
-    return state._replace(meeting=()), [ShareValue(present[0].value)]
+    return state._replace(meeting=(), met=0), [ShareValue(present[0].value)]
 
 
 def _record(state: RunState, checkpoint: str | None, **also: Any) -> tuple[RunState, list[Action]]:
@@ -569,7 +576,7 @@ def _saved_part(state: RunState, event: SavedPart) -> tuple[RunState, list[Actio
     save = save._replace(
         parts_due=save.parts_due - {event.rank},
         # Only ranks that have a file of the same name send some.
-        fingerprints=(*save.fingerprints, event.fingerprints)
+        fingerprints=added(save.fingerprints, event.fingerprints)
         if event.fingerprints
         else save.fingerprints,
     )
@@ -802,9 +809,9 @@ def _unequal(
 
 def _check_meeting(state: RunState) -> tuple[RunState, list[Action]]:
     """Ranks wait at a collective: the others must not all be at a report, or have returned."""
-    met = [event for event in state.meeting if event is not None]
-    if len(met) + state.arrived + len(state.returned) < state.world_size:
+    if state.met + state.arrived + len(state.returned) < state.world_size:
         return state, []
+    met = [event for event in state.meeting if event is not None]
     reporting = [rank for rank, report in enumerate(state.waiting) if report is not None]
     done = [f"{name_ranks(reporting)} called report()"] if reporting else []
     done += [f"{name_ranks(sorted(state.returned))} returned"] if state.returned else []
@@ -862,9 +869,10 @@ def _fail(state: RunState, failure: WorkerFailure) -> tuple[RunState, list[Actio
             timer = SetTimer("grace")
     state = state._replace(
         phase=Phase.STOPPING,
-        failures=(*state.failures, failure),
+        failures=added(state.failures, failure),
         failed=state.failed | {failure.rank},
         cause_known=state.cause_known or not consequence,
+        only_found=found_by_guard(failure) and (state.only_found or not state.failures),
         history=_note(state, f"rank {failure.rank} failed"),
     )
     close_trackers: list[Action] = []
@@ -1064,16 +1072,13 @@ def _silent(state: RunState) -> AbstractSet[int]:
     return set(range(state.world_size)) - state.gone - state.returned - state.failed
 
 
-def _waits_for_findings(state: RunState) -> bool:
-    """Only guards have ended the attempt so far: it matters on which ranks."""
-    return bool(state.failures) and all(map(found_by_guard, state.failures))
-
-
 def _some_are_due(state: RunState) -> bool:
     """Whether a rank may still say something that matters for the cause."""
-    if len(state.gone | state.returned | state.failed) >= state.world_size:
+    done = len(state.gone | state.returned | state.failed)
+    if done >= state.world_size:
         return False
-    if not _waits_for_findings(state):
+    # The ranks are looked through only when all may be there: each of them comes here.
+    if not state.only_found or done + state.arrived < state.world_size:
         return True
     waiting = {rank for rank, report in enumerate(state.waiting) if report is not None}
     return bool(_silent(state) - waiting)
@@ -1090,10 +1095,9 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
         return state, []
     if len(state.gone) < state.world_size:
         # Ranks that have failed may hang while they exit, in a collective's cleanup for example.
-        due = _some_are_due(state) or _still_closing(state)
-        if state.failures and not state.killed and not due:
-            return state._replace(killed=True), [KillWorkers()]
-        return state, []
+        if not state.failures or state.killed or _some_are_due(state) or _still_closing(state):
+            return state, []
+        return state._replace(killed=True), [KillWorkers()]
     if any(save.committing and not save.adopted for save in state.saves):
         return state, []  # a commit is under way in another thread: it will count
     # From here on every process is gone, so nobody writes into a staged directory any more.
@@ -1128,7 +1132,7 @@ def _check_stopped(state: RunState) -> tuple[RunState, list[Action]]:
 
 def _after_stop(state: RunState) -> tuple[RunState, list[Action]]:
     """Every process is gone: what follows."""
-    failures = state.failures
+    failures = tuple(state.failures)
     if state.interrupted:
         return state._replace(phase=Phase.INTERRUPTED), [End(Phase.INTERRUPTED, failures)]
     notice = state.notice
@@ -1163,7 +1167,7 @@ def _after_notice(state: RunState, notice: Notice) -> tuple[RunState, list[Actio
     if notice.kind == "reload" or notice.rank is None:
         return state._replace(phase=Phase.PREEMPTED), [
             RecordAttemptStopped(notice, None),
-            End(Phase.PREEMPTED, state.failures),
+            End(Phase.PREEMPTED, tuple(state.failures)),
         ]
     preempted_attempts = state.preempted_attempts + 1
     if state.policy.decide_preempted(preempted_attempts) == "raise":
@@ -1244,7 +1248,7 @@ def _too_few(state: RunState) -> tuple[RunState, list[Action]]:
         cause = first_cause(state.failures)
         why, rank = f" after {summarise_error(cause.error).rstrip('.')}", cause.rank
         # The journal keeps both: what failed, and why that could not be retried.
-        before = [RecordFailure(state.failures, False)]
+        before = [RecordFailure(tuple(state.failures), False)]
     error = InsufficientResourcesError(
         f"{state.capacity} worker(s) fit now{why}, and the run needs at least "
         f"{state.scaling.smallest}; restore it when there is more room."
