@@ -223,3 +223,20 @@ def test_a_rank_that_repeats_itself_without_end_is_held_briefly() -> None:
     assert out.count(Line((0, 1), "again")) == 1
     out += collapser.flush(math.inf)
     assert len(out) == 1_000
+
+
+def test_a_line_of_many_ranks_is_compared_once_with_each() -> None:
+    class Rank(int):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Rank.compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    size = 300
+    collapser = LineCollapser(size)
+    shown = [line for rank in map(Rank, range(size)) for line in collapser.feed(rank, "same", 0.0)]
+    assert shown == [Line(tuple(range(size)), "same")]
+    assert Rank.compared < 5 * size

@@ -88,7 +88,7 @@ class _Waiting:
 
     text: str
     deadline: float
-    ranks: list[int] = field(default_factory=list)
+    ranks: dict[int, None] = field(default_factory=dict)  # in the order in which they wrote it
     in_progress: bool = False
 
 
@@ -122,7 +122,7 @@ class LineCollapser:
             same.append(waiting)
             self._oldest.append(waiting)
             self._chars += len(line)
-        waiting.ranks.append(rank)
+        waiting.ranks[rank] = None
         self._queues[rank].append(waiting)
         if len(waiting.ranks) == self._world_size:
             self._show(waiting, shown)
@@ -158,7 +158,7 @@ class LineCollapser:
                 if earlier is waiting:
                     continue
                 if earlier.in_progress:  # a cycle: ``rank`` is shown without the others
-                    earlier.ranks.remove(rank)
+                    del earlier.ranks[rank]
                     self._queues[rank].popleft()
                     shown.append(Line((rank,), earlier.text))
                 else:
@@ -169,7 +169,7 @@ class LineCollapser:
                 self._remove(waiting)
                 if waiting.ranks:  # else each of its ranks was shown separately
                     shown.append(Line(tuple(sorted(waiting.ranks)), waiting.text))
-                    waiting.ranks = []
+                    waiting.ranks = {}
         while self._oldest and not self._oldest[0].ranks:
             self._oldest.popleft()
 

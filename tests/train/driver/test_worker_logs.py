@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from lockstep.console.display import SilentDisplay
 from lockstep.run_layout import log_file
 from lockstep.train.driver.worker_logs import OutputRouter
+from tests.counted import lines_run
 
 
 class Shown(SilentDisplay):
@@ -137,3 +139,24 @@ def test_what_has_no_end_is_shown_at_the_end(tmp_path: Path, end: bytes) -> None
     with routed(tmp_path) as run:
         run.write(b"a\nb" + end)
     assert run.shown.lines == ["[rank 0] a", "[rank 0] b"]
+
+
+def test_every_rank_prints(tmp_path: Path) -> None:
+    """The work grows with the number of ranks, not with its square. Few files are open."""
+    work = []
+    before = len(os.listdir("/proc/self/fd"))
+    for size in (300, 600):
+        with routed(tmp_path / str(size), size) as run:
+            files = list((tmp_path / str(size)).rglob("*.log"))
+            assert len(files) == 256, "the others are created when their ranks print"
+
+            def one_line(run: Routed = run, size: int = size) -> None:
+                for rank in range(size):
+                    run.write(b"one line\na bar", rank)
+
+            work.append(lines_run(one_line))
+            assert len(os.listdir("/proc/self/fd")) - before <= 256
+            run.pass_time(11)
+            assert run.shown.lines == ["[all ranks] one line", "[all ranks] a bar"]
+    assert work[1] < 3 * work[0]
+    assert (tmp_path / "600" / log_file(599)).read_bytes() == b"one line\na bar"

@@ -20,6 +20,7 @@ from lockstep.storage.local import open_private
 __all__ = ["OutputRouter", "log_end"]
 
 _OPEN_LOGS = 256
+"""How many ranks' files stay open: those of the lowest ranks."""
 _TOGETHER_S = 1.0
 """Lines that are due so soon are shown with the one that is: alike on all ranks, they are one."""
 
@@ -83,7 +84,7 @@ class OutputRouter:
         world_size: how many ranks there are.
         display: shows what they print.
         clock: returns the time in seconds.
-        create: create all files now; False: each when its rank first prints.
+        create: create files now, those of the first 256 ranks; else when a rank first prints.
     """
 
     def __init__(
@@ -98,12 +99,9 @@ class OutputRouter:
         self._directory = directory
         self._world_size = world_size
         self._display = display
-        self._files: list[BinaryIO | None] = [None] * world_size
-        for rank in range(world_size if create else 0):
-            file = self._open(rank)
-            if rank >= _OPEN_LOGS:  # thousands of open files: it is opened again when it prints
-                file.close()
-                self._files[rank] = None
+        # Of thousands of ranks, the others get theirs when they print.
+        ranks = range(min(world_size, _OPEN_LOGS) if create else 0)
+        self._files = {rank: self._open(rank) for rank in ranks}
         self._splitters = [LineSplitter() for _ in range(world_size)]
         self._stacks = [StackCollector(source_line) for _ in range(world_size)]
         self._collapser = LineCollapser(world_size)
@@ -111,6 +109,8 @@ class OutputRouter:
         self._began = clock()
         self._unfinished: list[str | None] = [None] * world_size  # the line as it was shown last
         self._due = [math.inf] * world_size  # when to show a line that has not ended
+        # No line and no stack is due before. Each rank prints, so none may look at all of them.
+        self._next = math.inf
 
     def expect_stacks(self, rank: int) -> None:
         """The driver has requested this rank's stacks. May be called in any thread."""
@@ -120,28 +120,24 @@ class OutputRouter:
         """See :class:`lockstep.engine.OutputSink`."""
         # A full disk must not stop the terminal; storage errors show where they matter.
         with contextlib.suppress(OSError):
-            (self._files[rank] or self._open(rank)).write(data)
+            self._keep(rank, data)
         if self._display is not None:
             now = self._clock()
             self._take(rank, self._splitters[rank].feed(data), now)
             if self._due[rank] == math.inf and not data.endswith(b"\n"):
                 self._due[rank] = now + self._patience(now)
+                self._next = min(self._next, self._due[rank])
 
     def tick(self) -> float | None:
         """See :class:`lockstep.engine.OutputSink`."""
         if self._display is None:
             return None
         now = self._clock()
-        for rank, stacks in enumerate(self._stacks):
-            if (late := stacks.deadline()) is not None and late <= now:
-                self._pass_on(rank, stacks.flush(), now)
-        if min(self._due) <= now:
-            for rank, due in enumerate(self._due):
-                if due <= now + _TOGETHER_S:
-                    self._show_unfinished(rank, now)
+        if self._next <= now:
+            self._show_due(now)
         self._show(self._collapser.flush(now))
-        waiting = [self._collapser.deadline(), *(stacks.deadline() for stacks in self._stacks)]
-        deadline = min([*self._due, *(late for late in waiting if late is not None)])
+        waits_until = self._collapser.deadline()
+        deadline = self._next if waits_until is None else min(self._next, waits_until)
         return max(0.0, deadline - now) if deadline < math.inf else None
 
     def close(self) -> None:
@@ -151,17 +147,36 @@ class OutputRouter:
             self._take(rank, splitter.close(), now)
             self._pass_on(rank, self._stacks[rank].flush(), now)
         self._show(self._collapser.flush(math.inf))
-        for file in self._files:
-            if file is not None:
-                file.close()
+        for file in self._files.values():
+            file.close()
+
+    def _keep(self, rank: int, data: bytes) -> None:
+        if rank < _OPEN_LOGS:
+            if rank not in self._files:
+                self._files[rank] = self._open(rank)
+            self._files[rank].write(data)
+        else:
+            # Closed again: a driver may not have thousands of open files besides its connections.
+            with self._open(rank) as file:
+                file.write(data)
 
     def _open(self, rank: int) -> BinaryIO:
         os.makedirs(os.path.join(self._directory, LOG_DIRECTORY), exist_ok=True)
         path = os.path.join(self._directory, log_file(rank))
         # Unbuffered: the last lines before a crash are the ones that matter.
-        file = open(path, "ab", buffering=0, opener=open_private)  # noqa: SIM115  # stays open
-        self._files[rank] = file
-        return file
+        return open(path, "ab", buffering=0, opener=open_private)
+
+    def _show_due(self, now: float) -> None:
+        """Show what is due of any rank, and note when something will be."""
+        for rank, stacks in enumerate(self._stacks):
+            if (late := stacks.deadline()) is not None and late <= now:
+                self._pass_on(rank, stacks.flush(), now)
+        if min(self._due) <= now:
+            for rank, due in enumerate(self._due):
+                if due <= now + _TOGETHER_S:
+                    self._show_unfinished(rank, now)
+        held = (stacks.deadline() for stacks in self._stacks)
+        self._next = min([*self._due, *(late for late in held if late is not None)])
 
     def _patience(self, now: float) -> float:
         # Progress bars of a long run are worth a line less often.
@@ -180,7 +195,10 @@ class OutputRouter:
             shown, self._unfinished[rank] = self._unfinished[rank], None
             self._due[rank] = math.inf
             if line != shown:
-                self._pass_on(rank, self._stacks[rank].feed(line, now), now)
+                stacks = self._stacks[rank]
+                self._pass_on(rank, stacks.feed(line, now), now)
+                if (late := stacks.deadline()) is not None:
+                    self._next = min(self._next, late)
 
     def _pass_on(self, rank: int, lines: list[str], now: float) -> None:
         if len(lines) == 1:
