@@ -281,6 +281,19 @@ class _Extreme(_OfColumn):
     ) -> None:
         super().__init__(on, ignore_nulls, alias_name)
 
+    def _add(self, state: _State, values: Any, count: int) -> None:
+        import numpy as np
+        import pyarrow.compute as pc
+
+        if _is_array(values):
+            found = getattr(values, self.kind)(axis=0)
+            both = [found] if state.value is None else [state.value, found]
+            state.value = getattr(np.stack(both), self.kind)(axis=0)
+            return
+        found = getattr(pc, self.kind)(values).as_py()
+        pick = {"min": min, "max": max}[self.kind]
+        state.value = found if state.value is None else pick(state.value, found)
+
     def arrow(self) -> tuple[Any, str, Any] | None:
         """Arrow's function of that name."""
         return self.on, self.kind, self._options()
@@ -291,33 +304,11 @@ class Min(_Extreme):
 
     kind = "min"
 
-    def _add(self, state: _State, values: Any, count: int) -> None:
-        import numpy as np
-        import pyarrow.compute as pc
-
-        if _is_array(values):
-            low = values.min(axis=0)
-            state.value = low if state.value is None else np.minimum(state.value, low)
-            return
-        low = pc.min(values).as_py()
-        state.value = low if state.value is None else min(state.value, low)
-
 
 class Max(_Extreme):
     """The largest value."""
 
     kind = "max"
-
-    def _add(self, state: _State, values: Any, count: int) -> None:
-        import numpy as np
-        import pyarrow.compute as pc
-
-        if _is_array(values):
-            high = values.max(axis=0)
-            state.value = high if state.value is None else np.maximum(state.value, high)
-            return
-        high = pc.max(values).as_py()
-        state.value = high if state.value is None else max(state.value, high)
 
 
 class AbsMax(_Extreme):
