@@ -18,7 +18,7 @@ from typing import Any
 
 from lockstep import ray_names, runtime, settings
 from lockstep.engine.registry import choose_engine
-from lockstep.engine.resources import available_cpus, visible_gpus
+from lockstep.engine.resources import available_cpus, get_node_ip_address, visible_gpus
 
 __all__ = [
     "InitContext",
@@ -169,17 +169,6 @@ def nodes() -> list[dict[str, Any]]:
 def get_gpu_ids() -> list[Any]:
     """The GPUs that this process may use: in a worker its own."""
     return [int(gpu) if gpu.isdigit() else gpu for gpu in visible_gpus()]
-
-
-@cache
-def get_node_ip_address() -> str:
-    """This machine's address as others see it. Connecting a datagram socket sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
 
 
 class RuntimeContext:

@@ -1,4 +1,4 @@
-"""CPUs and GPUs: how many this machine has, and which of them each worker may use."""
+"""This machine: its address, its CPUs and GPUs, and which of them each worker may use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import glob
 import math
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import takewhile
 
 from lockstep import runtime, settings
@@ -18,6 +20,7 @@ __all__ = [
     "BlasThreads",
     "available_cpus",
     "check_fits",
+    "get_node_ip_address",
     "room_for",
     "server_environment",
     "shared_resources",
@@ -45,6 +48,17 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@cache
+def get_node_ip_address() -> str:
+    """This machine's address as others see it. Connecting a datagram socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
 
 
 def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:

@@ -19,6 +19,7 @@ from lockstep.checkpoint.returned import pack_returned
 from lockstep.config import Guard
 from lockstep.engine.attach import start_ticks
 from lockstep.engine.base import Channel, Node, WorkerInfo
+from lockstep.engine.resources import get_node_ip_address
 from lockstep.error_record import pack_error
 from lockstep.errors import StopTraining, StorageError, WorkerDiedError
 from lockstep.run_layout import JOURNAL_FILE
@@ -246,18 +247,8 @@ def _enter_working_dir(working_dir: str | None, context: TrainContext) -> None:
 
 
 def _worker_info(channel: Channel) -> WorkerInfo:
-    node = channel.node or Node("", _node_ip())
+    node = channel.node or Node("", get_node_ip_address())
     started = start_ticks(os.getpid())
     return WorkerInfo(
         channel.rank, os.getpid(), socket.gethostname(), node.address, started, node.id
     )
-
-
-def _node_ip() -> str:
-    """This machine's address as others see it. Connecting a datagram socket sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
