@@ -12,6 +12,7 @@ import pytest
 from lockstep import train, tune
 from lockstep.errors import LockstepError, StopConditionError
 from lockstep.storage import open_storage
+from lockstep.storage.local import LocalStorage
 from lockstep.train import (
     Checkpoint,
     CheckpointConfig,
@@ -20,6 +21,9 @@ from lockstep.train import (
     Result,
     ScalingConfig,
 )
+from lockstep.train.driver.hangs import HangWatch, Stalled
+from lockstep.train.driver.state import RunState
+from lockstep.train.driver.storage_queue import StorageQueue
 from lockstep.train.record.run import Run
 from lockstep.tune import Callback, RunConfig
 from lockstep.tune.execution.donor import copy_donor_checkpoint
@@ -567,6 +571,53 @@ def test_storage_that_is_full(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------- what users have written for others
+
+
+def test_a_publish_that_arrives_late_does_not_block_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trials publish in a thread, which cannot be cancelled: it may end in the next attempt."""
+    publish, stalled, abandon = LocalStorage.publish, HangWatch.stalled, StorageQueue.abandon
+    stuck, timed_out, arrived = threading.Event(), threading.Event(), threading.Event()
+
+    def publish_late(self: LocalStorage, name: str, *args: Any) -> None:
+        if not stuck.is_set():
+            stuck.set()
+            timed_out.wait(120)
+            try:
+                publish(self, name, *args)
+            finally:
+                arrived.set()
+        else:
+            arrived.wait(120)
+            publish(self, name, *args)
+
+    clock = 0.0
+
+    def stalled_now(self: HangWatch, state: RunState, now: float) -> Stalled | None:
+        nonlocal clock  # stands still, unless the publish is stuck
+        if stuck.is_set() and not timed_out.is_set():
+            clock += 3600
+        return stalled(self, state, clock)
+
+    def abandon_and_end_the_stall(self: StorageQueue) -> None:
+        abandon(self)
+        timed_out.set()
+
+    monkeypatch.setattr(LocalStorage, "publish", publish_late)
+    monkeypatch.setattr(HangWatch, "stalled", stalled_now)
+    monkeypatch.setattr(StorageQueue, "abandon", abandon_and_end_the_stall)
+
+    def trial(config: dict[str, Any]) -> None:
+        attempt = {"attempt": train.get_context().attempt}
+        tune.report(attempt, checkpoint=Checkpoint.from_dict(attempt), checkpoint_dir_name="best")
+
+    limits = {"storage_timeout_s": 3600, "hang_warning_s": 0.1}
+    (result,) = fit(trial, max_failures=1, run=limits)
+    assert result.error is None
+    assert result.checkpoint is not None
+    assert str(result.checkpoint.path).endswith("/best_attempt_2")
+    assert result.checkpoint.to_dict()["attempt"] == 2
 
 
 class RayShapedSearcher(Searcher):

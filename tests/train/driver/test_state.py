@@ -406,6 +406,19 @@ class TestDirectoryNames:
         machine.run()
         assert name_of(machine.feed(report(0, SYNC, name="best"))) == "best"
 
+    def test_a_name_whose_publish_may_still_arrive_is_not_used_again(self) -> None:
+        machine = Machine(1, max_failures=2).run()
+        machine.feed(report(0, SYNC, name="best"))
+        machine.saved("best", 0)
+        for attempt in (2, 3):
+            machine.feed(e.SaveFailed(machine.state.saves[0].name, ERROR, timed_out=True))
+            machine.gone(0)
+            machine.wait_out()
+            machine.run()
+            again = f"best_attempt_{attempt}"
+            assert name_of(machine.feed(report(0, SYNC, name="best"))) == again
+            machine.saved(again, 0)
+
 
 class TestAsync:
     def test_answered_before_it_is_saved(self) -> None:

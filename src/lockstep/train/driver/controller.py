@@ -209,14 +209,12 @@ class Controller:
             capacity=plan.engine.capacity(plan.group),
             every=self._pace.reports,
             # An object cannot be renamed: workers write it where it stays.
-            begun=None if run.storage.is_local else frozenset(),
+            writes_in_place=not run.storage.is_local,
             **past,
         )
         self._first_actions[:0] = [e.Adopt(save) for save in self.state.saves]
 
-    def _choose_memory(
-        self, peer_copies: int, handed: Handed | None
-    ) -> StateMemory | ClusterMemory:
+    def _choose_memory(self, peer_copies: int, handed: Handed | None) -> SnapshotKeeper[Any]:
         nodes = self._engine.node_memory
         if nodes is None or handed is not None:
             memory = StateMemory()

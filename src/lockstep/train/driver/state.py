@@ -172,10 +172,12 @@ class RunState(NamedTuple):
     committed: frozenset[str] = frozenset()
     """The names in use, of users' own directories as well."""
     committed_before: frozenset[str] = frozenset()
-    """The names in use when the attempt began. Also those in ``begun``."""
-    begun: frozenset[str] | None = None
-    """The names that users gave to checkpoints which were begun, published or not. None: nobody but
-    the attempt that began one can write into it."""
+    """The names in use when the attempt began. Also those in ``reserved``."""
+    reserved: frozenset[str] = frozenset()
+    """Names that users gave to checkpoints which a lost attempt may still write. The next attempts
+    use other names."""
+    writes_in_place: bool = False
+    """Files are written to their final place: a lost worker may write to each name it has begun."""
     rows_before: int = 0
     """How many rows there were when the attempt began."""
     safe_rows: int = 0
@@ -268,7 +270,7 @@ def _fresh_attempt(state: RunState) -> RunState:
         offers=0,
         unsaved=False,
         lost=state.lost and state.lost._replace(tried=False),
-        committed_before=state.committed | _names_in_memory(state) | (state.begun or frozenset()),
+        committed_before=state.committed | _names_in_memory(state) | state.reserved,
         rows_before=state.rows,
         # A row proves that the function was called. Both counts are the old state's here.
         began=state.began or state.rows > state.rows_before,
@@ -440,17 +442,16 @@ def _start_save(
     except CheckpointError as error:
         return _fail(state, WorkerFailure(min(parts), pack_error(error)))
     number, size = state.next_checkpoint_id, state.world_size
-    begun = state.begun
-    if begun is not None and name is not None:
-        begun |= {name}
+    reserved = state.reserved
+    if state.writes_in_place and name is not None:
+        reserved |= {name}
     if name is None:
         # A user may have given such a name as checkpoint_dir_name.
         while _is_taken(state, checkpoint_name(number)):
             number += 1
         name = checkpoint_name(number)
     elif name in state.committed_before:
-        # A function that starts over uses the names of the attempt before again. Where files are
-        # written to their final place, a lost worker of that attempt may still write there.
+        # A function that starts over uses the names of the attempt before again.
         name = f"{name}_attempt_{state.attempt}"
     if _is_taken(state, name):
         twice = CheckpointError(
@@ -478,7 +479,7 @@ def _start_save(
     users = entry_of(lead.location or "")
     state = state._replace(
         next_checkpoint_id=number + 1,
-        begun=begun,
+        reserved=reserved,
         saves=(*state.saves, save),
         committed=state.committed if users is None else state.committed | {users},
         history=_note(state, f"save {save.name}"),
@@ -711,6 +712,8 @@ def _arrived(state: RunState, event: Arrived) -> tuple[RunState, list[Action]]:
 
 def _save_failed(state: RunState, event: SaveFailed) -> tuple[RunState, list[Action]]:
     save = _find(state, event.name)
+    if event.timed_out:  # the publish cannot be cancelled, and may end later
+        state = state._replace(reserved=state.reserved | {event.name})
     # A state costs a checkpoint and not the run: the copy in memory is tried again at the end.
     # Storage that does not answer ends an attempt, unless the ranks of the state are gone already.
     if save is not None and (save.adopted or (save.is_state and not event.timed_out)):
