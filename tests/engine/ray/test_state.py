@@ -66,8 +66,8 @@ def fit_until_kept(
         memories.append(self)
 
     def kept() -> bool:
-        for snapshot in memories[0]._snapshots.values() if memories else ():
-            parts = list(snapshot.parts.values())
+        for snapshot in memories[0]._parts.values() if memories else ():
+            parts = list(snapshot.values())
             size = workers if isinstance(workers, int) else workers[1]
             return len(parts) == size and all(
                 len(one.holders) == holders and one.sealed is not None for one in parts

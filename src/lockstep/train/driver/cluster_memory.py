@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import NamedTuple
 
 from lockstep.engine.base import Holder, MemoryPlace, NodeMemory
 from lockstep.engine.loop import EventLoop
@@ -17,6 +16,7 @@ from lockstep.errors import CheckpointError, EngineError
 from lockstep.run_layout import state_data, state_index
 from lockstep.state.memory import checksum
 from lockstep.storage import Storage
+from lockstep.train.driver.memory import SnapshotKeeper
 from lockstep.train.protocol import MemoryPart
 
 __all__ = ["ClusterMemory"]
@@ -32,15 +32,8 @@ class _Kept:
         self.dropped = False
 
 
-class _Snapshot(NamedTuple):
-    id: int
-    parts: dict[int, _Kept]
-
-
-class ClusterMemory:
-    """The snapshots of a run that are not on storage yet. Used from the loop's thread.
-
-    ``write`` may run in another thread, for a snapshot that is complete.
+class ClusterMemory(SnapshotKeeper[_Kept]):
+    """The snapshots of workers on a cluster, which the nodes keep.
 
     Args:
         memory: what the nodes keep.
@@ -56,44 +49,33 @@ class ClusterMemory:
         peer_copies: int,
         warn: Callable[[str], None],
     ) -> None:
+        super().__init__()
         self._memory = memory
         self._loop = loop
         self._peer_copies = peer_copies
         self._warn = warn
-        self._snapshots: dict[str, _Snapshot] = {}
-
-    def expect(self, name: str, number: int) -> None:
-        """A save with this name and number begins: the ranks write over what they had."""
-        self.close()
-        self._snapshots[name] = _Snapshot(number, {})
 
     def add(self, name: str, part: MemoryPart, node: str) -> None:
         """Let the agent of a rank's node keep the rank's memory."""
-        snapshot = self._snapshots.get(name)
-        if snapshot is None:
+        if name not in self._parts:
             return
-        kept = snapshot.parts[part.rank] = _Kept(part)
+        kept = self._parts[name][part.rank] = _Kept(part)
         place = MemoryPlace(part.pid, part.descriptor, part.name, part.size)
         self._follow(self._memory.keep(node, place), kept, lambda: self._settle(kept))
 
     def seal(self, name: str, rank: int, sums: tuple[int, ...], then: Callable[[], None]) -> None:
         """A rank's snapshot is complete; calls ``then`` when an agent has it."""
-        snapshot = self._snapshots.get(name)
-        if snapshot is None or rank not in snapshot.parts:
+        kept = self._parts.get(name, {}).get(rank)
+        if kept is None:
             return
-        kept = snapshot.parts[rank]
         kept.part = kept.part._replace(checksum=sums)
         kept.sealed = then
         if kept.holders:
             self._settle(kept)
 
     def parts(self, name: str, nodes: Iterable[str]) -> dict[str, tuple[MemoryPart, ...]]:
-        """What ``state.restore()`` of the next attempt reads, by node; empty: nothing for it.
-
-        Every node gets the same snapshots, from its own memory where that has them.
-        """
-        snapshot = self._snapshots.get(name)
-        kept = list(snapshot.parts.values()) if snapshot else []
+        """The same for every node, from its own memory where that has a part."""
+        kept = list(self._parts.get(name, {}).values())
         alive = [[one for one in part.holders if self._memory.is_alive(one)] for part in kept]
         if not kept or not all(alive) or any(part.part.file is not None for part in kept):
             return {}
@@ -106,13 +88,8 @@ class ClusterMemory:
         }
 
     def write(self, name: str, storage: Storage, directory: str) -> None:
-        """Write a snapshot's files to ``directory``, from where they are published.
-
-        Raises:
-            CheckpointError: no node has what the ranks have sealed.
-            StorageError: storage failed.
-        """
-        for kept in list(self._snapshots[name].parts.values()):
+        """Write the files. CheckpointError: no node has what the ranks have sealed."""
+        for kept in list(self._parts[name].values()):
             part = kept.part
             if not any(self._written(part, one, storage, directory) for one in list(kept.holders)):
                 raise CheckpointError(
@@ -122,22 +99,9 @@ class ClusterMemory:
             if part.file is None:
                 storage.put_bytes(f"{directory}/{state_index(part.rank)}", part.structure)
 
-    def drop_until(self, number: int) -> None:
-        """A checkpoint is on storage: it, and what is older, is not needed in memory."""
-        for name in [name for name, old in self._snapshots.items() if old.id <= number]:
-            self.drop(name)
-
-    def drop(self, name: str) -> None:
-        """A snapshot will not be used."""
-        snapshot = self._snapshots.pop(name, None)
-        for kept in snapshot.parts.values() if snapshot else ():
-            kept.dropped = True
-            self._memory.drop(kept.holders)
-
-    def close(self) -> None:
-        """Release everything."""
-        for name in list(self._snapshots):
-            self.drop(name)
+    def _release(self, part: _Kept) -> None:
+        part.dropped = True
+        self._memory.drop(part.holders)
 
     def _follow(
         self, future: Future[Holder], kept: _Kept, then: Callable[[], None], *, copy: bool = False

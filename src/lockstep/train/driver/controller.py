@@ -55,7 +55,7 @@ from lockstep.train.driver.failure import (
     ranks_with_findings,
 )
 from lockstep.train.driver.hangs import HangWatch, Stalled
-from lockstep.train.driver.memory import StateMemory
+from lockstep.train.driver.memory import SnapshotKeeper, StateMemory
 from lockstep.train.driver.notes import (
     hang_note,
     held_note,

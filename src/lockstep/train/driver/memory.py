@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from typing import Generic, TypeVar
 
 from lockstep.errors import CheckpointError
 from lockstep.run_layout import state_data, state_index
@@ -19,69 +20,110 @@ from lockstep.state.memory import CHUNK, checksum, open_memory
 from lockstep.storage import Storage
 from lockstep.train.protocol import MemoryPart
 
-__all__ = ["StateMemory"]
+__all__ = ["SnapshotKeeper", "StateMemory"]
+
+Part = TypeVar("Part")
 
 
-class _Snapshot(NamedTuple):
-    id: int
-    parts: dict[int, MemoryPart]
-    """Opened by this process; without a checksum they may not be complete."""
-
-
-class StateMemory:
+class SnapshotKeeper(ABC, Generic[Part]):
     """The snapshots of a run that are not on storage yet. Used from the loop's thread.
 
-    ``write`` may run in another thread, for a snapshot that is complete.
+    A save is announced with ``expect``. Each rank's part of it is added, and sealed when every byte
+    is there. ``write`` may run in another thread, for a snapshot that is complete.
     """
 
     def __init__(self) -> None:
-        self._snapshots: dict[str, _Snapshot] = {}
+        self._numbers: dict[str, int] = {}
+        self._parts: dict[str, dict[int, Part]] = {}
+        """The parts of each snapshot, by its name and by rank."""
 
     def expect(self, name: str, number: int) -> None:
         """A save with this name and number begins: the ranks write over what they had."""
         self.close()
-        self._snapshots[name] = _Snapshot(number, {})
+        self._numbers[name], self._parts[name] = number, {}
+
+    @abstractmethod
+    def add(self, name: str, part: MemoryPart, node: str) -> None:
+        """Keep the memory of a rank, which is on this node."""
+
+    @abstractmethod
+    def seal(self, name: str, rank: int, sums: tuple[int, ...], then: Callable[[], None]) -> None:
+        """A rank's part is complete; calls ``then`` when the part outlives the rank."""
+
+    @abstractmethod
+    def parts(self, name: str, nodes: Iterable[str]) -> dict[str, tuple[MemoryPart, ...]]:
+        """What ``state.restore()`` of the next attempt reads, by node; empty: nothing for it."""
+
+    @abstractmethod
+    def write(self, name: str, storage: Storage, directory: str) -> None:
+        """Write a snapshot's files to ``directory``, from where they are published.
+
+        Raises:
+            CheckpointError: the memory is gone, or not what the ranks have sealed.
+            StorageError: storage failed.
+        """
+
+    @abstractmethod
+    def _release(self, part: Part) -> None:
+        """A part will not be used."""
+
+    def drop_until(self, number: int) -> None:
+        """A checkpoint is on storage: it, and what is older, is not needed in memory."""
+        for name in [name for name, old in self._numbers.items() if old <= number]:
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """A snapshot will not be used."""
+        self._numbers.pop(name, None)
+        for part in self._parts.pop(name, {}).values():
+            self._release(part)
+
+    def close(self) -> None:
+        """Release everything."""
+        for name in list(self._parts):
+            self.drop(name)
+
+
+class StateMemory(SnapshotKeeper[MemoryPart]):
+    """The snapshots of workers on this machine: the driver opens their memory itself.
+
+    A part without a checksum may not be complete.
+    """
 
     def take(self, name: str, number: int, parts: Iterable[MemoryPart]) -> None:
         """Keep a complete snapshot, whose memory this process has opened already."""
-        self._snapshots[name] = _Snapshot(number, {part.rank: part for part in parts})
+        self._numbers[name], self._parts[name] = number, {part.rank: part for part in parts}
 
     def add(self, name: str, part: MemoryPart, node: str = "") -> None:
-        """Keep a rank's memory. Where it cannot be opened, it is not kept."""
-        snapshot = self._snapshots.get(name)
-        if snapshot is None:
+        """Open a rank's memory. Where that is impossible, it is not kept."""
+        if name not in self._parts:
             return
         with suppress(OSError):
             opened = open_memory(part.pid, part.descriptor, part.name, part.size)
-            snapshot.parts[part.rank] = part._replace(pid=os.getpid(), descriptor=opened)
+            own = part._replace(pid=os.getpid(), descriptor=opened)
+            self._parts[name][part.rank] = own
 
     def seal(self, name: str, rank: int, sums: tuple[int, ...], then: Callable[[], None]) -> None:
-        """A rank's snapshot is complete; calls ``then`` if the driver has it."""
-        snapshot = self._snapshots.get(name)
-        if snapshot is not None and rank in snapshot.parts:
-            snapshot.parts[rank] = snapshot.parts[rank]._replace(checksum=sums)
+        """A rank's part is complete; calls ``then`` if the driver has it."""
+        parts = self._parts.get(name, {})
+        if rank in parts:
+            parts[rank] = parts[rank]._replace(checksum=sums)
             then()
 
     def parts(self, name: str, nodes: Iterable[str]) -> dict[str, tuple[MemoryPart, ...]]:
-        """What ``state.restore()`` of the next attempt opens, by node; empty: nothing for it."""
-        snapshot = self._snapshots.get(name)
-        parts = tuple(snapshot.parts.values()) if snapshot else ()
+        """The same for every node: memory that only processes of this machine can open."""
+        parts = tuple(self._parts.get(name, {}).values())
         if any(part.file is not None for part in parts):
             return {}
         return dict.fromkeys(nodes, parts)
 
     def write(self, name: str, storage: Storage, directory: str) -> None:
-        """Write a snapshot's files to ``directory``, from where they are published.
-
-        Raises:
-            CheckpointError: the memory is not what the ranks have sealed.
-            StorageError: storage failed.
-        """
+        """Write the files. CheckpointError: the memory is not what the ranks have sealed."""
         with ExitStack() as mapped:
             # All of them first: storage may not answer for long, and the descriptors be closed.
             memories = [
                 (part, mapped.enter_context(mmap.mmap(part.descriptor, 0, prot=mmap.PROT_READ)))
-                for part in self._snapshots[name].parts.values()
+                for part in self._parts[name].values()
             ]
             for part, memory in memories:
                 if checksum(memory, part.size) != part.checksum:
@@ -96,21 +138,8 @@ class StateMemory:
                 if part.file is None:
                     storage.put_bytes(f"{directory}/{state_index(part.rank)}", part.structure)
 
-    def drop_until(self, number: int) -> None:
-        """A checkpoint is on storage: it, and what is older, is not needed in memory."""
-        for name in [name for name, old in self._snapshots.items() if old.id <= number]:
-            self.drop(name)
-
-    def drop(self, name: str) -> None:
-        """A snapshot will not be used."""
-        snapshot = self._snapshots.pop(name, None)
-        for part in snapshot.parts.values() if snapshot else ():
-            os.close(part.descriptor)
-
-    def close(self) -> None:
-        """Release everything."""
-        for name in list(self._snapshots):
-            self.drop(name)
+    def _release(self, part: MemoryPart) -> None:
+        os.close(part.descriptor)
 
 
 def _chunks(memory: memoryview, size: int) -> Iterator[memoryview]:
