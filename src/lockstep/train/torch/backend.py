@@ -41,7 +41,7 @@ class TorchBackend(Backend):
         self._url = url
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Any = None
-        self._restore_rendezvous: Callable[[], None] = lambda: None
+        self._undo: list[Callable[[], None]] = []
 
     def announce(self, rank: int, address: str) -> Place:
         """On rank 0, open the store and announce its port."""
@@ -80,6 +80,7 @@ class TorchBackend(Backend):
         import torch.distributed.nn
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+        from lockstep.train.torch.collectives import count_waits
         from lockstep.train.worker import torch_device as devices
 
         context = wiring.context
@@ -135,7 +136,7 @@ class TorchBackend(Backend):
             # Every user of the machine can connect to the store. Nobody can guess the keys.
             prefix = f"lockstep-{places[0].secret}"
             arguments["store"] = PrefixStore(prefix, self._store)
-            self._restore_rendezvous = _serve_later_groups(self._store, prefix)
+            self._undo.append(_serve_later_groups(self._store, prefix))
         dist.init_process_group(
             self._name or ("nccl" if use_cuda and not shared else "gloo"),
             rank=context.world_rank,
@@ -143,6 +144,8 @@ class TorchBackend(Backend):
             timeout=self._timeout,
             **arguments,
         )
+        if context.world_size > 1 and not use_cuda:
+            self._undo.append(count_waits())
 
     def teardown(self) -> None:
         """Leave the group, and restore torch's settings."""
@@ -154,7 +157,8 @@ class TorchBackend(Backend):
         reproducibility.restore()
         devices.see_all([], [])
 
-        self._restore_rendezvous()
+        while self._undo:
+            self._undo.pop()()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = None

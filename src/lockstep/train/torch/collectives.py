@@ -1,14 +1,18 @@
-"""How long ranks are in the collectives of DistributedDataParallel, for the run's ledger.
+"""How long ranks are in collectives between two reports, for the run's ledger.
 
-DDP measures itself: its first ten iterations, then every hundredth. This reads what it has
-measured, a few times a second at most, and adds nothing to the iterations themselves.
+DDP measures itself: its first ten iterations, then every hundredth. ``measure_collectives`` reads
+what it has measured, a few times a second at most, and adds nothing to the iterations themselves.
+
+Everything else that waits for a collective in Python, ``fully_shard`` above all, calls
+``Work.wait()``. ``count_waits`` measures that call on CPUs, where it blocks.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +21,7 @@ from lockstep.train.worker import session as sessions
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CollectiveShare", "measure_collectives"]
+__all__ = ["CollectiveShare", "count_waits", "measure_collectives"]
 
 _PAUSE_S = 0.05
 _PAUSES = 1000
@@ -46,6 +50,41 @@ def measure_collectives(model: torch.nn.Module) -> None:
             session.waited("communication", seconds)
 
     session.before_reports.append(count)
+
+
+def count_waits() -> Callable[[], None]:
+    """Count how long this thread waits in collectives; returns what undoes it.
+
+    Only where tensors are on CPUs. On a GPU the same call returns at once, or waits for what the
+    function has computed before.
+    """
+    import torch.distributed as dist
+
+    thread, clock, ident = threading.get_ident(), time.perf_counter, threading.get_ident
+    kind: Any = getattr(dist, "Work", None)
+    original: Any = getattr(kind, "wait", None)
+    if original is None:
+        return lambda: None
+
+    def wait(work: Any, *arguments: Any, **options: Any) -> Any:
+        began = clock()
+        try:
+            return original(work, *arguments, **options)
+        finally:
+            session = sessions.current()
+            # Another thread's collectives, such as those of a background upload, delay no step.
+            if session is not None and ident() == thread:
+                session.waited("communication", clock() - began)
+
+    try:
+        kind.wait = wait
+    except (AttributeError, TypeError):  # a torch whose classes cannot be changed
+        return lambda: None
+
+    def undo() -> None:
+        kind.wait = original
+
+    return undo
 
 
 class CollectiveShare:
