@@ -24,6 +24,7 @@ from lockstep.storage.base import (
     open_regular,
     storage_errors,
 )
+from lockstep.storage.writeback import Writeback
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -126,7 +127,7 @@ class LocalStorage(Storage):
                 return
             if not (move and renamable and _renamed(source, path)):
                 with _removed_on_failure(path):
-                    _copy_file(source, path)
+                    _copy_file(source, path, flush)
                 if move:
                     os.unlink(source)
             if flush:
@@ -137,7 +138,7 @@ class LocalStorage(Storage):
         with storage_errors("write", path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with _removed_on_failure(path):
-                _write_file(path, chunks)
+                _write_file(path, chunks, None, flush)
             if flush:
                 _fsync(path)
 
@@ -281,11 +282,18 @@ def _renamed(source: str, destination: str) -> bool:
 
 
 def _write_file(
-    path: str, chunks: Iterable[Buffer], opener: Callable[[str, int], int] | None = None
+    path: str,
+    chunks: Iterable[Buffer],
+    opener: Callable[[str, int], int] | None = None,
+    flushing: bool = False,
 ) -> None:
+    """``flushing``: the file is flushed next, so the disk may start already."""
     with open(path, "wb", opener=opener) as file:
+        writeback, size = Writeback(file.fileno()) if flushing else None, 0
         for chunk in chunks:
-            file.write(chunk)
+            size += file.write(chunk)
+            if writeback is not None:
+                writeback.wrote(size)
 
 
 def _fsync(path: str) -> None:
@@ -309,16 +317,28 @@ def _remove_tree(path: str) -> None:
             os.unlink(path)
 
 
-def _copy_file(source: str, destination: str) -> None:
+def _succeeds(copy: Callable[[int, int, int], int], source: int, target: int, size: int) -> bool:
+    try:
+        return copy(source, target, size) > 0
+    except OSError:
+        return False
+
+
+def _copy_file(source: str, destination: str, flushing: bool = False) -> None:
+    """``flushing``: the copy is flushed next, so the disk may start already."""
     with open_regular(source) as reader, open(destination, "wb", buffering=0) as writer:
+        writeback = Writeback(writer.fileno()) if flushing else None
         copy = getattr(os, "copy_file_range", None)
         if copy is not None:
+            piece = CHUNK if flushing else 1 << 30
             # Not every filesystem supports this; the loop below copies the rest.
-            with contextlib.suppress(OSError):
-                while copy(reader.fileno(), writer.fileno(), 1 << 30):
-                    pass
+            while _succeeds(copy, reader.fileno(), writer.fileno(), piece):
+                if writeback is not None:
+                    writeback.wrote(writer.tell())
         while chunk := reader.read(CHUNK):
             view = memoryview(chunk)
             while view:
                 # An unbuffered write may take less than it is given.
                 view = view[writer.write(view) :]
+            if writeback is not None:
+                writeback.wrote(writer.tell())
