@@ -55,15 +55,26 @@ def open_memory(pid: int, descriptor: int, name: str, size: int) -> int:
     return opened
 
 
-def checksum(buffer: Any, size: int) -> tuple[int, ...]:
-    """The sum of the words of each ``CHUNK`` of a buffer, as fast as the memory is read."""
+def checksum(buffer: Any, size: int, threads: int = 1) -> tuple[int, ...]:
+    """The sum of the words of each ``CHUNK`` of a buffer, as fast as the memory is read.
+
+    ``threads``: how many read it at once, none of which holds the interpreter's lock. One thread
+    does not read as fast as the memory is, and where it is mapped first, it maps it alone.
+    """
+    starts = range(0, size, CHUNK)
+    if min(threads, len(starts)) < 2:
+        return tuple(_sum(buffer, start, min(CHUNK, size - start)) for start in starts)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(threads, len(starts)), "lockstep-sum") as pool:
+        sums = pool.map(lambda start: _sum(buffer, start, min(CHUNK, size - start)), starts)
+        return tuple(sums)
+
+
+def _sum(buffer: Any, start: int, length: int) -> int:
     import numpy as np
 
-    sums = []
-    for start in range(0, size, CHUNK):
-        length = min(CHUNK, size - start)
-        words = np.frombuffer(buffer, "<u8", length // 8, start)
-        rest = bytes(memoryview(buffer)[start + length // 8 * 8 : start + length])
-        total = int(np.add.reduce(words, dtype=np.uint64)) + int.from_bytes(rest, "little")
-        sums.append(total % 2**64)
-    return tuple(sums)
+    words = np.frombuffer(buffer, "<u8", length // 8, start)
+    rest = bytes(memoryview(buffer)[start + length // 8 * 8 : start + length])
+    total = int(np.add.reduce(words, dtype=np.uint64)) + int.from_bytes(rest, "little")
+    return total % 2**64

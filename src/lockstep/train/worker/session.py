@@ -20,6 +20,7 @@ from typing import Any
 from lockstep.checkpoint import Checkpoint
 from lockstep.config import CheckpointUploadMode, Guard
 from lockstep.engine.base import Channel
+from lockstep.engine.resources import available_cpus
 from lockstep.engine.snapshots import fetch_snapshot
 from lockstep.error_record import pack_error
 from lockstep.errors import CheckpointError, EngineError, StopTraining, StorageError
@@ -27,7 +28,7 @@ from lockstep.jobs import JobThread
 from lockstep.journal.records import address_from
 from lockstep.metrics import normalise
 from lockstep.run_layout import snapshot_prefix, state_data, state_index
-from lockstep.state.files import StoredState, bytes_source
+from lockstep.state.files import StoredState, TensorSource, bytes_source
 from lockstep.state.memory import checksum, open_memory
 from lockstep.storage import Storage, open_storage
 from lockstep.trackers.values import Outcome
@@ -71,6 +72,8 @@ __all__ = ["Session", "activate", "current"]
 
 MAX_UPLOADS = 2
 """How many uploads may run or wait in the background; the next report waits."""
+_SUM_THREADS = 8
+"""How many threads sum a state in memory before it is restored: more are not faster."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -306,23 +309,24 @@ class Session:
         return True
 
     def _state_in_memory(self) -> StoredState:
-        buffers, indexes = {}, {}
-        for part, descriptor in self._start_state:
-            # Mapped at once: a page at a time would take longer than copying them.
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            buffers[part.rank] = mmap.mmap(descriptor, part.size, flags)
-            if checksum(buffers[part.rank], part.size) != part.checksum:
+        opened = {part.rank: (part, descriptor) for part, descriptor in self._start_state}
+        # The other ranks of this machine restore, too.
+        threads = min(_SUM_THREADS, available_cpus() // self.context.local_world_size)
+
+        def source(rank: int) -> TensorSource:
+            # Only of the ranks that this one reads from: of a sharded model that is one.
+            part, descriptor = opened[rank]
+            memory = mmap.mmap(descriptor, part.size)
+            if checksum(memory, part.size, threads) != part.checksum:
                 raise CheckpointError(
                     f"The copy of rank {part.rank}'s state in memory has another checksum than "
                     "when it was taken; the run starts again from storage."
                 )
-            indexes[part.rank] = json.loads(part.structure)
-        return StoredState(
-            "the memory of the last workers",
-            indexes,
-            lambda rank: bytes_source(buffers[rank]),
-            fleeting=True,
-        )
+            return bytes_source(memory)
+
+        indexes = {rank: json.loads(part.structure) for rank, (part, _) in opened.items()}
+        where = "the memory of the last workers"
+        return StoredState(where, indexes, source, fleeting=True)
 
     def start_checkpoint(self) -> Checkpoint | None:
         """The newest committed checkpoint, or the one to start from; waits until it exists."""
