@@ -63,6 +63,38 @@ def test_a_rank_whose_data_is_late(tmp_path: Path) -> None:
     assert found["data"].saved_s == pytest.approx(12.5)
 
 
+def test_a_rank_that_writes_the_files_of_checkpoints(tmp_path: Path) -> None:
+    run = Simulation(tmp_path)
+    run.start(1.0)
+    for step in range(10):
+        run.report([2.0 if step % 2 == 0 else 1.0, 1.0], checkpoint=step % 2 == 0)
+        run.report([1.01, 1.0])  # a little later, without a checkpoint
+    run.end()
+    reason = by_account(run)["ranks"]
+    assert "It is late before reports with a checkpoint, and not before the others" in reason.text
+    assert "Report a train.State" in reason.advice
+
+
+def test_a_rank_that_is_late_before_every_checkpoint_may_be_slow(tmp_path: Path) -> None:
+    run = Simulation(tmp_path)
+    run.start(1.0)
+    for _ in range(10):
+        run.report([2.0, 1.0], checkpoint=True)
+    run.end()
+    reason = by_account(run)["ranks"]
+    assert "Its compute is slow" in reason.text
+    assert reason.advice.endswith("rank 0 does, such as writing the files of each checkpoint.")
+
+
+def test_one_checkpoint_cannot_be_halved(tmp_path: Path) -> None:
+    run = Simulation(tmp_path)
+    run.start(1.0)
+    run.report([1.0, 1.0], overhead=1.0, checkpoint=True)
+    run.report([1.0, 1.0], overhead=1.0)
+    run.end()
+    assert by_account(run)["checkpoint"].text == "Saving the state took 1 s."
+
+
 def test_no_rank_is_always_the_last(tmp_path: Path) -> None:
     run = Simulation(tmp_path)
     run.start(1.0)
@@ -116,6 +148,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "simulated T_a_00000: 5 s on 2 ranks, 1 attempt." in shown
     assert "compute        60.0%  ████" in shown
     assert "1. Rank 1 arrives last at 100% of reports, 1 s after the others" in shown
+    assert "A DataLoader's waits are measured if prepare_data_loader()" in " ".join(shown.split())
     assert cli.main(["why", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sum(found["goodput"].values()) == pytest.approx(1)

@@ -18,6 +18,11 @@ from lockstep.ledger.why import Reason, duration, reasons
 __all__ = ["COMMAND"]
 
 _BAR = 40
+_MOSTLY = 0.5
+_UNSEEN = (
+    "compute is everything that is not measured. A DataLoader's waits are measured if "
+    "prepare_data_loader() has returned it; torch.profiler shows what the rest is."
+)
 
 
 def _why(options: Namespace) -> int:
@@ -77,6 +82,9 @@ def _print(name: str, ledger: Ledger, found: list[Reason]) -> None:
         _paragraph(f"   → {reason.advice}", width, 5)
     if not found:
         print("\nNothing but computing takes as much as 1 % of the time.")
+    if goodput["compute"] >= _MOSTLY and not goodput["data"]:
+        print()
+        _paragraph(_UNSEEN, width, 0)
 
 
 def _paragraph(text: str, width: int, indent: int) -> None:

@@ -102,6 +102,7 @@ class Interval:
         waits: by rank, what of these was no computing.
         overhead: the account of the time in which no rank's function ran.
         lost: a later attempt did this work again.
+        saves: the report at its end has a checkpoint.
     """
 
     index: int | None
@@ -111,6 +112,7 @@ class Interval:
     waits: tuple[Mapping[str, float], ...]
     overhead: str
     lost: bool
+    saves: bool = False
 
     def own(self) -> list[float]:
         """By rank, the busy seconds in which it did not wait for other ranks."""
@@ -369,7 +371,7 @@ def interval_before(
     saved = row["checkpoint"] is not None
     account = "checkpoint" if saved and overhead == "reporting" else overhead
     seconds = float(row["time_since_start"]) - before
-    return Interval(row["index"], before, seconds, busy, waits, account, lost)
+    return Interval(row["index"], before, seconds, busy, waits, account, lost, saved)
 
 
 def overhead_after(row: Mapping[str, Any]) -> str:

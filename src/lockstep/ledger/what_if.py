@@ -66,6 +66,8 @@ class Straggler(NamedTuple):
         saved_s: wall seconds less if it were as fast as the slowest of the others.
         slower_s: how much longer than the others it is busy between two reports, on average.
         data_s: what of that it waits for data.
+        saving: which share of its delays is before reports with a checkpoint.
+        always_saves: every report has one.
     """
 
     rank: int
@@ -75,6 +77,8 @@ class Straggler(NamedTuple):
     saved_s: float
     slower_s: float
     data_s: float
+    saving: float
+    always_saves: bool
 
 
 def find_straggler(ledger: Ledger) -> Straggler | None:
@@ -85,7 +89,8 @@ def find_straggler(ledger: Ledger) -> Straggler | None:
     size = max(attempt.size for attempt in attempts)
     rank = max(range(size), key=lambda rank: saved_without_rank(ledger, rank))
     shared = [one for attempt in attempts for one in _reports(attempt) if rank < len(one.busy)]
-    leads = [lead for one in shared if (lead := _lead(one, rank)) > 0]
+    delays = [(lead, one.saves) for one in shared if (lead := _lead(one, rank)) > 0]
+    leads = [lead for lead, _ in delays]
     excess = [_excess(one, rank) for one in shared]
     return Straggler(
         rank,
@@ -95,6 +100,8 @@ def find_straggler(ledger: Ledger) -> Straggler | None:
         saved_without_rank(ledger, rank),
         sum(own for own, _ in excess) / len(excess) if excess else 0.0,
         sum(data for _, data in excess) / len(excess) if excess else 0.0,
+        sum(lead for lead, saves in delays if saves) / sum(leads) if leads else 0.0,
+        all(one.saves for one in shared),
     )
 
 

@@ -19,6 +19,8 @@ __all__ = ["Reason", "duration", "reasons"]
 _LEAST_SHARE = 0.01
 """A cost below this share of the time is not worth a sentence."""
 _MOST_FAILURES = 3
+_SAVING = 0.8
+"""A rank whose delays are to this share before reports with a checkpoint is late because of it."""
 
 
 class Reason(NamedTuple):
@@ -80,7 +82,7 @@ def _ranks(ledger: Ledger, goodput: Goodput) -> _Explained:
             "Give ranks batches that cost the same (sort or pack by length), look for other "
             "programs on the machines, or report less often.",
         )
-    rank, host, last, late_s, saved_s, slower_s, data_s = straggler
+    rank, host, last, late_s, saved_s, slower_s, data_s, saving, always_saves = straggler
     text = (
         f"Rank {rank} arrives last at {last:.0%} of reports, {duration(late_s)} after the others; "
         f"if it were as fast as they are, {_less(saved_s, ledger)}."
@@ -91,12 +93,20 @@ def _ranks(ledger: Ledger, goodput: Goodput) -> _Explained:
             f"{text} It waits {duration(data_s)} longer for data than the others before a report.",
             f"Look at what rank {rank} reads: its files, its disk, its machine ({host}).",
         )
+    if saving > _SAVING and not always_saves:
+        return (
+            saved_s,
+            f"{text} It is late before reports with a checkpoint, and not before the others: it "
+            "seems to write the files itself.",
+            f"Report a train.State: all ranks write it, while training continues. Else look at "
+            f"what only rank {rank} does to save.",
+        )
     normal = "Its data waits are normal, its" if data_s > 0 or goodput["data"] else "Its"
     return (
         saved_s,
         f"{text} {normal} compute is slow: {duration(slower_s)} more than the others a report.",
         f"Look at its machine ({host}): other programs, heat, a slower GPU; and at what only rank "
-        f"{rank} does.",
+        f"{rank} does{', such as writing the files of each checkpoint' if always_saves else ''}.",
     )
 
 
@@ -118,15 +128,19 @@ def _checkpoint(ledger: Ledger, goodput: Goodput) -> _Explained:
     count = sum(attempt.checkpoints for attempt in ledger.attempts)
     saved = saved_by_fewer_checkpoints(ledger)
     seconds = goodput["checkpoint"] * ledger.wall_s
-    each = f"{count} checkpoints took {duration(seconds)}, {duration(seconds / max(count, 1))} each"
-    if count <= 1:
-        each = f"The checkpoint took {duration(seconds)}"
+    text = f"Saving the state took {duration(seconds)}."
+    if count > 1:
+        each = duration(seconds / count)
+        text = (
+            f"{count} checkpoints took {duration(seconds)}, {each} each. With half as many "
+            f"{_less(saved, ledger)}; a failure would cost twice the work."
+        )
     return (
         saved,
-        f"{each}. With half as many {_less(saved, ledger)}; a failure would cost twice the work.",
-        "Save less often (a train.State by CheckpointConfig(every=…)), or pass "
-        "checkpoint_upload_mode=ASYNC to report(), as a train.State is saved: training continues "
-        "while the files are written.",
+        text,
+        'Save less often: for a train.State, CheckpointConfig(every="auto") chooses how often. For '
+        "files that the function writes itself, pass checkpoint_upload_mode=ASYNC to report(): "
+        "training continues while they are copied.",
     )
 
 
