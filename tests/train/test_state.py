@@ -50,6 +50,19 @@ def save(state: State, memory: SnapshotMemory, folder: Path, rank: int = 0, size
     (folder / state_index(rank)).write_bytes(taken.structure)
 
 
+def test_messages_about_entries(memory: SnapshotMemory, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"State\(Linear, …\): each entry needs a name, such as"):
+        State(torch.nn.Linear(1, 1))
+    state = State(epoch=0)
+    with pytest.raises(AttributeError, match=r"only epoch\. Did you mean 'epoch'\?"):
+        state.epcoh = 1
+    with pytest.raises(AttributeError, match=r"only epoch\. An entry is given when"):
+        _ = state.optimizer
+    save(state, memory, tmp_path)
+    with pytest.raises(CheckpointError, match=r"no entry 'step'; it has epoch\. Restore a State"):
+        State(epoch=0, step=0).restore(Checkpoint(tmp_path))
+
+
 def test_models_and_optimizers_come_back(memory: SnapshotMemory, tmp_path: Path) -> None:
     model = net()
     optimizer = trained(model)

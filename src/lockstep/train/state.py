@@ -52,11 +52,16 @@ class State(StateBase):
         entries: the entries by name.
 
     Raises:
-        TypeError: a value cannot be kept; names its place.
+        TypeError: a value cannot be kept, and where it is; or a value has no name.
         ValueError: an entry has the name of a method.
     """
 
-    def __init__(self, *, rng: bool = True, **entries: Any) -> None:
+    def __init__(self, *unnamed: Any, rng: bool = True, **entries: Any) -> None:
+        if unnamed:
+            raise TypeError(
+                f"State({type(unnamed[0]).__name__}, …): each entry needs a name, such as "
+                "State(model=model, epoch=0)."
+            )
         if not isinstance(rng, bool):
             raise TypeError(f"State(rng={rng!r}): expected True or False.")
         if not entries:
@@ -111,9 +116,11 @@ class State(StateBase):
         entries: dict[str, Any] = vars(self)["_entries"]
         missing = [name for name in entries if name not in nodes]
         if missing:
+            there = ", ".join(name for name in nodes if name != _RNG)
             raise CheckpointError(
-                f"{stored.where} has no entry {missing[0]!r}; it has {', '.join(nodes)}. Give "
-                "State(…) the entries that it was saved with."
+                f"{stored.where} has no entry {missing[0]!r}; it has {there}. Restore a State with "
+                "the entries that were saved, and then create another one that has the new ones, "
+                "too."
             )
         loads = [
             _Load(name, value, _tree(stored, rank, name, value, nodes[name]), stored.where)
@@ -131,10 +138,12 @@ class State(StateBase):
         session = current()
         if session is not None:
             session.settle_copy()  # before anything is overwritten
+        keeps_rng = vars(self)["_rng"] and _RNG in nodes and stored.has_rank(rank)
+        rng = stored.decode(rank, _RNG, nodes[_RNG]) if keeps_rng else None
         for load in loads:
             entries[load.name] = load.apply()
-        if vars(self)["_rng"] and _RNG in nodes and stored.has_rank(rank):
-            _set_rng(stored.decode(rank, _RNG, nodes[_RNG]))
+        if rng is not None:
+            _set_rng(rng)
         return True
 
     def capture(self) -> Captured:
@@ -164,9 +173,13 @@ class State(StateBase):
 
 
 def _no_entry(name: str, entries: Mapping[str, Any]) -> str:
+    from difflib import get_close_matches  # only for the message
+
+    meant = get_close_matches(name, entries, 1)
+    hint = f" Did you mean {meant[0]!r}?" if meant else ""
     return (
-        f"This State has no entry {name!r}, only {', '.join(entries)}; give it when the State is "
-        f"created: State({name}=…, …)."
+        f"This State has no entry {name!r}, only {', '.join(entries)}.{hint} An entry is given "
+        f"when the State is created: State({name}=…, …)."
     )
 
 

@@ -16,6 +16,7 @@ from lockstep.errors import CheckpointError
 from lockstep.journal.records import RunRecords
 from lockstep.storage import open_storage
 from lockstep.train import CheckpointConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig
+from lockstep.train.record import fork as fork_module
 from lockstep.train.record.fork import choose_fork
 from tests.integration.runs import fit
 
@@ -115,6 +116,14 @@ def test_a_step_without_a_checkpoint(
     with pytest.raises(error) as raised:
         DataParallelTrainer.fork(parent.path, step=step)
     assert message in str(raised.value)
+
+
+def test_of_many_checkpoints_the_nearest_are_named(
+    parent: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_module, "_MAX_NAMED", 2)
+    with pytest.raises(ValueError, match=r"it has 3 from 2 to 6, the nearest 4 and 6\."):
+        DataParallelTrainer.fork(parent.path, step=5)
 
 
 def test_nothing_to_fork_from(tmp_path: Path) -> None:

@@ -94,10 +94,13 @@ def choose_fork(parent: Storage, step: int | None) -> Fork:
         return Fork(parent, records.run, kept[-1])
     fitting = [record for record in kept if record.iteration == step]
     if not fitting:
-        steps = sorted({record.iteration for record in kept})
-        more = f" and {len(steps) - _MAX_NAMED} more" if len(steps) > _MAX_NAMED else ""
-        raise ValueError(
-            f"{parent.uri} has no checkpoint at step {step}; it has "
-            f"{', '.join(map(str, steps[-_MAX_NAMED:]))}{more}."
-        )
+        there = _name_steps(sorted({record.iteration for record in kept}), step)
+        raise ValueError(f"{parent.uri} has no checkpoint at step {step}; it has {there}.")
     return Fork(parent, records.run, fitting[-1])
+
+
+def _name_steps(steps: list[int], wanted: int) -> str:
+    if len(steps) <= _MAX_NAMED:
+        return ", ".join(map(str, steps))
+    near = sorted(sorted(steps, key=lambda one: abs(one - wanted))[:2])
+    return f"{len(steps)} from {steps[0]} to {steps[-1]}, the nearest {near[0]} and {near[1]}"
