@@ -26,7 +26,7 @@ COVERAGE := 90
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check docs signatures compat bench clean
+.PHONY: demo test test-main $(ENVIRONMENTS:%=test-%) check docs dist signatures compat bench clean
 
 demo: .venv/.demo
 	@echo "demo: examples/01_quickstart.py"

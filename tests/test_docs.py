@@ -104,6 +104,16 @@ def test_there_are_yaml_files() -> None:
     assert "ci.yml" in {file.name for file in YAML_FILES}
 
 
+def test_no_make_target_is_taken_for_a_file() -> None:
+    """With a directory ``dist/``, ``make dist`` did nothing."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)
+    assert phony is not None
+    targets = re.findall(r"^([a-z][a-z-]*):(?!=)", text, re.MULTILINE)
+    assert "dist" in targets
+    assert [target for target in targets if target not in phony[1].split()] == []
+
+
 OTHER_PROJECT = re.compile(
     r"pip install[^\n]*?['\"\s]lockstep(\[|['\"\s.,;]|$)|(?<![\w-])lockstep\\?\[[a-z{]"
 )
