@@ -339,6 +339,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the test modules without collecting garbage, which would take a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Leave the modules' objects, most of a million, out of every garbage collection of a test."""
     gc.collect()
