@@ -509,6 +509,18 @@ def test_import_loads_no_framework(modules: str) -> None:
     assert not HEAVY & set(loaded)
 
 
+def test_the_start_of_a_script_imports_little() -> None:
+    """Every start of ``lockstep run`` waits for the client's imports."""
+    loaded = in_fresh_interpreter(
+        "before = set(sys.modules)\n"
+        "import lockstep.cli, lockstep.warm.launch\n"
+        "loaded = [name for name in sys.modules if name not in before]\n"
+        "import json; print(json.dumps(loaded))"
+    )
+    assert isinstance(loaded, list)
+    assert not {"argparse", "pickle", "re", "subprocess", "tempfile", "typing"} & set(loaded)
+
+
 def test_import_starts_nothing() -> None:
     found = in_fresh_interpreter(
         "import json, os, threading, lockstep, lockstep.train\n"

@@ -10,9 +10,12 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from lockstep.warm.identity import LIMITS
+
+TYPE_CHECKING = False  # see lockstep/__init__.py
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["adopt", "capture", "open_streams", "reset_signals"]
 

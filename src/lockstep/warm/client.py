@@ -14,10 +14,13 @@ import socket
 import struct
 import sys
 import time
-from typing import Any, NoReturn
 
 from lockstep.warm.messages import MAX_FILES, receive, send
 from lockstep.warm.place import Place, Unavailable
+
+TYPE_CHECKING = False  # see lockstep/__init__.py
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 __all__ = ["FORWARDED", "ask", "connect", "follow", "peer", "start_script"]
 

@@ -6,9 +6,12 @@ import os
 import resource
 import sys
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from lockstep.warm.variables import matters_at_import
+
+TYPE_CHECKING = False  # see lockstep/__init__.py
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["LIMITS", "environment_identity", "interpreter_flags", "variables_that_matter"]
 

@@ -10,12 +10,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from lockstep import settings
 from lockstep.warm.caller import capture
 from lockstep.warm.client import FORWARDED, follow, start_script
 from lockstep.warm.place import Place, Unavailable
+
+TYPE_CHECKING = False  # see lockstep/__init__.py
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["launch"]
 

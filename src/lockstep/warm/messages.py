@@ -20,7 +20,10 @@ import marshal
 import os
 import socket
 import struct
-from typing import Any
+
+TYPE_CHECKING = False  # see lockstep/__init__.py
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["MAX_FILES", "receive", "send"]
 

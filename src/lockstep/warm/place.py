@@ -19,10 +19,13 @@ import os
 import stat
 import zlib
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from lockstep import settings
 from lockstep.warm.identity import environment_identity, variables_that_matter
+
+TYPE_CHECKING = False  # see lockstep/__init__.py
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["Place", "Unavailable", "forget_learnt", "places", "runtime_directory"]
 
