@@ -16,10 +16,11 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from types import ModuleType
 from typing import Any
 
-__all__ = ["Change", "State", "noted_calls", "noted_loggers"]
+__all__ = ["Change", "State", "noted_calls", "noted_loggers", "read_rank_again"]
 
 _ATTRIBUTES: tuple[tuple[Any, str], ...] = (
     (sys, "breakpointhook"),
@@ -153,6 +154,21 @@ def _variables_again(
                 os.environ[name] = value
 
     return again
+
+
+_LIGHTNING = ("lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
+
+
+def read_rank_again(modules: Mapping[str, ModuleType]) -> None:
+    """Have Lightning read its rank from the variables once more, as it does when it is imported.
+
+    In a process that had it imported before the rank was known, every rank would be rank 0, until
+    a ``Trainer`` is created.
+    """
+    for name in _LIGHTNING:
+        found: Any = modules.get(name)
+        with contextlib.suppress(AttributeError):  # not there, or another version of it
+            found.rank_zero_only.rank = found._get_rank() or 0
 
 
 def _levels_changed() -> None:

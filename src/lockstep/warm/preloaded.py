@@ -24,7 +24,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from lockstep import settings
-from lockstep.warm.effects import Change, State, noted_calls, noted_loggers
+from lockstep.warm.effects import Change, State, noted_calls, noted_loggers, read_rank_again
 from lockstep.warm.variables import READ_LATER, recorded_reads
 
 __all__ = ["Preloaded", "package_of"]
@@ -267,6 +267,7 @@ class Preloaded:
             for group in wanted:
                 if "numpy.random" in group.modules:  # a fork copies the random state
                     group.modules["numpy.random"].seed()
+                read_rank_again(group.modules)
             return module
 
     def _collect(self, group: _Group, wanted: dict[_Group, None]) -> None:

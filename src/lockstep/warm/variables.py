@@ -12,8 +12,9 @@ from collections.abc import Collection, ItemsView, Iterator, ValuesView
 
 __all__ = ["READ_LATER", "matters_at_import", "recorded_reads"]
 
-READ_LATER = {"CUDA_VISIBLE_DEVICES"}
-"""Variables that libraries read when they use a GPU, which a server never does."""
+READ_LATER = {"CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK"}
+"""Variables that libraries read when they use a GPU, which a server never does; and those that
+Lightning is made to read again."""
 
 # Read in C when a library is loaded, or when the process starts, where reads cannot be recorded;
 # or by a library that looks at all variables for its own ones.

@@ -25,6 +25,7 @@ from lockstep.train import (
 from lockstep.train.backend import Backend
 from lockstep.train.lightning import prepare_trainer
 from lockstep.train.torch import TorchTrainer
+from lockstep.train.torch.backend import TorchBackend
 from tests.train.torch.ranks import forked_with
 
 pytestmark = [
@@ -183,6 +184,23 @@ def _only(paths: Any, newest: bool = False) -> Path:
     assert found
     assert newest or len(found) == 1
     return found[-1]
+
+
+def test_a_worker_that_was_forked_with_lightning_has_its_own_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a warm server. Lightning looks for its rank when it is imported."""
+
+    def function(config: dict[str, Any]) -> None:
+        imported = "lightning_fabric" in sys.modules
+        from lightning_fabric.utilities import rank_zero
+
+        decorator: Any = rank_zero.rank_zero_only
+        train.report({"imported": imported, "rank": decorator.rank})
+
+    monkeypatch.setattr(TorchBackend, "preload", (*TorchBackend.preload, "lightning_fabric"))
+    found = fit(function, tmp_path).metrics_by_rank
+    assert [(rank["imported"], rank["rank"]) for rank in found] == [(True, 0), (True, 1)]
 
 
 def test_a_plain_trainer_trains_alone(tmp_path: Path) -> None:

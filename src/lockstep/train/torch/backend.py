@@ -23,6 +23,7 @@ from lockstep.train.backend import (
     machine_gpus,
     share_gpus,
 )
+from lockstep.warm.effects import read_rank_again
 
 __all__ = ["TorchBackend"]
 
@@ -98,6 +99,7 @@ class TorchBackend(Backend):
         if port is not None:
             variables["MASTER_PORT"] = port
         os.environ.update({name: str(value) for name, value in variables.items()})
+        read_rank_again(sys.modules)
         if wiring.master_address == "127.0.0.1":
             # Otherwise Gloo resolves the host's name, which may be slow, wrong or unreachable.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
