@@ -218,8 +218,8 @@ class Agent:
         _undo_ray()
         self._pool = ServerPool()
         if spec is not None:
-            with contextlib.suppress(EngineError):  # open_group says so
-                self._pool.release(self._pool.acquire(spec))
+            with contextlib.suppress(OSError, EngineError):  # open_group says so
+                self._pool.prepare(spec)
         self._retired = False
         self._ports = OpenPorts()
         self._loop = EventLoop()

@@ -334,6 +334,9 @@ class Engine(ABC):
         Returns a function that ends this.
         """
 
+    def prepare(self, spec: GroupSpec) -> None:  # noqa: B027
+        """A group like this will start soon: begin with what it needs. Neither waits nor raises."""
+
     @abstractmethod
     def start(
         self,

@@ -179,6 +179,8 @@ def _preload(names: list[str], control: socket.socket, known: Collection[str] = 
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # a fork copies the buffer: every worker would print it again
+    # One for each directory that was looked at. A worker would touch all of them, and so copy them.
+    sys.path_importer_cache.clear()
     gc.collect()
     gc.freeze()  # a collection in a worker would write to these pages, and so copy them
     gc.enable()
@@ -202,6 +204,8 @@ def skip_library_finalizers() -> None:
 class _Server:
     def __init__(self, control: socket.socket, later: list[str]) -> None:
         self._later = later
+        self._is_used = False
+        """Whether a session was opened: before, the first workers would wait for more imports."""
         self._blas_threads = BlasThreads()
         self._control = control
         self._keeper_pid = os.getppid()
@@ -230,12 +234,13 @@ class _Server:
             if self._leftovers or self._strays:
                 due = min([late for late, _ in self._leftovers] + [*self._strays.values()])
                 timeout = max(0.0, due - time.monotonic())
-            if self._later:
+            is_late = self._is_used and bool(self._later)
+            if is_late:
                 timeout = LATER_S if timeout is None else min(timeout, LATER_S)
             ready = self._selector.select(timeout)
             for key, _ in ready:
                 key.data()
-            if self._later and not ready and timeout == LATER_S:
+            if is_late and not ready and timeout == LATER_S:
                 later, self._later = self._later, []
                 _preload(later, self._control)
             now = time.monotonic()
@@ -260,6 +265,7 @@ class _Server:
         (fd,) = received[1]
         session = socket.socket(fileno=fd)
         self._sessions[session] = {}
+        self._is_used = True
         self._selector.register(
             session, selectors.EVENT_READ, lambda: self._session_readable(session)
         )

@@ -88,6 +88,12 @@ class LocalEngine(Engine):
         """See :class:`Engine`."""
         return runtime.watch(lambda: loop.call_soon(changed))
 
+    def prepare(self, spec: GroupSpec) -> None:
+        """See :class:`Engine`."""
+        with contextlib.suppress(OSError, EngineError):  # start() says what is wrong
+            current_directory()
+            self._pool.prepare(spec)
+
     def start(
         self,
         spec: GroupSpec,

@@ -21,7 +21,7 @@ from lockstep.engine.resources import server_environment
 from lockstep.engine.wire import receive_with_files, send_with_files
 from lockstep.errors import EngineError
 from lockstep.warm.caller import capture
-from lockstep.warm.client import ask
+from lockstep.warm.client import ANSWER_S, ask, await_process
 from lockstep.warm.identity import interpreter_flags
 from lockstep.warm.messages import receive, send
 from lockstep.warm.place import Place, Unavailable
@@ -58,10 +58,22 @@ class ServerPool:
             server = fitting[-1] if fitting else ForkServer(spec)
             if fitting:
                 self.servers.remove(server)
+            try:
+                server.settle()
+            except BaseException:
+                server.close()
+                raise
             self.servers.append(server)
             server.groups += 1
         self._end_idle()
         return server
+
+    def prepare(self, spec: GroupSpec) -> None:
+        """Begin to start a server for a group that will soon be there. Does not wait for it."""
+        with self._lock:
+            if not any(s.is_owned and s.running() and s.fits(spec) for s in self.servers):
+                self.servers.append(ForkServer(spec))
+        self._end_idle()
 
     def release(self, server: ForkServer) -> None:
         """A group has ended."""
@@ -93,25 +105,52 @@ class ServerPool:
 
 
 class ForkServer:
-    """One server process."""
+    """One server process. It starts while its owner does other things, until ``settle``."""
 
     def __init__(self, spec: GroupSpec) -> None:
         self.groups = 0
         """How many worker groups it has now."""
+        self._spec = spec
         self._preload = frozenset((*spec.preload, *spec.preload_later))
         self._environment = dict(spec.environment)
         self._reads: frozenset[str] | None = None
         self._owner = os.getpid()
         self._pid: int | None = None
         self._sending = threading.Lock()
+        self._loan: _Loan | None = None
+        self._started: subprocess.Popen[bytes] | _Borrowed | None = None
         self._control, remote = socket.socketpair()
+        with remote:
+            try:
+                self._loan = _Loan(spec, remote)
+            except (Unavailable, OSError):
+                self._start_cold(remote)
+            except BaseException:
+                self._control.close()
+                raise
+
+    def settle(self) -> None:
+        """Wait until it is known which process it is. A group may use it then."""
+        if self._started is None and self._loan is not None:
+            try:
+                self._started = self._loan.take()
+            except (Unavailable, OSError):
+                self._control.close()
+                self._control, remote = socket.socketpair()
+                with remote:
+                    self._start_cold(remote)
+
+    def _start_cold(self, remote: socket.socket) -> None:
         try:
-            self._process: subprocess.Popen[bytes] | _Borrowed = _start(spec, remote)
+            self._started = _start_cold(self._spec, remote)
         except BaseException:
             self._control.close()
             raise
-        finally:
-            remote.close()
+
+    @property
+    def _process(self) -> subprocess.Popen[bytes] | _Borrowed:
+        assert self._started is not None, "settle() comes first"
+        return self._started
 
     @property
     def pid(self) -> int:
@@ -154,12 +193,12 @@ class ForkServer:
         return self._reads
 
     def running(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
+        """Whether the process runs, or is being started."""
+        return self._started is None or self._started.poll() is None
 
     def stopped(self) -> bool:
         """Whether somebody has stopped the process, as with SIGSTOP."""
-        return process_state(self.pid) == "stopped"
+        return self._started is not None and process_state(self.pid) == "stopped"
 
     def ending(self) -> str:
         """How the process ended, for a message. Call this when it has ended or is about to end."""
@@ -189,6 +228,10 @@ class ForkServer:
         not waited for: it is nobody's child, and the memory that it gives back takes a while.
         """
         self._control.close()
+        if self._started is None:  # it ends when it finds the socket closed
+            if self._loan is not None:
+                self._loan.close()
+            return
         if os.getpid() != self._owner:
             self._process.returncode = 0  # this is a forked child: its parent owns the process
             return
@@ -206,49 +249,71 @@ class ForkServer:
             self._process.wait()
 
 
-def _start(spec: GroupSpec, remote: socket.socket) -> subprocess.Popen[bytes] | _Borrowed:
-    """Have a warm server fork it, or start a new interpreter."""
-    try:
-        return _borrow(spec, remote)
-    except (Unavailable, OSError):
-        return _start_cold(spec, remote)
+class _Loan:
+    """A process that a warm server was asked for, and has perhaps forked by now.
 
+    Raises:
+        Unavailable, OSError: there is no server that fits.
+    """
 
-def _borrow(spec: GroupSpec, remote: socket.socket) -> _Borrowed:
-    if settings.warm_is_off() or not hasattr(os, "pidfd_open") or sys.platform != "linux":
-        raise Unavailable("warm starts are off")
-    place = Place.of(settings.child_environment(spec.environment))
-    output = [fd for fd, stream in ((1, sys.__stdout__), (2, sys.__stderr__)) if stream is not None]
-    values, files = capture(server_environment(spec), output)
-    try:
-        with ask(place, "workers") as sock:
-            control = 3
-            values["numbers"].append(control)
-            send(
-                sock,
-                "go",
-                [*files, remote.fileno()],
-                control=control,
-                preload=list(spec.preload),
-                later=list(spec.preload_later),
-                sys_path=import_path(),
-                **values,
-            )
+    def __init__(self, spec: GroupSpec, remote: socket.socket) -> None:
+        if settings.warm_is_off() or not hasattr(os, "pidfd_open") or sys.platform != "linux":
+            raise Unavailable("warm starts are off")
+        place = Place.of(settings.child_environment(spec.environment))
+        streams = ((1, sys.__stdout__), (2, sys.__stderr__))
+        output = [fd for fd, stream in streams if stream is not None]
+        values, files = capture(server_environment(spec), output)
+        try:
+            self._sock = ask(place, "workers")
+            try:
+                # At once, unlike a script's: a process whose driver does not want it any more finds
+                # its socket closed, and ends.
+                self._sock.settimeout(ANSWER_S)
+                control = 3
+                values["numbers"].append(control)
+                send(
+                    self._sock,
+                    "go",
+                    [*files, remote.fileno()],
+                    control=control,
+                    preload=list(spec.preload),
+                    later=list(spec.preload_later),
+                    sys_path=import_path(),
+                    **values,
+                )
+            except BaseException:
+                self._sock.close()
+                raise
+        finally:
+            os.close(files[0])
+
+    def take(self) -> _Borrowed:
+        """Wait for the process.
+
+        Raises:
+            Unavailable, OSError: there is none.
+        """
+        with self._sock as sock:
+            await_process(sock)
             answer = receive(sock)
-    finally:
-        os.close(files[0])
-    if answer is None or answer[0] != "started":
-        raise Unavailable("the warm server has ended" if answer is None else answer[1]["reason"])
-    return _Borrowed(answer[1]["pid"], answer[2][0])
+        if answer is None:
+            raise Unavailable("the warm server has ended")
+        if answer[0] != "started":
+            raise Unavailable(answer[1]["reason"])
+        return _Borrowed(answer[1]["pid"], answer[2][0])
+
+    def close(self) -> None:
+        """Do without it."""
+        self._sock.close()
 
 
 def _start_cold(spec: GroupSpec, remote: socket.socket) -> subprocess.Popen[bytes]:
-    # If the driver was started without stdin, stdout or stderr, the socket may have got one of
-    # their numbers, and Popen would replace it.
-    remote_fd = fcntl.fcntl(remote.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+    remote_fd = _above_standard(remote.fileno())
     # Through a pipe: sys.path may be too long for a command line.
     setup = marshal.dumps((import_path(), list(spec.preload), list(spec.preload_later)))
-    setup_fd, write_fd = os.pipe()
+    read_fd, write_fd = os.pipe()
+    setup_fd = _above_standard(read_fd)
+    os.close(read_fd)
     code = (
         # What lies in the working directory is not Python's own signal.
         "import marshal, sys; "
@@ -280,6 +345,15 @@ def _start_cold(spec: GroupSpec, remote: socket.socket) -> subprocess.Popen[byte
     with contextlib.suppress(BrokenPipeError), open(write_fd, "wb") as pipe:
         pipe.write(setup)  # if the process has ended, its first session shows it
     return process
+
+
+def _above_standard(fd: int) -> int:
+    """A copy with a number above those of stdin, stdout and stderr.
+
+    If the driver was started without these, the file may have got one of their numbers, and Popen
+    would replace it.
+    """
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 class _Borrowed:

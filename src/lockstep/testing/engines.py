@@ -253,6 +253,17 @@ class EngineConformance:
                     assert run.messages(rank) == [payload, *range(50)]
                 run.close()
 
+    def test_prepared_groups(self, engine: Engine) -> None:
+        """To prepare a group starts no worker, changes nothing for it, and may be in vain."""
+        own = {"OF_ANOTHER_GROUP": "1"}
+        engine.prepare(_spec("who", self._size(2), b"", own))
+        for _ in range(2):
+            engine.prepare(_spec("who", self._size(2), b""))
+        with _driven(engine, "who", self._size(2), b"") as run:
+            run.until_ended()
+            assert run.exitcodes() == [0] * run.size
+            assert [len(run.messages(rank)) for rank in range(run.size)] == [1] * run.size
+
     def test_many_groups_release_everything(self, engine: Engine) -> None:
         """Groups that run one after the other leave no open file, thread or process."""
         with _driven(engine, "who", self._size(2), b"") as run:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from lockstep import runtime, settings
 from lockstep.callback import RunContext
@@ -441,7 +441,7 @@ class DataParallelTrainer(BaseTrainer):
             settings.callback_flush_seconds(),
         )
         # Before the run is opened: a function that cannot be pickled leaves no directory behind.
-        payload = self.payload()
+        payload = self.payload(starts_now=self._restored_from is None or self._changed)
         # Found before the new run's directory exists, which would be the newest otherwise.
         notes = [*self._changed_code(), *self._passed_over()]
         run = self._open_run()
@@ -455,14 +455,8 @@ class DataParallelTrainer(BaseTrainer):
                 if self._fork is not None:
                     self._copy_fork(self._fork, run)
                 plan = self.plan_run(payload, run)
-                # A restored run without changes has its trainer on storage already.
-                if not self._restored_from or self._changed:
-                    save_trainer(self, run.storage)
             except KeyboardInterrupt:
-                run.end(Phase.INTERRUPTED.value)
-                install_quiet_excepthook()
-                text = f"Interrupted before the workers were started, in {run.storage.uri}."
-                raise TrainingInterrupted(text) from None
+                self._interrupted_early(run)
             for text in (*payload.warnings, *notes):
                 display.message(text, "warning")
             if reloading is not None:
@@ -474,11 +468,26 @@ class DataParallelTrainer(BaseTrainer):
                     where = newest.name if newest else "the beginning: the run has no checkpoint"
                     where += ", from memory" if run.pending is not None else ""
                     display.message(f"{changed} has changed: the run continues from {where}.")
-            state = drive(plan, run, callbacks, display, reload)
+            state = drive(plan, run, callbacks, display, reload, lambda: self._keep(run))
             if state.phase is Phase.PREEMPTED and reloading is not None and reloading.stopping:
                 reloading.stopped()
                 raise TrainingPreempted(f"{reloading.stopping} has changed.", run.result())
             return self._conclude(run, state)
+
+    def _keep(self, run: Run) -> None:
+        """Keep the trainer with its run, for a restore."""
+        # A restored run without changes has its trainer on storage already.
+        if not self._restored_from or self._changed:
+            try:
+                save_trainer(self, run.storage)
+            except KeyboardInterrupt:
+                self._interrupted_early(run)
+
+    def _interrupted_early(self, run: Run) -> NoReturn:
+        run.end(Phase.INTERRUPTED.value)
+        install_quiet_excepthook()
+        text = f"Interrupted before the workers were started, in {run.storage.uri}."
+        raise TrainingInterrupted(text) from None
 
     def _make_backend(self) -> Backend:
         if has_ray_backend(self.backend_config):
@@ -489,8 +498,10 @@ class DataParallelTrainer(BaseTrainer):
         check_backend(backend)
         return backend
 
-    def payload(self) -> TrainerPayload:
+    def payload(self, *, starts_now: bool = False) -> TrainerPayload:
         """Internal: what all runs of this trainer share. Tune makes it once for all trials.
+
+        ``starts_now``: workers follow at once, and what they need begins to start meanwhile.
 
         Raises:
             InsufficientResourcesError, TypeError: see ``fit``.
@@ -500,6 +511,8 @@ class DataParallelTrainer(BaseTrainer):
         scaling = ScalingPolicy(*self.scaling_config.sizes)
         group = self._group_spec(engine, backend, scaling)
         warnings = list(engine.check(group))
+        if starts_now:
+            engine.prepare(group)
         setup: dict[str, Any] = {
             "function": dump_function(self.train_loop_per_worker, self.train_loop_config),
             "backend": dump(backend, "backend"),

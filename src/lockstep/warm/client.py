@@ -22,7 +22,7 @@ TYPE_CHECKING = False  # see lockstep/__init__.py
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-__all__ = ["FORWARDED", "ask", "connect", "follow", "peer", "start_script"]
+__all__ = ["FORWARDED", "ask", "await_process", "connect", "follow", "peer", "start_script"]
 
 ANSWER_S = 30.0
 """How long the server may take to answer, as it does at once unless the machine is very busy."""
@@ -88,7 +88,7 @@ def peer(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def ask(place: Place, kind: str) -> socket.socket:
-    """A connection to a process that the server has forked for this client, waiting for ``go``.
+    """Ask the server for a process; ``await_process`` waits for it. It begins with ``go``.
 
     Raises:
         Unavailable: with the reason.
@@ -102,15 +102,24 @@ def ask(place: Place, kind: str) -> socket.socket:
             variables=place.variables,
             reads=list(place.reads),
         )
-        answer = _answer(sock)
-        if answer[0] != "ready":
-            raise Unavailable(answer[1].get("reason", "the warm server refused"))
-    except BaseException as error:
+    except OSError as error:
         sock.close()
-        if isinstance(error, OSError):
-            raise Unavailable(f"the warm server does not answer ({error})") from error
-        raise
+        raise Unavailable(f"the warm server does not answer ({error})") from error
     return sock
+
+
+def await_process(sock: socket.socket) -> None:
+    """Wait until the server has forked a process for this client, which reads from the connection.
+
+    Raises:
+        Unavailable: with the reason.
+    """
+    try:
+        answer = _answer(sock)
+    except OSError as error:
+        raise Unavailable(f"the warm server does not answer ({error})") from error
+    if answer[0] != "ready":
+        raise Unavailable(answer[1].get("reason", "the warm server refused"))
 
 
 def _answer(sock: socket.socket) -> tuple[str, dict[str, Any], list[int]]:
@@ -150,6 +159,11 @@ def start_script(place: Place, files: list[int], **values: Any) -> tuple[socket.
     if len(files) > MAX_FILES:
         raise Unavailable(f"this process has inherited {len(files)} open files")
     sock = ask(place, "run")
+    try:
+        await_process(sock)
+    except BaseException:
+        sock.close()
+        raise
     try:
         send(sock, "go", files, **values)
         answer = receive(sock)

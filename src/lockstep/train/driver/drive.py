@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -57,8 +58,13 @@ def drive(
     callbacks: CallbackDispatcher,
     display: Display,
     reloading: Reloading | None = None,
+    keep: Callable[[], None] = lambda: None,
 ) -> RunState:
-    """Drive a run to its end in this thread, and release everything whatever happens."""
+    """Drive a run to its end in this thread, and release everything whatever happens.
+
+    ``keep`` is called once, before any message of a worker is looked at: while the workers start,
+    where that is possible.
+    """
     stop = plan.run_config.stop
     checked = False
     if run.restored:
@@ -90,11 +96,18 @@ def drive(
         cleanup.callback(lambda: display.finish(controller.status()))
         cleanup.callback(controller.close)
         # In this process Ctrl-C must reach the function itself, so Python's handlers stay.
-        signals: Any = nullcontext()
+        signals: Callable[[], Any] = nullcontext
         if not plan.engine.in_this_process:
-            signals = driver_signals(controller.interrupt, controller.preempt, impatience)
-        with impatience.cuts_short(), signals:
+            signals = partial(driver_signals, controller.interrupt, controller.preempt, impatience)
+        # In this process the function runs at once; another storage may not answer for long.
+        keeps_first = plan.engine.in_this_process or not run.storage.is_local
+        if keeps_first:
+            keep()
+        with impatience.cuts_short(), signals():
             controller.start()
+        if not keeps_first:
+            keep()
+        with impatience.cuts_short(), signals():
             loop.run_until(lambda: controller.ended)
         if not controller.ended:
             controller.abort()

@@ -88,9 +88,9 @@ class TensorflowTrainer(DataParallelTrainer):
             fault_plan=fault_plan,
         )
 
-    def payload(self) -> TrainerPayload:
+    def payload(self, *, starts_now: bool = False) -> TrainerPayload:
         """Internal: also warn about a training function that refers to the driver's Keras 3."""
-        payload = super().payload()
+        payload = super().payload(starts_now=starts_now)
         if not legacy_keras() or payload.scaling.largest < 2:
             return payload
         found = _KERAS_3.search(payload.setup["function"])
