@@ -312,6 +312,19 @@ def test_an_edit_of_what_is_imported_replaces_the_server(tmp_path: Path) -> None
         warm.stop()
 
 
+def test_memory_in_huge_pages_has_what_it_had() -> None:
+    code = (
+        "from lockstep.engine.warm_libraries import _join_pages\n"
+        "values = [str(number) for number in range(200_000)]\n"
+        "block = bytearray(range(256)) * 40_000\n"
+        "_join_pages()\n"
+        "assert values == [str(number) for number in range(200_000)]\n"
+        "assert block == bytearray(range(256)) * 40_000\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=LIMIT_S)
+    assert done.returncode == 0
+
+
 def test_one_run_s_secret_is_not_in_another(warm: Warm) -> None:
     secret = {**warm.environment, "API_TOKEN": "hunter2-in-the-first"}
     warm.run("-c", "pass", env=secret)  # starts the server

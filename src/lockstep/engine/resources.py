@@ -206,7 +206,7 @@ class BlasThreads:
     """
 
     def __init__(self) -> None:
-        self._setters = _blas_thread_setters()
+        self._setters: list[Callable[[int], object]] | None = None
         self._threads = min(_blas_threads(settings.child_environment({})), available_cpus())
 
     def follow(self, environment: Mapping[str, str]) -> None:
@@ -214,6 +214,8 @@ class BlasThreads:
         threads = _blas_threads(environment)
         if threads != self._threads:
             self._threads = threads
+            if self._setters is None:  # looked for when they are needed: that takes milliseconds
+                self._setters = _blas_thread_setters()
             for set_threads in self._setters:
                 set_threads(threads)
 

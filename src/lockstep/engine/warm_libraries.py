@@ -37,6 +37,8 @@ _INSTALLED = (".dist-info", ".egg-info", ".egg-link", ".pth")
 _SAFE_THREADS = {"jemalloc_bg_thd"}
 """Threads of libraries that are made to be forked: Arrow's allocator."""
 _NO_FILES = ("/dev/", "/proc/", "/sys/", "/tmp/")
+_DENSE = 0.95
+"""How much of a huge page must be in use: the rest is memory that nobody needs."""
 _FIRST = ("pathlib", "shutil", "tempfile", "tokenize", "zipfile", "multiprocessing", "subprocess")
 """Modules of Python's own that keep functions which are replaced while libraries are imported."""
 
@@ -55,6 +57,7 @@ class Libraries:
         self._children: set[int] = set()
         self._process: dict[str, Any] = {}
         self._files: dict[str, Any] = {}
+        self._packed_files = b""
         self._lessons: list[str] = []
         self.preloaded: Preloaded
         """The modules, which a forked process sees when it imports them."""
@@ -98,11 +101,16 @@ class Libraries:
         own = (sys.prefix, sys.base_prefix, *modules.library_directories(), *_NO_FILES)
         looked_up = (path for path in self.preloaded.looked_up if not path.startswith(own))
         self._watch(path for path in looked_up if not os.path.isdir(path))
+        self._packed_files = marshal.dumps(self._files)
+        self._files.clear()
         skip_library_finalizers()
         self.preloaded.hide()
         os.chdir("/")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        # One for each directory that was looked at. Forked processes would touch all of them, and
+        # so copy their pages; a new process has none, either.
+        sys.path_importer_cache.clear()
         gc.collect()
         gc.freeze()  # a collection in a forked process would write to these pages, and so copy them
         linecache.clearcache()
@@ -110,6 +118,8 @@ class Libraries:
             ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError, ValueError):
             _unmap_clean_pages()
+        with contextlib.suppress(OSError, ValueError):
+            _join_pages()
 
     def _exclude(self, problems: Mapping[str, str]) -> NoReturn:
         learnt = self._place.learnt()  # scripts may have taught more meanwhile
@@ -180,7 +190,20 @@ class Libraries:
 
     def changed(self) -> str | None:
         """A file or directory of the installation that is not as it was when it was imported."""
-        return next((path for path, state in self._files.items() if _state(path) != state), None)
+        look = os.stat
+        # Packed, so that these are new objects each time: counting references to the old ones
+        # would copy their pages, which forked processes share.
+        for path, state in marshal.loads(self._packed_files).items():
+            if type(state) is tuple:  # a file, as nearly all of some thousand are
+                try:
+                    found = look(path)
+                except OSError:
+                    return str(path)
+                if (found.st_mtime_ns, found.st_size) != state:
+                    return str(path)
+            elif _state(path) != state:
+                return str(path)
+        return None
 
     def hides(self, entries: list[str], own: list[str]) -> str | None:
         """Why an import of a program would find a library that is imported here, not its own.
@@ -281,6 +304,31 @@ def _unmap_clean_pages() -> None:
             elif name == "Anonymous:" and rest.split() == ["0", "kB"] and end:
                 # Nothing in it was written: the file has it all.
                 advise(begin, end - begin, drop)
+
+
+def _join_pages() -> None:
+    """Have the kernel keep this memory in huge pages, where nearly all of one is in use.
+
+    A fork copies the table of pages, which has a hundred entries then, not fifty thousand. What a
+    forked process writes to, the kernel divides again. Linux can do this from 6.1 on.
+    """
+    collapse = 25  # MADV_COLLAPSE
+    page = os.sysconf("SC_PAGE_SIZE")
+    with open("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") as file:
+        huge = int(file.read())
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    with open("/proc/self/maps") as file, open("/proc/self/pagemap", "rb", 0) as pages:
+        for line in file.readlines():
+            place, mode, _, _, inode, *name = line.split()
+            if mode != "rw-p" or inode != "0" or name not in ([], ["[heap]"]):
+                continue
+            begin, end = (int(part, 16) for part in place.split("-"))
+            for start in range(-(-begin // huge) * huge, end - huge + 1, huge):
+                table = os.pread(pages.fileno(), huge // page * 8, start // page * 8)
+                used = sum(byte >> 7 for byte in table[7::8])  # the bit "present" of each
+                if used * page >= huge * _DENSE:
+                    advise(start, huge, collapse)
 
 
 def _process_state() -> dict[str, Any]:

@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import marshal
 import os
 import selectors
 import signal
@@ -30,6 +31,7 @@ from typing import Any, NoReturn
 
 from lockstep import settings
 from lockstep.engine import forkserver
+from lockstep.engine.processes import children
 from lockstep.engine.resources import BlasThreads
 from lockstep.engine.titles import set_title
 from lockstep.engine.wakeup import Wakeup
@@ -48,6 +50,8 @@ __all__ = ["WARM_TITLE", "main"]
 WARM_TITLE = "lockstep warm server"
 HELLO_S = 5.0
 """How long a client may take to say what it wants, which it does as soon as it is connected."""
+LOOKED_S = 1.0
+"""How long a look at the libraries' files counts, for the workers of the same script."""
 CHECK_S = 5.0
 """How often to look whether the socket is still there: a logout removes its directory."""
 
@@ -145,6 +149,8 @@ class _Server:
         self._used = time.monotonic()
         self._served = 0
         self._running: set[int] = set()
+        self._looked: dict[int, float] = {}
+        """The keepers of scripts → when the libraries' files were looked at for them."""
         self._successor = 0
         self._listener = self._listen()
         self._inode = os.stat(place.socket).st_ino
@@ -202,6 +208,7 @@ class _Server:
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 self._running.discard(pid)
+                self._looked.pop(pid, None)
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
@@ -268,14 +275,6 @@ class _Server:
         }
 
     def _fork(self, client: socket.socket, kind: str, values: dict[str, Any]) -> None:
-        changed = self._libraries.changed()
-        if changed:
-            # Gone before the client knows: the client may start the next server at once.
-            self._withdraw()
-            os.close(self._lock_fd)
-            reason = f"{changed} has changed since the warm server imported it"
-            send(client, "refused", reason=reason)
-            os._exit(0)
         problem = self._refusal(values)
         if problem:
             send(client, "refused", reason=problem)
@@ -285,22 +284,53 @@ class _Server:
             self._blas_threads.follow(self._place.variables)
         else:
             self._blas_threads.follow({"OPENBLAS_NUM_THREADS": "1", **self._place.variables})
+        verdict, answering = os.pipe()
         try:
             pid = os.fork()
         except OSError as error:
+            os.close(verdict)
+            os.close(answering)
             send(client, "refused", reason=f"the warm server could not fork: {error.strerror}")
             return
         if pid:
             self._running.add(pid)
             self._served += 1
+            os.close(verdict)
+            if kind == "run":
+                self._looked[pid] = time.monotonic()
+            self._judge(answering, known=kind == "workers" and self._has_just_looked(client))
             return
+        os.close(answering)
         code = 1
         try:
-            code = self._serve(client, kind)
+            code = self._serve(client, kind, verdict)
         except BaseException:
             sys.excepthook(*sys.exc_info())  # to the server's log
         finally:
             os._exit(code)
+
+    def _has_just_looked(self, client: socket.socket) -> bool:
+        """Whether a script asks that was started a moment ago: it has the same libraries itself."""
+        asks, since = peer(client)[0], time.monotonic() - LOOKED_S
+        return any(at > since and asks in children(pid) for pid, at in self._looked.items())
+
+    def _judge(self, answering: int, *, known: bool) -> None:
+        """Look whether the libraries are as they were imported, and tell the forked process.
+
+        There are thousands of files. The process prepares itself meanwhile, and nothing of the
+        user's runs before it has the answer. ``known``: they are.
+        """
+        changed = None if known else self._libraries.changed()
+        reason = ""
+        if changed:
+            # Gone before the client knows: the client may start the next server at once.
+            self._withdraw()
+            os.close(self._lock_fd)
+            reason = f"{changed} has changed since the warm server imported it"
+        with contextlib.suppress(OSError), open(answering, "wb") as file:  # it may be gone
+            file.write(marshal.dumps(reason))
+        if changed:
+            os._exit(0)
 
     def _refusal(self, values: dict[str, Any]) -> str | None:
         if values["identity"] != self._place.identity:
@@ -314,7 +344,7 @@ class _Server:
 
     # In the forked process.
 
-    def _serve(self, client: socket.socket, kind: str) -> int:
+    def _serve(self, client: socket.socket, kind: str, verdict: int) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
@@ -329,13 +359,14 @@ class _Server:
             return 0  # the client has started cold
         _, values, files = message
         if kind == "run":
-            return self._keep_script(client, values, files)
-        return self._become_fork_server(client, values, files)
+            return self._keep_script(client, values, files, verdict)
+        return self._become_fork_server(client, values, files, verdict)
 
     def _become_fork_server(
-        self, client: socket.socket, values: dict[str, Any], files: list[int]
+        self, client: socket.socket, values: dict[str, Any], files: list[int], verdict: int
     ) -> int:
-        if reason := self._libraries.hides(values["sys_path"], self._path):
+        reason = self._libraries.hides(values["sys_path"], self._path)
+        if reason := reason or _read_verdict(verdict):
             send(client, "refused", reason=reason)
             return 1
         driver = peer(client)[0]
@@ -355,7 +386,9 @@ class _Server:
         forkserver.main(values["control"], driver, *wanted, is_child=False, reads=reads)
         return 0
 
-    def _keep_script(self, client: socket.socket, values: dict[str, Any], files: list[int]) -> int:
+    def _keep_script(
+        self, client: socket.socket, values: dict[str, Any], files: list[int], verdict: int
+    ) -> int:
         program = values["program"]
         reason = self._libraries.hides([_entry(program, files[0])], self._path)
         if reason := reason or self._sets_variable(program, files[0]):
@@ -381,9 +414,7 @@ class _Server:
             with contextlib.suppress(OSError):
                 os.setpgid(0, 0)
             os.close(start)
-            if os.read(release, 1) != b"x":
-                os._exit(1)
-            self._run_script(values, files)
+            self._run_script(values, files, release)
         with contextlib.suppress(OSError):
             os.setpgid(script, script)
         os.close(release)
@@ -392,8 +423,12 @@ class _Server:
         set_title(f"lockstep run: keeper of process {script}", "lockstep-keeper")
         handle = os.pidfd_open(script)
         try:
+            if reason := _read_verdict(verdict):
+                send(client, "refused", reason=reason)
+                return 1  # and the script ends where it waits
             send(client, "started", [handle], pid=script)
-            os.write(start, b"x")
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which is reported below
+                os.write(start, b"x")
         finally:
             os.close(start)
             os.close(handle)
@@ -416,10 +451,11 @@ class _Server:
         stale = self._place.stale(_key(program, directory_fd))
         return f"the program sets {stale} before it imports a library" if stale else None
 
-    def _run_script(self, values: dict[str, Any], files: list[int]) -> NoReturn:
+    def _run_script(self, values: dict[str, Any], files: list[int], release: int) -> NoReturn:
+        """Become the client's process; run the script once ``release`` says so."""
         program = values["program"]
         key, first = _key(program, files[0]), _entry(program, files[0])
-        adopt(values, files)
+        release = adopt(values, files, release)
         streams = (sys.stdout, sys.stderr)  # which libraries may have kept
         open_streams(self._streams, unbuffered=values["unbuffered"])
         sys.path[:] = self._path
@@ -443,12 +479,23 @@ class _Server:
         libraries.preloaded.expose(environment, [first, *sys.path], stale)
         code: Any = None
         interrupted = False
+        if os.read(release, 1) != b"x":
+            os._exit(1)
+        os.close(release)
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, values["blocked"])
             code = run_program(Program(kind, target, tuple(arguments)))
         except KeyboardInterrupt:
             interrupted = True
         _finish(code, interrupted, libraries.names, streams)
+
+
+def _read_verdict(verdict: int) -> str:
+    """Why this process must not be used; empty: it may. See ``_Server._judge``."""
+    with open(verdict, "rb") as file:
+        data = file.read()
+    reason: str = marshal.loads(data) if data else "the warm server has ended"
+    return reason
 
 
 def _watch_script(client: socket.socket, script: int, wakeup: Wakeup) -> int:

@@ -34,14 +34,13 @@ def capture(
         environment: the variables of the new process.
         numbers: the files to send; None: all that a child inherits.
     """
-    mask = os.umask(0o077)
-    os.umask(mask)
+    mask, ignored = _umask_and_ignored()
     inherited = _inheritable() if numbers is None else numbers
     values = {
         "environ": {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
         "umask": mask,
         "limits": [resource.getrlimit(limit)[0] for limit in LIMITS],
-        "ignored": _ignored(),
+        "ignored": ignored,
         "numbers": inherited,
     }
     return values, [os.open(".", os.O_PATH | os.O_DIRECTORY), *inherited]
@@ -56,13 +55,14 @@ def _inheritable() -> list[int]:
     return found
 
 
-def _ignored() -> list[int]:
+def _umask_and_ignored() -> tuple[int, list[int]]:
+    # Not os.umask(), which can only be asked by changing it: other threads may create files.
     with open("/proc/self/status", "rb") as file:
-        text = next(line for line in file if line.startswith(b"SigIgn:"))
-    mask = int(text.split()[1], 16)
+        found = dict(line.split(b":", 1) for line in file.read().splitlines())
+    mask = int(found[b"SigIgn"], 16)
     # The valid ones: the C library keeps two for itself, and may have ignored them.
-    found = {int(number) for number in signal.valid_signals() if mask >> (number - 1) & 1}
-    return sorted(found - _PYTHON_IGNORES)
+    ignored = {int(number) for number in signal.valid_signals() if mask >> (number - 1) & 1}
+    return int(found[b"Umask"], 8), sorted(ignored - _PYTHON_IGNORES)
 
 
 def reset_signals() -> None:
@@ -75,8 +75,11 @@ def reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def adopt(values: dict[str, Any], files: list[int]) -> None:
-    """Make this forked process look like a child of the client; the arguments are ``capture``'s."""
+def adopt(values: dict[str, Any], files: list[int], kept: int = -1) -> int:
+    """Make this forked process look like a child of the client; the arguments are ``capture``'s.
+
+    ``kept`` is a file that stays open, under the number that is returned.
+    """
     import importlib
     import random
     import threading
@@ -84,7 +87,7 @@ def adopt(values: dict[str, Any], files: list[int]) -> None:
     directory, *received = files
     os.fchdir(directory)
     os.close(directory)
-    _place_files(dict(zip(values["numbers"], received, strict=True)))
+    kept = _place_files(dict(zip(values["numbers"], received, strict=True)), kept)
     os.umask(values["umask"])
     for limit, soft in zip(LIMITS, values["limits"], strict=True):
         if resource.getrlimit(limit)[0] != soft:
@@ -109,11 +112,14 @@ def adopt(values: dict[str, Any], files: list[int]) -> None:
         multiprocessing.current_process().authkey = os.urandom(32)
         with contextlib.suppress(OSError):
             multiprocessing.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
+    return kept
 
 
-def _place_files(wanted: dict[int, int]) -> None:
-    """Give each received file its number in the client, and close everything else."""
+def _place_files(wanted: dict[int, int], kept: int) -> int:
+    """Give each received file its number in the client, and close all others but one."""
     above = max([2, *wanted, *wanted.values()]) + 1
+    if kept >= 0:
+        kept = _at_least(kept, above)
     # First out of the way: a file's number may be the one another has now.
     moved = {number: os.dup(fd) for number, fd in wanted.items()}
     moved = {number: _at_least(fd, above) for number, fd in moved.items()}
@@ -121,9 +127,10 @@ def _place_files(wanted: dict[int, int]) -> None:
         os.dup2(fd, number, inheritable=True)
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
-        if number not in wanted:
+        if number not in wanted and number != kept:
             with contextlib.suppress(OSError):
                 os.close(number)
+    return kept
 
 
 def _at_least(fd: int, least: int) -> int:

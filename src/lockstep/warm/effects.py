@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Change", "State", "noted_calls", "noted_loggers", "read_rank_again"]
+__all__ = ["Change", "State", "forget_derived", "noted_calls", "noted_loggers", "read_rank_again"]
 
 _ATTRIBUTES: tuple[tuple[Any, str], ...] = (
     (sys, "breakpointhook"),
@@ -48,7 +48,8 @@ def _mappings() -> tuple[MutableMapping[Any, Any], ...]:
 
 
 Change = Callable[[], object]
-"""One thing that an import has changed: does it again, in another process."""
+"""One thing that an import has changed: does it again, in another process. After the last of
+several, call ``forget_derived``."""
 
 
 class State:
@@ -73,8 +74,7 @@ class State:
         for name in os.environ.keys() - self.variables.keys():
             del os.environ[name]
         os.environ.update(self.variables)
-        _filters_changed()
-        _levels_changed()
+        forget_derived()
 
     def changes_since(self, before: State, read: Collection[str]) -> list[Change]:
         """What has happened between two moments.
@@ -117,7 +117,6 @@ def _list_again(place: int, old: list[Any], new: list[Any]) -> Callable[[], None
                 current.remove(one)
         current[:0] = front
         current += back
-        _filters_changed()
 
     return again
 
@@ -135,7 +134,6 @@ def _mapping_again(place: int, old: dict[Any, Any], new: dict[Any, Any]) -> Call
 def _attribute_again(owner: Any, name: str, value: Any) -> Callable[[], None]:
     def again() -> None:
         setattr(owner, name, value)
-        _levels_changed()
 
     return again
 
@@ -171,13 +169,10 @@ def read_rank_again(modules: Mapping[str, ModuleType]) -> None:
             found.rank_zero_only.rank = found._get_rank() or 0
 
 
-def _levels_changed() -> None:
-    """Loggers keep whether they are enabled for a level."""
+def forget_derived() -> None:
+    """After changes: what Python itself has derived from the state before them."""
     manager: Any = logging.root.manager
-    manager._clear_cache()
-
-
-def _filters_changed() -> None:
+    manager._clear_cache()  # loggers keep whether they are enabled for a level
     changed: Any = getattr(warnings, "_filters_mutated", None)
     if changed is not None:
         changed()
@@ -284,6 +279,5 @@ def _setting_again(logger: logging.Logger, name: str, value: Any) -> Callable[[]
 
     def again() -> None:
         setattr(logger, name, list(kept) if isinstance(kept, list) else kept)
-        _levels_changed()
 
     return again

@@ -24,7 +24,14 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from lockstep import settings
-from lockstep.warm.effects import Change, State, noted_calls, noted_loggers, read_rank_again
+from lockstep.warm.effects import (
+    Change,
+    State,
+    forget_derived,
+    noted_calls,
+    noted_loggers,
+    read_rank_again,
+)
 from lockstep.warm.variables import READ_LATER, recorded_reads
 
 __all__ = ["Preloaded", "package_of"]
@@ -58,7 +65,8 @@ class Preloaded:
         self.variables: dict[str, str] = {}
         """The variables that imports have set."""
         self._nobody = _Group("")
-        self._groups: dict[tuple[str, int], _Group] = {}
+        self._groups: dict[str, dict[int, _Group]] = {}
+        """Of each package: which import has loaded it → the group."""
         self._group_of: dict[str, _Group] = {}
         self._changes: list[tuple[_Group, Change]] = []
         self._importing = [self._nobody]
@@ -78,8 +86,8 @@ class Preloaded:
     @property
     def reads(self) -> set[str]:
         """The variables that imports have read."""
-        groups = (self._nobody, *self._groups.values())
-        return {name for group in groups for name in group.reads}
+        groups = (group for of_package in self._groups.values() for group in of_package.values())
+        return {name for group in (self._nobody, *groups) for name in group.reads}
 
     @property
     def names(self) -> set[str]:
@@ -130,8 +138,8 @@ class Preloaded:
         if package in sys.stdlib_module_names:
             return self._nobody  # what Python's own modules do is the same in every process
         if name not in self._group_of:
-            place = (package, self._count)
-            self._group_of[name] = self._groups.setdefault(place, _Group(package))
+            of_package = self._groups.setdefault(package, {})
+            self._group_of[name] = of_package.setdefault(self._count, _Group(package))
         return self._group_of[name]
 
     def _note(self, change: Change) -> None:
@@ -198,6 +206,7 @@ class Preloaded:
         for group, change in self._changes:
             if not group.modules:
                 change()
+        forget_derived()
         self._changes = [(group, change) for group, change in self._changes if group.modules]
 
     # In a forked process.
@@ -264,6 +273,7 @@ class Preloaded:
                 if group in wanted:
                     with contextlib.suppress(Exception):
                         change()
+            forget_derived()
             for group in wanted:
                 if "numpy.random" in group.modules:  # a fork copies the random state
                     group.modules["numpy.random"].seed()
@@ -278,11 +288,10 @@ class Preloaded:
             if name in self._group_of:
                 self._collect(self._group_of[name], wanted)
         # What was there before of the same package: not every import can be seen.
-        for other in self._groups.values():
+        for other in self._groups[group.package].values():
             if other is group:
                 break
-            if other.package == group.package:
-                self._collect(other, wanted)
+            self._collect(other, wanted)
 
     def _check_variables(self, wanted: Iterable[_Group]) -> None:
         if self._stale is None:
