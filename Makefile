@@ -13,7 +13,9 @@
 PYTHON ?= python3
 # torch goes first and pinned: a looser request may resolve to a build of several gigabytes.
 TORCH := torch==2.13.0
-PIP := -m pip --disable-pip-version-check install -qq
+# Not compiled by pip: of some packages few modules are ever imported, and Python compiles these then.
+PIP := -m pip --disable-pip-version-check install -qq --no-compile
+COMPILE := -m compileall -qq -x '/(tests|plotly|transformers/models)/'
 PY := .venv/bin/python
 # Frameworks that cannot share an environment with the rest, and a browser: environments/NAME.txt in .venv-NAME.
 ENVIRONMENTS := tensorflow horovod ray ui
@@ -101,6 +103,7 @@ clean:
 	@echo "setup: lockstep and the development tools"
 	@$(PY) $(PIP) "pip>=25.1" # the first that reads dependency groups
 	@$(PY) $(PIP) -c constraints-dev.txt -e . --group dev
+	@$(PY) $(COMPILE) .venv/lib || true # some packages have templates that are no Python
 	@touch $@
 
 .venv-horovod/.done: scripts/install_horovod.py
