@@ -179,6 +179,18 @@ class TestDriver:
         assert received == [signal.SIGTERM]
         assert not result.metrics_dataframe["told"].any()
 
+    def test_a_handler_of_rays_does_not(self) -> None:
+        def sigterm_handler(number: int, frame: Any) -> None:
+            raise AssertionError("ray.init() has installed it; it ends the process")
+
+        sigterm_handler.__module__ = "ray._private.worker"
+        before = signal.signal(signal.SIGTERM, sigterm_handler)
+        try:
+            check_told(preempted(count, config=config_for("driver")), None)
+            assert signal.getsignal(signal.SIGTERM) is sigterm_handler
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
 
 class TestWorker:
     def test_the_run_continues_with_a_new_worker(self) -> None:

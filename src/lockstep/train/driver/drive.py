@@ -243,18 +243,24 @@ def driver_signals(
             impatience.press()
         reactions[signal.Signals(signum)]()
 
-    # What is ignored (nohup) stays ignored, and a handler of the user's own stays theirs.
-    replaceable = (signal.SIG_DFL, signal.default_int_handler)
     before = {
         name: signal.signal(name, react)
         for name in reactions
-        if signal.getsignal(name) in replaceable
+        if _is_replaceable(signal.getsignal(name))
     }
     try:
         yield
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+def _is_replaceable(handler: Any) -> bool:
+    """What is ignored (nohup) stays ignored, and a handler of the user's own stays theirs."""
+    if handler in (signal.SIG_DFL, signal.default_int_handler):
+        return True
+    # ray.init() installs one that ends the process: no rank could save.
+    return str(getattr(handler, "__module__", "")).startswith("ray.")
 
 
 def failure_text(run: Run, state: RunState) -> str:
