@@ -155,7 +155,9 @@ def run_to_end(text: str, storage: Path, **options: Any) -> str:
 
 def test_a_fork_of_the_driver_can_fit(tmp_path: Path) -> None:
     text = FITS + (
+        "import warnings\n"
         "first = fit()\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"  # of forks, since Python 3.12
         "child = os.fork()\n"
         "second = fit()\n"
         "assert second != first\n"
