@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, StorageError
 from lockstep.state.memory import checksum, create_memory
-from lockstep.storage import open_storage
+from lockstep.storage import local, open_storage
 from lockstep.train.driver.memory import StateMemory
 from lockstep.train.protocol import MemoryPart
 
@@ -78,4 +80,22 @@ def test_what_has_changed_since_it_was_sealed_is_not_written(
     assert written.read_bytes().startswith(b"state")
     os.pwrite(part.descriptor, b"STATE", 0)
     with pytest.raises(CheckpointError, match="its checksum differs"):
+        memory.write("one", storage, storage.stage("one"))
+
+
+def test_storage_that_fails_in_the_middle_is_named(
+    memory: StateMemory, part: MemoryPart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The piece that could not be written must not keep the memory from being closed."""
+    memory.expect("one", 1)
+    memory.add("one", part)
+    memory.seal("one", 0, checksum(os.pread(part.descriptor, SIZE, 0), SIZE), lambda: None)
+
+    def full(path: str, chunks: Iterable[memoryview], *rest: Any) -> None:
+        piece = next(iter(chunks))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{path}, {len(piece)} bytes")
+
+    monkeypatch.setattr(local, "_write_file", full)
+    storage = open_storage(str(tmp_path))
+    with pytest.raises(StorageError, match="No space left on device"):
         memory.write("one", storage, storage.stage("one"))

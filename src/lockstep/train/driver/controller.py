@@ -305,8 +305,10 @@ class Controller:
 
     def status(self) -> RunStatus:
         """What the display shows."""
-        newest = self._run.newest_checkpoint()
         state = self.state
+        # What is only in memory ends with the run.
+        ended = state.phase.ended
+        newest = self._run.newest_stored() if ended else self._run.newest_checkpoint()
         shown = state.phase.value
         if state.attempt > 1 and state.phase in (e.Phase.STARTING, e.Phase.WAITING):
             shown = "restarting"
@@ -476,11 +478,11 @@ class Controller:
 
     def _warn_unsaved(self, what: str) -> None:
         newest = self._run.newest_stored()
-        kept = f"the newest is {newest.name}" if newest else "there is none yet"
+        kept = f"The newest checkpoint is {newest.name}" if newest else "There is no checkpoint yet"
         self._notifier.warn_once(
             "state",
             f"{what} Training continues; the next state is saved as usual, and the last one is "
-            f"tried again when the run ends. Of the checkpoints, {kept}.",
+            f"tried again when the run ends. {kept}.",
         )
 
     # ----------------------------------------------------------------------------------- actions

@@ -10,8 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, closing, suppress
 from typing import Generic, TypeVar
 
 from lockstep.errors import CheckpointError
@@ -131,8 +131,8 @@ class StateMemory(SnapshotKeeper[MemoryPart]):
                         f"the copy of rank {part.rank}'s state in memory is not what the rank has "
                         "taken: its checksum differs."
                     )
-                with memoryview(memory) as view:
-                    chunks = _chunks(view, part.size)
+                # Closed, so that the memory can be closed, too, where storage failed in the middle.
+                with memoryview(memory) as view, closing(_chunks(view, part.size)) as chunks:
                     data = part.file or state_data(part.rank)
                     storage.put_stream(f"{directory}/{data}", chunks)
                 if part.file is None:
@@ -142,7 +142,7 @@ class StateMemory(SnapshotKeeper[MemoryPart]):
         os.close(part.descriptor)
 
 
-def _chunks(memory: memoryview, size: int) -> Iterator[memoryview]:
+def _chunks(memory: memoryview, size: int) -> Generator[memoryview, None, None]:
     for start in range(0, size, CHUNK):
         # Released, so that the memory can be closed.
         with memory[start : min(start + CHUNK, size)] as chunk:
