@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (LockstepError, OSError, ValueError) as error:
-        print(f"lockstep {options.name}: {clean(str(error))}", file=sys.stderr)
+        print(f"lockstep {options.chosen}: {clean(str(error))}", file=sys.stderr)
         return 1
     return code
 
@@ -96,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
-    commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
+    # Not "name": an option of a command may be called so.
+    commands = parser.add_subparsers(dest="chosen", required=True, metavar="COMMAND")
     for command in COMMANDS:
         examples = "\n".join(f"  {example}" for example in command.examples)
         one = commands.add_parser(

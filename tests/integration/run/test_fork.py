@@ -234,6 +234,8 @@ def test_the_command(
     assert cli.main(["plot", "wild", "total", "--json"]) == 0
     (line,) = json.loads(capsys.readouterr().out)
     assert [y for _, y in line["points"]] == [1, 2, 3, 4, 104, 204]
+    assert cli.main(["fork", f"{parent.path}@3"]) == 1
+    assert capsys.readouterr().err.startswith("lockstep fork: ")
 
 
 def test_the_command_s_arguments(capsys: pytest.CaptureFixture[str]) -> None:

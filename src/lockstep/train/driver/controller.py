@@ -57,6 +57,7 @@ from lockstep.train.driver.failure import (
 from lockstep.train.driver.hangs import HangWatch, Stalled
 from lockstep.train.driver.memory import SnapshotKeeper, StateMemory
 from lockstep.train.driver.notes import (
+    NEVER_ROLLS_BACK,
     hang_note,
     held_note,
     lingering_note,
@@ -141,6 +142,11 @@ class Controller:
         self._waits_for_storage = run.storage.is_local and not shares_loop
         self._verbose = config.verbose
         self._has_guard = config.guard is not None
+        self._never_rolls_back = (
+            config.guard is not None
+            and config.guard.action == "rollback"
+            and config.failure_config.max_failures == 0
+        )
         self._broken = run.broken
         """What the guard has found last."""
         if run.broken is not None and reloading is not None:
@@ -947,6 +953,8 @@ class Controller:
         if retry:
             note = retry_note(attempt, repeats, delay_s, self._origin())
             self._display.message(f"{text} {note}", "warning")
+        elif broken is not None and self._never_rolls_back:
+            self._display.message(NEVER_ROLLS_BACK, "warning")
 
     def _record_attempt_stopped(self, action: e.RecordAttemptStopped) -> None:
         notice, size = action

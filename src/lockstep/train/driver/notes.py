@@ -15,6 +15,7 @@ from lockstep.train.protocol import Report
 from lockstep.train.reduction import keys_of_nobody
 
 __all__ = [
+    "NEVER_ROLLS_BACK",
     "hang_note",
     "held_note",
     "lingering_note",
@@ -26,6 +27,12 @@ __all__ = [
     "unanswered_note",
     "unknown_keys_note",
 ]
+
+
+NEVER_ROLLS_BACK = (
+    "Guard(action='rollback') goes back as often as FailureConfig(max_failures=…) allows. That is "
+    "0 here, so the run ends."
+)
 
 
 def hang_note(hang: ExplainHang, *, logs: str | None = None) -> str:
