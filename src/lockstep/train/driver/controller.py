@@ -312,9 +312,9 @@ class Controller:
     def status(self) -> RunStatus:
         """What the display shows."""
         state = self.state
-        # What is only in memory ends with the run.
-        ended = state.phase.ended
-        newest = self._run.newest_stored() if ended else self._run.newest_checkpoint()
+        # What could not be written ends with the run.
+        failed = state.phase is e.Phase.FAILED
+        newest = self._run.newest_stored() if failed else self._run.newest_checkpoint()
         shown = state.phase.value
         if state.attempt > 1 and state.phase in (e.Phase.STARTING, e.Phase.WAITING):
             shown = "restarting"
