@@ -125,7 +125,18 @@ _RUN = {SCRIPT: _run_script, MODULE: _run_module, CODE: _run_code}
 def _run_source(source: bytes, name: str, main: ModuleType) -> None:
     prepare(source)
     code: CodeType = compile(source, name, "exec", dont_inherit=True)
+    if name == "<string>" and sys.version_info >= (3, 13):
+        _show_in_tracebacks(code, source.decode("utf-8", "replace"), name)
     exec(code, main.__dict__)
+
+
+def _show_in_tracebacks(code: CodeType, text: str, name: str) -> None:
+    """As Python does with ``-c`` since 3.13. The lines of the server's own are shown otherwise."""
+    import linecache
+
+    register: Any = getattr(linecache, "_register_code", None)
+    if register is not None:
+        register(code if sys.version_info >= (3, 14) else name, text, name)
 
 
 def _run_as_main(name: str, alter_argv: bool = True) -> None:
