@@ -17,6 +17,7 @@ from lockstep.train import (
     WorkerGroupError,
 )
 from lockstep.train.worker import session as sessions
+from tests.integration.runs import hang_when
 
 
 def fit(function: Any, workers: int, path: Path, **options: Any) -> train.Result:
@@ -64,6 +65,7 @@ def test_the_error_is_known_while_one_stalls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_STOP_GRACE_S", "1")
+    mark = tmp_path / "stalls"
 
     def function(config: dict[str, Any]) -> None:
         if train.get_context().get_attempt() == 2:
@@ -81,7 +83,8 @@ def test_the_error_is_known_while_one_stalls(
             time.sleep(0.01)
         train.report({})
 
-    result = fit(function, 2, tmp_path, hang_timeout_s=0.5, failure_config=FailureConfig(1))
+    options = hang_when(monkeypatch, lambda state: mark.exists() and state.arrived == 1)
+    result = fit(function, 2, tmp_path, failure_config=FailureConfig(1), **options)
     assert [type(error).__name__ for error in _errors(result)] == ["ValueError"]
 
 
