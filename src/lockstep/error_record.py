@@ -42,6 +42,8 @@ __all__ = [
 ]
 
 _PACKAGE = str(Path(__file__).parent)
+_AROUND_WAIT_FILE = "/lockstep/train/torch/collectives.py"
+"""Has a function between torch's collectives and their wait, which nobody needs to see."""
 _CHAIN = 8
 """How many causes of an exception are kept."""
 _MAX_TEXT = 50_000
@@ -325,4 +327,10 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
     step = trace
     while step is not None and step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         step = step.tb_next
-    return step or trace
+    found = step = step or trace
+    while step is not None and step.tb_next is not None:
+        if step.tb_next.tb_frame.f_code.co_filename.endswith(_AROUND_WAIT_FILE):
+            step.tb_next = step.tb_next.tb_next
+        else:
+            step = step.tb_next
+    return found

@@ -94,6 +94,17 @@ def test_of_locksteps_inner_frames_the_one_that_was_called_is_shown() -> None:
     ]
 
 
+def test_a_rank_in_a_collective_is_in_torch() -> None:
+    inner = f"""\
+  File "{PACKAGE}/train/torch/collectives.py", line 69 in wait
+  File "/torch/distributed/distributed_c10d.py", line 3001 in all_reduce
+"""
+    assert tidy(MAIN_HEADER + inner + USERS_FRAMES + OUTER) == [
+        *TIDY[:3],
+        '  File "/torch/distributed/distributed_c10d.py", line 3001, in all_reduce',
+    ]
+
+
 def test_a_callback_from_lockstep_into_user_code_keeps_the_frames_between() -> None:
     frames = f"""\
   File "/home/me/faults.py", line 3 in hang

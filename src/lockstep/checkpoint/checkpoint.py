@@ -128,7 +128,7 @@ class Checkpoint:
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
         """The same checkpoint as this class: ``TorchCheckpoint`` has ``get_model``, say."""
         made = cls.__new__(cls)
-        vars(made).update(vars(checkpoint))
+        vars(made).update(vars(checkpoint), _encoding_s=0.0)
         return made
 
     @classmethod

@@ -37,6 +37,7 @@ _CUT = "  ..."
 _CUT_THREADS = "..."
 _PACKAGE = str(Path(__file__).parents[1])
 _SERVER_FILE = "/engine/forkserver.py"
+_AROUND_WAIT_FILE = "/lockstep/train/torch/collectives.py"
 _THREAD_FILES = ("/threading.py", "/concurrent/futures/thread.py")
 
 SourceLine = Callable[[str, int], str]
@@ -139,6 +140,9 @@ def _users_frames(stack: ThreadStack, package: str) -> list[Frame]:
         return frame.file.startswith(package + "/")
 
     frames = list(stack.frames)
+    # A rank in a collective is in torch, and not in what measures how long it waits there.
+    if len(frames) > 1 and frames[-1].file.endswith(_AROUND_WAIT_FILE):
+        del frames[-1]
     if stack.is_main:
         start = 0
         while start < len(frames) and (is_ours(frames[start]) or frames[start].file == "<string>"):

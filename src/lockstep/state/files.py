@@ -224,21 +224,28 @@ class StoredState:
 
         def assemble(name: str, dtype: str, shape: tuple[int, ...]) -> Any:
             wanted = shard(name, shape) if shard is not None else None
-            return self._assemble(name, dtype, *(wanted or (shape, (0,) * len(shape))))
+            return self._assemble(rank, name, dtype, *(wanted or (shape, (0,) * len(shape))))
 
         return TreeDecoder(tensor, array, assemble)
 
     def _assemble(
-        self, name: str, dtype: str, shape: tuple[int, ...], offset: tuple[int, ...]
+        self, own: int, name: str, dtype: str, shape: tuple[int, ...], offset: tuple[int, ...]
     ) -> Any:
-        """The part of a divided tensor that begins at ``offset``, from the ranks' shards of it."""
+        """The part of a divided tensor that begins at ``offset``, from the ranks' shards of it.
+
+        ``own`` comes first: often its shard is the whole part, and no other file is opened.
+        """
         import torch
 
         made = torch.empty(shape, dtype=torch_dtype(dtype))
         filled = 0
-        for rank in self.ranks:
+        for rank in sorted(self.ranks, key=lambda rank: rank != own):
             chunk = self._indexes[rank]["chunks"].get(name)
-            place = self._source(rank).places.get(name) if chunk is not None else None
+            if chunk is None or filled == made.numel():
+                continue
+            if any(b >= at + size for b, at, size in zip(chunk[1], offset, shape, strict=True)):
+                continue  # it begins after the part's end
+            place = self._source(rank).places.get(name)
             if place is None:
                 continue
             here, there, count = [], [], 1

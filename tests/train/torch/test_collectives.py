@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from lockstep import train
+from lockstep.error_record import error_text, pack_error
 from lockstep.journal.records import RunRecords
 from lockstep.ledger import read_ledger
 from lockstep.ledger.what_if import find_straggler
@@ -138,3 +139,19 @@ def test_the_measurement_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.distributed.Work.wait is original
     monkeypatch.delattr(torch.distributed, "Work")  # a torch without that name: nothing is counted
     count_waits()()
+
+
+def test_an_error_in_a_collective_ends_in_torch() -> None:
+    def collective() -> None:
+        torch.distributed.Work.wait(None)  # type: ignore[arg-type]
+
+    undo = count_waits()
+    try:
+        with pytest.raises(TypeError) as caught:
+            collective()
+    finally:
+        undo()
+    assert caught.traceback[-1].name == "wait"
+    record = pack_error(caught.value)
+    assert error_text(record).count("File") == 2
+    assert "collectives.py" not in error_text(record).replace(__file__, "")
