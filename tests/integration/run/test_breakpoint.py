@@ -39,8 +39,10 @@ STOP = {
     "breakpoint": "breakpoint()",
     "pdb": "import pdb; pdb.set_trace()",
     "rank 1": "if rank == 1: breakpoint()",
-    "two": "breakpoint(); breakpoint()",
+    "two": "breakpoint(); breakpoint(header='the ' + 'second')",
 }
+STOPS_AT_THE_CALL = sys.version_info >= (3, 13)
+"""pdb stops at the call, and not at the line after it."""
 
 
 def script(directory: Path, stop: str, workers: int = 1, verbose: int = 1) -> str:
@@ -57,7 +59,7 @@ def test_look_step_and_continue(tmp_path: Path, stop: str) -> None:
     with on_terminal(script(tmp_path, stop), types=True) as terminal:
         terminal.wait_for("Rank 0 has stopped at a breakpoint")
         terminal.wait_for("(Pdb rank 0)")
-        if sys.version_info >= (3, 13):  # pdb stops at the call, and not at the line after it
+        if STOPS_AT_THE_CALL:
             assert f"-> {STOP[stop]}" in terminal.text
             terminal.type_line("n")
             terminal.wait_for("-> secret += 2")
@@ -106,7 +108,9 @@ def test_two_breakpoints_are_two_stops(tmp_path: Path) -> None:
     with on_terminal(script(tmp_path, "two"), types=True) as terminal:
         terminal.wait_for("(Pdb rank 0)")
         terminal.type_line("c")
-        terminal.wait_for("-> secret += 2")
+        terminal.wait_for("the second")
+        if not STOPS_AT_THE_CALL:
+            terminal.wait_for("-> secret += 2")
         terminal.type_line("c")
         terminal.wait_for("the end")
         assert terminal.wait() == 0
@@ -114,7 +118,10 @@ def test_two_breakpoints_are_two_stops(tmp_path: Path) -> None:
 
 def test_stepping_past_the_end_of_the_function(tmp_path: Path) -> None:
     with on_terminal(script(tmp_path, "breakpoint"), types=True) as terminal:
-        for line in ("-> secret += 2", "-> print(", "-> train.report(", "--Return--"):
+        lines = ["-> secret += 2", "-> print(", "-> train.report(", "--Return--"]
+        if STOPS_AT_THE_CALL:
+            lines.insert(0, "-> breakpoint()")
+        for line in lines:
             terminal.wait_for(line)
             terminal.type_line("n")
         terminal.wait_for("the end")
