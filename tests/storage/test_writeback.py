@@ -18,13 +18,14 @@ WRITE, WAIT = 2, 7
 class Kernel:
     """Notes what is asked of the disk, and fails with ``code`` where that is given."""
 
-    def __init__(self, code: int = 0) -> None:
+    def __init__(self, code: int = 0, only: int | None = None) -> None:
         self.code = code
+        self.only = only
         self.asked: list[tuple[int, int, int]] = []
 
     def __call__(self, descriptor: int, start: int, size: int, flags: int) -> int:
         self.asked.append((start, size, flags))
-        return self.code
+        return self.code if self.only in (None, flags) else 0
 
 
 @pytest.fixture
@@ -73,6 +74,15 @@ def test_an_error_of_the_disk_is_not_lost(
     with pytest.raises(StorageError, match=r"write .*/a': Input/output error"):
         storage.put_stream("a", [b"x" * 150])
     assert not (tmp_path / "a").exists()
+
+
+def test_an_error_that_comes_with_waiting_is_not_lost(
+    tmp_path: Path, use: Callable[[Kernel | None], None]
+) -> None:
+    """Some file systems pass on what their server says: there it is no word on the call itself."""
+    use(Kernel(errno.EPERM, only=WAIT))
+    with pytest.raises(StorageError, match="Operation not permitted"):
+        open_storage(tmp_path).put_stream("a", [b"x" * 150] * 3)
 
 
 def test_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

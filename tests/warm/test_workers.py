@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.engine import warm_server
 from lockstep.engine.base import GroupSpec
 from lockstep.engine.servers import ServerPool
 from lockstep.settings import child_environment
+from lockstep.warm import caller
 from lockstep.warm.messages import receive, send
 from lockstep.warm.place import Place
 from tests.repository import SRC
@@ -207,3 +210,24 @@ def test_where_the_warm_server_gives_no_process_a_new_interpreter_is_started(
     finally:
         pool.close()
         server.join()
+
+
+def test_a_server_that_does_not_say_whether_it_may_be_used_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_server, "ANSWER_S", 0.01)
+    verdict, answering = os.pipe()
+    try:
+        assert "has not looked at its libraries" in warm_server._read_verdict(verdict)
+    finally:
+        os.close(answering)
+
+
+def test_a_system_that_does_not_tell_its_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nSigIgn:\t0000000000001000\n")
+    monkeypatch.setattr("builtins.open", lambda path, mode: io.FileIO(status))
+    with pytest.raises(OSError, match="has no Umask"):
+        caller._umask_and_ignored()

@@ -19,6 +19,7 @@ import ctypes
 import gc
 import marshal
 import os
+import select
 import selectors
 import signal
 import socket
@@ -38,7 +39,7 @@ from lockstep.engine.wakeup import Wakeup
 from lockstep.engine.warm_libraries import Libraries
 from lockstep.warm import modules
 from lockstep.warm.caller import adopt, open_streams, reset_signals
-from lockstep.warm.client import FORWARDED, peer
+from lockstep.warm.client import ANSWER_S, FORWARDED, peer
 from lockstep.warm.messages import receive, send
 from lockstep.warm.place import Place
 from lockstep.warm.program import CODE, SCRIPT, Program, run_program
@@ -493,6 +494,9 @@ class _Server:
 def _read_verdict(verdict: int) -> str:
     """Why this process must not be used; empty: it may. See ``_Server._judge``."""
     with open(verdict, "rb") as file:
+        # A file system that does not answer must not keep the client, which waits for no signal.
+        if not select.select([verdict], [], [], ANSWER_S)[0]:
+            return f"the warm server has not looked at its libraries' files within {ANSWER_S:g} s"
         data = file.read()
     reason: str = marshal.loads(data) if data else "the warm server has ended"
     return reason

@@ -238,7 +238,7 @@ class StoredState:
         import torch
 
         made = torch.empty(shape, dtype=torch_dtype(dtype))
-        filled = 0
+        filled, regions = 0, set[tuple[tuple[int, int], ...]]()
         for rank in sorted(self.ranks, key=lambda rank: rank != own):
             chunk = self._indexes[rank]["chunks"].get(name)
             if chunk is None or filled == made.numel():
@@ -254,12 +254,21 @@ class StoredState:
                 here.append(slice(first - at, max(last, first) - at))
                 there.append(slice(first - begin, max(last, first) - begin))
                 count *= max(last - first, 0)
-            if count:
-                made[tuple(here)] = self._source(rank).tensor(place)[tuple(there)]
-                filled += count
+            region = tuple((one.start, one.stop) for one in here)
+            if not count or region in regions:  # replicas of a mesh may have written it, too
+                continue
+            if any(_overlap(region, other) for other in regions):
+                raise ValueError(f"two parts of the tensor {name!r} overlap")
+            regions.add(region)
+            made[tuple(here)] = self._source(rank).tensor(place)[tuple(there)]
+            filled += count
         if filled != made.numel():
             raise ValueError(f"of the tensor {name!r} only {filled} elements are in its files")
         return made
+
+
+def _overlap(one: tuple[tuple[int, int], ...], other: tuple[tuple[int, int], ...]) -> bool:
+    return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def _leaf_names(node: Any) -> Iterator[str]:

@@ -51,7 +51,8 @@ class Writeback:
     def _order(self, start: int, size: int, flags: int) -> None:
         sync = _sync_file_range()
         code = errno.ENOSYS if sync is None else sync(self._descriptor, start, size, flags)
-        if code in _CANNOT:
+        # Waiting also tells, once, how earlier writing went: what that says is never passed over.
+        if code in _CANNOT and flags == _WRITE:
             self._works = False  # here, or on this file system
         elif code:
             raise OSError(code, os.strerror(code))

@@ -59,6 +59,9 @@ def _umask_and_ignored() -> tuple[int, list[int]]:
     # Not os.umask(), which can only be asked by changing it: other threads may create files.
     with open("/proc/self/status", "rb") as file:
         found = dict(line.split(b":", 1) for line in file.read().splitlines())
+    if missing := {b"SigIgn", b"Umask"} - found.keys():
+        # Some sandboxes, and old kernels, do not tell. Callers start without a warm server then.
+        raise OSError(f"/proc/self/status has no {missing.pop().decode()}")
     mask = int(found[b"SigIgn"], 16)
     # The valid ones: the C library keeps two for itself, and may have ignored them.
     ignored = {int(number) for number in signal.valid_signals() if mask >> (number - 1) & 1}

@@ -135,8 +135,8 @@ def _show_in_tracebacks(code: CodeType, text: str, name: str) -> None:
     import linecache
 
     register: Any = getattr(linecache, "_register_code", None)
-    if register is not None:
-        register(code if sys.version_info >= (3, 14) else name, text, name)
+    if register is not None:  # it takes the code since there are lines of interactive code
+        register(code if hasattr(linecache, "_interactive_cache") else name, text, name)
 
 
 def _run_as_main(name: str, alter_argv: bool = True) -> None:

@@ -63,3 +63,18 @@ def test_a_part_that_has_changed_is_never_used(parts: list[MemoryPart], tmp_path
     mixed = [parts[0], parts[1]._replace(structure=parts[1].structure.replace(b"one", b"two"))]
     with pytest.raises(CheckpointError, match="mixes files of different snapshots"):
         start_state(0, mixed, tmp_path)
+
+
+def test_time_in_collectives_is_counted_once(tmp_path: Path) -> None:
+    channel: Any = SimpleNamespace(node=None)
+    session = Session(channel, TrainContext(), open_storage(str(tmp_path)), None, None, [])
+    seen: list[float] = []
+    session.before_reports.append(seen.append)
+    session.start_clock()
+    session.waited("communication", 3600.0)  # longer than anything here takes
+    busy, waits = session.take_times()
+    assert seen == [0.0]
+    session.start_clock()
+    busy, waits = session.take_times()
+    assert seen[1] == busy
+    assert waits is None

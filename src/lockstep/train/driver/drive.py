@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -96,18 +95,17 @@ def drive(
         cleanup.callback(lambda: display.finish(controller.status()))
         cleanup.callback(controller.close)
         # In this process Ctrl-C must reach the function itself, so Python's handlers stay.
-        signals: Callable[[], Any] = nullcontext
+        signals: Any = nullcontext()
         if not plan.engine.in_this_process:
-            signals = partial(driver_signals, controller.interrupt, controller.preempt, impatience)
+            signals = driver_signals(controller.interrupt, controller.preempt, impatience)
         # In this process the function runs at once; another storage may not answer for long.
         keeps_first = plan.engine.in_this_process or not run.storage.is_local
         if keeps_first:
             keep()
-        with impatience.cuts_short(), signals():
+        with impatience.cuts_short(), signals:
             controller.start()
-        if not keeps_first:
-            keep()
-        with impatience.cuts_short(), signals():
+            if not keeps_first:
+                keep()
             loop.run_until(lambda: controller.ended)
         if not controller.ended:
             controller.abort()

@@ -259,8 +259,10 @@ class Session:
         """How long the function has run since the last report, and what of that was waiting."""
         # Whole microseconds, because it is written to the journal with every report.
         busy = (time.perf_counter_ns() - self._free_since) // 1000 / 1e6
+        # What was measured must not be counted again in a share of the whole time.
+        rest = max(busy - self._waits.get("communication", 0.0), 0.0)
         for count in self.before_reports:
-            count(busy)
+            count(rest)
         if not self._waits:
             return busy, None
         waits = {account: round(seconds, 6) for account, seconds in self._waits.items()}
