@@ -73,8 +73,8 @@ class Interrupting:
         return Interrupting, ()
 
 
-def test_before_the_workers_are_started(tmp_path: Path) -> None:
-    with pytest.raises(TrainingInterrupted, match="before the workers were started"):
+def test_while_the_trainer_is_kept_with_its_run(tmp_path: Path) -> None:
+    with pytest.raises(TrainingInterrupted, match="Interrupted: 0 reports and 0 checkpoints"):
         fit(lambda config: None, config={"x": Interrupting()}, storage_path=tmp_path, name="exp")
     assert Result.from_path(tmp_path / "exp").state == "interrupted"
 
