@@ -254,7 +254,7 @@ class EngineConformance:
                 run.close()
 
     def test_prepared_groups(self, engine: Engine) -> None:
-        """To prepare a group starts no worker, changes nothing for it, and may be in vain."""
+        """Preparing a group starts no worker and changes nothing for it; it may never be used."""
         own = {"OF_ANOTHER_GROUP": "1"}
         engine.prepare(_spec("who", self._size(2), b"", own))
         for _ in range(2):
